@@ -1,0 +1,1 @@
+"""In-memory checkpoints for distributed training, after GEMINI (SOSP '23)."""

@@ -1,0 +1,40 @@
+"""The errors of gemini_lab, drawn as a tree.
+
+    GeminiError
+    ├── ConfigError        a setting cannot work: found before anything starts
+    ├── UnsupportedError   the engine or script has something that cannot be protected
+    ├── CapacityError      memory, disk or nodes are short
+    ├── LaunchError        nodes could not be started
+    ├── IntegrityError     bytes are not the bytes that were written
+    └── RunFailedError     a run ended without finishing
+
+A message says what was asked, what stood against it (with numbers), and the way out.
+"""
+
+
+class GeminiError(Exception):
+    """Anything that gemini_lab itself raises."""
+
+
+class ConfigError(GeminiError, ValueError):
+    """A setting, or a combination of settings, cannot work."""
+
+
+class UnsupportedError(GeminiError):
+    """The training engine uses something whose state cannot be protected."""
+
+
+class CapacityError(GeminiError):
+    """Memory, disk or nodes do not suffice for what was asked."""
+
+
+class LaunchError(GeminiError):
+    """Nodes, or a service that they need, could not be started or reached."""
+
+
+class IntegrityError(GeminiError):
+    """Stored bytes differ from the bytes that were written, or are incomplete."""
+
+
+class RunFailedError(GeminiError):
+    """A run ended without finishing its script."""

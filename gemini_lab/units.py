@@ -1,0 +1,87 @@
+"""Sizes and rates as people write them ("128 MiB", "20 Gbit/s"), parsed once at the edge.
+
+Inside the package bytes are `int`, bandwidths are bytes per second as `float`, times are seconds.
+"""
+
+import re
+from typing import Final
+
+from gemini_lab.errors import ConfigError
+
+KB: Final = 10**3
+MB: Final = 10**6
+GB: Final = 10**9
+TB: Final = 10**12
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+TIB: Final = 2**40
+
+_SIZES: Final = {
+    "": 1, "B": 1,
+    "KB": KB, "MB": MB, "GB": GB, "TB": TB,
+    "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB,
+}  # fmt: skip
+_BITS: Final = {"BIT": 1, "KBIT": KB, "MBIT": MB, "GBIT": GB, "TBIT": TB}
+_QUANTITY: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+
+
+def parse_bytes(text: str | float) -> int:
+    """Bytes meant by `text`, such as `"128 MiB"`, `"1.5GB"` or a plain number of bytes.
+
+    Raises:
+        ConfigError: The text is no size, or the size is negative.
+    """
+    if isinstance(text, (int, float)):
+        if text < 0:
+            raise ConfigError(f"a size cannot be negative (got {text}); give bytes or '128 MiB'")
+        return int(text)
+    match = _QUANTITY.fullmatch(text)
+    if not match or match[2].upper() not in _SIZES:
+        raise ConfigError(f"cannot read {text!r} as a size; write it like '128 MiB' or '20 GB'")
+    return int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def parse_bandwidth(text: str | float) -> float:
+    """Bytes per second meant by `text`, such as `"20 Gbit/s"`, `"2.5 GB/s"` or a plain number.
+
+    Raises:
+        ConfigError: The text is no bandwidth, or it is not above zero.
+    """
+    if isinstance(text, (int, float)):
+        rate = float(text)
+    else:
+        match = _QUANTITY.fullmatch(text)
+        unit = match[2].upper().removesuffix("/S") if match else ""
+        unit = {"GBPS": "GBIT", "MBPS": "MBIT", "TBPS": "TBIT"}.get(unit, unit)
+        if match and unit in _BITS:
+            rate = float(match[1]) * _BITS[unit] / 8
+        elif match and unit in _SIZES:
+            rate = float(match[1]) * _SIZES[unit]
+        else:
+            raise ConfigError(
+                f"cannot read {text!r} as a bandwidth; write it like '20 Gbit/s' or '2.5 GB/s'"
+            )
+    if not rate > 0:
+        raise ConfigError(f"a bandwidth must be above zero (got {text!r})")
+    return rate
+
+
+def format_bytes(size_bytes: float) -> str:
+    """`size_bytes` for people, in binary units: `"90.0 MiB"`."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_seconds(time_s: float) -> str:
+    """`time_s` for people: `"12 ms"`, `"3.4 s"`, `"7 min 10 s"`."""
+    if abs(time_s) < 0.9995:
+        return f"{time_s * 1000:.0f} ms"
+    if abs(time_s) < 120:
+        return f"{time_s:.1f} s"
+    minutes, seconds = divmod(round(time_s), 60)
+    return f"{minutes} min {seconds} s"
