@@ -1,0 +1,1 @@
+"""Stage 5: who notices a failure, and what is loaded from where."""
