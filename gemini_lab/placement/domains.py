@@ -1,0 +1,62 @@
+"""Failure domains (racks, switches, power): groups whose members do not fail together."""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+
+def spread_groups(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Groups of `size` positions (the last one larger) whose members sit in different racks.
+
+    Each group takes one position from each of the racks with most positions left. So all members
+    of all groups sit in different racks whenever any grouping can have that.
+    """
+    members: dict[str, list[int]] = defaultdict(list)
+    for position in range(len(racks) - 1, -1, -1):
+        members[racks[position]].append(position)
+    heap = [(-len(left), rack) for rack, left in members.items()]
+    heapq.heapify(heap)
+    groups = []
+    for _ in range(len(racks) // size - 1):
+        group: list[int] = []
+        while len(group) < size:
+            taken = [heapq.heappop(heap) for _ in range(min(size - len(group), len(heap)))]
+            for left, rack in taken:
+                group.append(members[rack].pop())
+                if left + 1:
+                    heapq.heappush(heap, (left + 1, rack))
+        groups.append(tuple(sorted(group)))
+    rest = _far_apart([(rack, position) for rack, left in members.items() for position in left])
+    return (*sorted(groups), rest)
+
+
+def _far_apart(placed: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    """The positions in an order in which those of one rack are far from one another."""
+    sizes = Counter(rack for rack, _ in placed)
+    ordered = sorted(placed, key=lambda item: (-sizes[item[0]], item))
+    stride = -(-len(ordered) // max(sizes.values()))
+    return tuple(position for start in range(stride) for _, position in ordered[start::stride])
+
+
+def spread_notes(holders: Sequence[Sequence[int]], racks: Sequence[str]) -> tuple[str, ...]:
+    """What the racks do not allow, in words: nothing where all copies of a shard are apart."""
+    shared = [i for i, kept in enumerate(holders) if len({racks[p] for p in kept}) < len(kept)]
+    fatal = Counter(
+        racks[kept[0]] for kept in holders if len({racks[position] for position in kept}) == 1
+    )
+    notes = []
+    if shared:
+        sizes = Counter(racks)
+        rack, count = sizes.most_common(1)[0]
+        notes.append(
+            f"{len(shared)} of {len(holders)} shards have two copies in one rack (first: shard "
+            f"{shared[0]}): {len(sizes)} racks, the largest ({rack!r}) with {count} of "
+            f"{len(racks)} nodes"
+        )
+    if fatal:
+        rack, count = fatal.most_common(1)[0]
+        notes.append(
+            f"{sum(fatal.values())} shards have every copy in one rack: losing rack {rack!r} "
+            f"alone loses {count}; add racks or move nodes"
+        )
+    return tuple(notes)

@@ -1,0 +1,205 @@
+"""Where each node's shard is kept (paper, section 4, Algorithm 1)."""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.placement.domains import spread_groups, spread_notes
+from gemini_lab.placement.memory import fill_by_capacity, shards_that_fit
+
+STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random")
+"""What `plan_placement` can be asked for; `"auto"` is Algorithm 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which positions keep a copy of which shard.
+
+    Positions run from 0 to N-1 and outlive the machines that sit on them: a standby takes a lost
+    node's position, so that a placement never changes during a run.
+
+    Attributes:
+        nodes: Positions in the cluster, N in the paper.
+        replicas: Copies of each shard, the owner's own among them: m in the paper.
+        strategy: `"group"`, `"mixed"` (groups and one ring), `"ring"`, `"random"`, or `"uneven"`
+            where memory per node decided.
+        groups: Positions that exchange replicas with one another, in sending order.
+        holders: For each position's shard the positions that keep it, owner first.
+        notes: What could not be had, in words: domains that share all copies of a shard.
+    """
+
+    nodes: int
+    replicas: int
+    strategy: str
+    groups: tuple[tuple[int, ...], ...]
+    holders: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
+    _kept: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.holders) != self.nodes:
+            raise ConfigError(
+                f"a placement of {self.nodes} nodes needs holders for as many shards "
+                f"(got {len(self.holders)})"
+            )
+        kept: list[list[int]] = [[position] for position in range(self.nodes)]
+        for shard, holders in enumerate(self.holders):
+            if len(set(holders)) != self.replicas or holders[0] != shard:
+                raise ConfigError(
+                    f"shard {shard} needs {self.replicas} distinct holders, its owner first "
+                    f"(got {holders})"
+                )
+            for holder in holders[1:]:
+                kept[holder].append(shard)
+        object.__setattr__(self, "_kept", tuple(map(tuple, kept)))
+
+    def __repr__(self) -> str:
+        groups = f"{len(self.groups)} group{'s' if len(self.groups) != 1 else ''}"
+        return f"Placement({self.nodes} nodes, {self.replicas} replicas, {self.strategy}, {groups})"
+
+    def kept_by(self, position: int) -> tuple[int, ...]:
+        """The shards that `position` keeps, its own first."""
+        return self._kept[position]
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Shards kept on each position."""
+        return tuple(len(kept) for kept in self._kept)
+
+    def survives(self, lost: Collection[int]) -> bool:
+        """Whether every shard still has a copy in memory when all of `lost` are gone at once.
+
+        Only shards of lost owners are looked at, since any other owner still has its own.
+        """
+        gone = frozenset(lost)
+        return not any(gone.issuperset(self.holders[position]) for position in gone)
+
+    def to_json(self) -> dict[str, Any]:
+        """The placement as plain JSON values."""
+        return {
+            "nodes": self.nodes,
+            "replicas": self.replicas,
+            "strategy": self.strategy,
+            "groups": [list(group) for group in self.groups],
+            "holders": [list(holders) for holders in self.holders],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Placement":
+        """The placement that `to_json` gave as `data`."""
+        return cls(
+            nodes=data["nodes"],
+            replicas=data["replicas"],
+            strategy=data["strategy"],
+            groups=tuple(map(tuple, data["groups"])),
+            holders=tuple(map(tuple, data["holders"])),
+            notes=tuple(data.get("notes", ())),
+        )
+
+
+def plan_placement(
+    *,
+    nodes: int,
+    replicas: int = 2,
+    strategy: str = "auto",
+    racks: Sequence[str] | None = None,
+    memory_bytes: Sequence[int] | None = None,
+    shard_bytes: int | None = None,
+    seed: int = 0,
+) -> Placement:
+    """Say which positions keep which shards.
+
+    Algorithm 1 cuts the nodes into groups of m that keep all of one another's shards; nodes left
+    over join the last group, which then is a ring: each member's shard also lies on the next m-1.
+
+    Args:
+        nodes: Positions, N.
+        replicas: Copies of each shard, the own one included, m.
+        strategy: `"auto"` (or `"mixed"`): Algorithm 1; `"group"`: groups or nothing; `"ring"` and
+            `"random"` (random order, random distances, even load) for comparison.
+        racks: Failure domain of each position; copies of a shard go to different ones as far as
+            that is possible, and `Placement.notes` says where it is not.
+        memory_bytes: Memory that each position has for checkpoints; needs `shard_bytes`.
+        shard_bytes: Size of one shard. Each kept shard takes two buffers of it: the complete
+            version and the one being written.
+        seed: For `"random"`.
+
+    Raises:
+        ConfigError: A number is out of range, m does not divide N under `"group"`, or a list has
+            not one entry a node.
+        CapacityError: The memory cannot hold m copies of every shard.
+    """
+    _check(nodes=nodes, replicas=replicas, strategy=strategy, racks=racks)
+    groups = _groups(nodes, replicas, strategy, racks, seed)
+    shifts: Sequence[int] = range(1, replicas)
+    if strategy == "random":
+        shifts = random.Random(seed).sample(range(1, nodes), replicas - 1)
+    elif strategy != "ring":
+        strategy = "mixed" if nodes % replicas else "group"
+    holders = _send_on(groups, shifts, nodes)
+    if memory_bytes is not None or shard_bytes is not None:
+        fits = shards_that_fit(nodes=nodes, memory_bytes=memory_bytes, shard_bytes=shard_bytes)
+        if any(count < replicas for count in fits):
+            strategy, groups = "uneven", (tuple(range(nodes)),)
+            holders = fill_by_capacity(fits=fits, replicas=replicas, racks=racks)
+    notes = spread_notes(holders, racks) if racks is not None and replicas > 1 else ()
+    return Placement(
+        nodes=nodes,
+        replicas=replicas,
+        strategy=strategy,
+        groups=groups,
+        holders=holders,
+        notes=notes,
+    )
+
+
+def _check(*, nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None) -> None:
+    if nodes < 1 or replicas < 1:
+        raise ConfigError(f"nodes and replicas start at 1 (got nodes={nodes}, replicas={replicas})")
+    if replicas > nodes:
+        raise ConfigError(
+            f"replicas={replicas} needs at least {replicas} nodes (got {nodes}); "
+            "lower `replicas` or add nodes"
+        )
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"there is no strategy {strategy!r}; choose one of {STRATEGIES}")
+    if strategy == "group" and nodes % replicas:
+        raise ConfigError(
+            f"groups of {replicas} do not divide {nodes} nodes ({nodes % replicas} left over); "
+            "use strategy='auto', which makes the last group a ring"
+        )
+    if racks is not None and len(racks) != nodes:
+        raise ConfigError(f"`racks` needs one entry a node: {nodes} (got {len(racks)})")
+
+
+def _groups(
+    nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None, seed: int
+) -> tuple[tuple[int, ...], ...]:
+    """Algorithm 1's groups, or one group of all where the strategy is a ring or random."""
+    if strategy == "random":
+        return (tuple(random.Random(seed).sample(range(nodes), nodes)),)
+    size = nodes if strategy == "ring" else replicas
+    if racks is not None:
+        return spread_groups(size=size, racks=racks)
+    count = nodes // size
+    groups = [tuple(range(size * i, size * (i + 1))) for i in range(count)]
+    groups[-1] += tuple(range(size * count, nodes))
+    return tuple(groups)
+
+
+def _send_on(
+    groups: Sequence[Sequence[int]], shifts: Sequence[int], nodes: int
+) -> tuple[tuple[int, ...], ...]:
+    """Holders when each member of a group also sends its shard to those `shifts` places further.
+
+    In a group of exactly m members, shifts 1 to m-1 reach all others: group and ring are one rule.
+    """
+    holders: list[tuple[int, ...]] = [()] * nodes
+    for group in groups:
+        size = len(group)
+        for place, owner in enumerate(group):
+            holders[owner] = (owner, *[group[(place + shift) % size] for shift in shifts])
+    return tuple(holders)

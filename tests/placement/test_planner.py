@@ -1,0 +1,151 @@
+"""Claims about where shards are kept."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.placement import Placement, plan_placement
+
+CLUSTERS = st.integers(1, 40).flatmap(
+    lambda nodes: st.tuples(st.just(nodes), st.integers(1, min(nodes, 6)))
+)
+KINDS = st.sampled_from(["auto", "ring", "random"])
+
+
+@given(cluster=CLUSTERS, strategy=KINDS, seed=st.integers(0, 5))
+def test_every_shard_has_m_distinct_holders_its_owner_first(cluster, strategy, seed):
+    nodes, replicas = cluster
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy=strategy, seed=seed)
+    for owner, holders in enumerate(placement.holders):
+        assert holders[0] == owner
+        assert len(holders) == len(set(holders)) == replicas
+        assert set(holders) <= set(range(nodes))
+
+
+@given(cluster=CLUSTERS, strategy=KINDS)
+def test_every_position_keeps_m_shards_its_own_first(cluster, strategy):
+    nodes, replicas = cluster
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy=strategy)
+    assert set(placement.loads) == {replicas}
+    for position in range(nodes):
+        kept = placement.kept_by(position)
+        assert kept[0] == position
+        assert all(position in placement.holders[shard] for shard in kept)
+
+
+@given(cluster=CLUSTERS, strategy=KINDS)
+def test_a_placement_survives_its_json_form(cluster, strategy):
+    nodes, replicas = cluster
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy=strategy)
+    assert Placement.from_json(placement.to_json()) == placement
+
+
+@given(cluster=CLUSTERS, data=st.data())
+def test_a_loss_is_survived_exactly_when_no_shard_lost_all_its_holders(cluster, data):
+    nodes, replicas = cluster
+    placement = plan_placement(nodes=nodes, replicas=replicas)
+    lost = data.draw(st.sets(st.integers(0, nodes - 1)))
+    assert placement.survives(lost) == all(set(kept) - lost for kept in placement.holders)
+
+
+def test_five_nodes_and_two_replicas_make_one_group_and_one_ring():
+    """Paper, Fig. 3c."""
+    placement = plan_placement(nodes=5, replicas=2)
+    assert placement.strategy == "mixed"
+    assert placement.groups == ((0, 1), (2, 3, 4))
+    assert placement.holders == ((0, 1), (1, 0), (2, 3), (3, 4), (4, 2))
+
+
+def test_groups_are_used_where_m_divides_n():
+    placement = plan_placement(nodes=16, replicas=2)
+    assert placement.strategy == "group"
+    assert placement.groups == tuple((i, i + 1) for i in range(0, 16, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nodes": 2, "replicas": 3}, r"replicas=3 needs at least 3 nodes \(got 2\)"),
+        ({"nodes": 0}, "nodes=0"),
+        ({"nodes": 4, "replicas": 0}, "replicas=0"),
+        ({"nodes": 5, "strategy": "group"}, r"groups of 2 do not divide 5 nodes \(1 left over\)"),
+        ({"nodes": 4, "strategy": "star"}, "'star'"),
+        ({"nodes": 4, "racks": ["a"]}, r"one entry a node: 4 \(got 1\)"),
+        ({"nodes": 4, "shard_bytes": 3}, "give both"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_numbers(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_placement(**settings)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=8),
+    replicas=st.integers(1, 4),
+    order=st.randoms(use_true_random=False),
+)
+def test_groups_span_racks_whenever_any_grouping_could(sizes, replicas, order):
+    """With N = g * m, members can be apart in all groups exactly when no rack has more than g."""
+    racks = [str(rack) for rack, size in enumerate(sizes) for _ in range(size)]
+    order.shuffle(racks)
+    nodes = len(racks) // replicas * replicas
+    if not nodes:
+        return
+    racks = racks[:nodes]
+    placement = plan_placement(nodes=nodes, replicas=replicas, racks=racks)
+    assert sorted(position for group in placement.groups for position in group) == list(
+        range(nodes)
+    )
+    possible = max(map(racks.count, racks)) <= nodes // replicas
+    apart = all(
+        len({racks[position] for position in group}) == replicas for group in placement.groups
+    )
+    assert apart == possible == (not placement.notes)
+
+
+def test_notes_name_the_rack_whose_loss_loses_shards():
+    placement = plan_placement(nodes=6, racks=list("AAAABB"))
+    assert not placement.survives({0, 1, 2, 3})
+    assert "losing rack 'A' alone loses 2" in placement.notes[1]
+
+
+def fits_somehow(fits, replicas):
+    """Whether any placement fits, by search over all choices."""
+    nodes = len(fits)
+
+    def place(owner, left):
+        if owner == nodes:
+            return True
+        others = [node for node in range(nodes) if node != owner and left[node]]
+        return any(
+            place(owner + 1, tuple(room - (node in chosen) for node, room in enumerate(left)))
+            for chosen in itertools.combinations(others, replicas - 1)
+        )
+
+    return place(0, tuple(count - 1 for count in fits))
+
+
+@given(fits=st.lists(st.integers(1, 5), min_size=2, max_size=6), replicas=st.integers(2, 3))
+def test_uneven_memory_is_respected_and_used_whenever_it_can_be(fits, replicas):
+    if replicas > len(fits):
+        return
+    settings = {
+        "nodes": len(fits),
+        "replicas": replicas,
+        "memory_bytes": [count * 20 for count in fits],
+        "shard_bytes": 10,
+    }
+    if fits_somehow(tuple(fits), replicas):
+        placement = plan_placement(**settings)
+        assert all(load <= count for load, count in zip(placement.loads, fits, strict=True))
+    else:
+        with pytest.raises(CapacityError, match=f"room for {sum(fits)}"):
+            plan_placement(**settings)
+
+
+def test_a_node_too_small_for_its_own_shard_is_named():
+    with pytest.raises(CapacityError, match="node 1 has 19 B"):
+        plan_placement(nodes=2, memory_bytes=[40, 19], shard_bytes=10)
