@@ -1,0 +1,87 @@
+"""How much memory may still be taken: the machine's, and that of a container or Slurm job."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from gemini_lab.errors import CapacityError
+from gemini_lab.units import format_bytes
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemory:
+    """Memory that can be taken now.
+
+    Attributes:
+        size_bytes: How much.
+        bound_by: What sets the bound, for people.
+    """
+
+    size_bytes: int
+    bound_by: str
+
+
+def free_memory(
+    *, cgroups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")
+) -> FreeMemory:
+    """The least of what the machine and each control group above this process have left.
+
+    Args:
+        cgroups: Where the control groups are mounted.
+        membership: The file that says which groups this process is in.
+    """
+    machine = FreeMemory(size_bytes=psutil.virtual_memory().available, bound_by="the machine")
+    return min([machine, *_groups(cgroups, membership)], key=lambda free: free.size_bytes)
+
+
+def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:
+    """Return if `size_bytes` can be taken now.
+
+    Raises:
+        CapacityError: They cannot; the message has the numbers, `purpose` and `way_out`.
+    """
+    free = free_memory()
+    if size_bytes > free.size_bytes:
+        raise CapacityError(
+            f"{purpose} needs {format_bytes(size_bytes)} of memory, but {free.bound_by} has "
+            f"{format_bytes(free.size_bytes)} left; {way_out}"
+        )
+
+
+def _groups(cgroups: Path, membership: Path) -> Iterator[FreeMemory]:
+    """What each control group with a memory limit has left, both kernel interfaces."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:  # no control groups on this system
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = cgroups, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root, names = (
+                cgroups / "memory",
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            )
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in [group, *group.parents]:
+            if folder.is_relative_to(root) and (left := _left_bytes(folder, *names)) is not None:
+                yield FreeMemory(size_bytes=left, bound_by=f"the control group {folder}")
+
+
+def _left_bytes(folder: Path, limit: str, usage: str, reclaimable: str) -> int | None:
+    """Limit less usage, page cache that can be dropped not counted; None without a limit."""
+    try:
+        limit_bytes = int((folder / limit).read_text())
+        usage_bytes = int((folder / usage).read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+    stat = dict(line.split(maxsplit=1) for line in lines)
+    return max(0, limit_bytes - usage_bytes + int(stat.get(reclaimable, 0)))
