@@ -1,5 +1,36 @@
 """Stage 2: who keeps whose replica?"""
 
+from gemini_lab.placement.correlated import (
+    loss_probability,
+    rack_recovery_probability,
+    sampled_loss_probability,
+    window_chance,
+)
 from gemini_lab.placement.planner import Placement, plan_placement
+from gemini_lab.placement.probability import (
+    Estimate,
+    best_possible,
+    enumerated_probability,
+    holder_sets,
+    recovery_bound,
+    recovery_probability,
+    sampled_probability,
+    theorem_gap,
+)
 
-__all__ = ["Placement", "plan_placement"]
+__all__ = [
+    "Estimate",
+    "Placement",
+    "best_possible",
+    "enumerated_probability",
+    "holder_sets",
+    "loss_probability",
+    "plan_placement",
+    "rack_recovery_probability",
+    "recovery_bound",
+    "recovery_probability",
+    "sampled_loss_probability",
+    "sampled_probability",
+    "theorem_gap",
+    "window_chance",
+]
