@@ -1,5 +1,6 @@
 """Stage 2: who keeps whose replica?"""
 
+from gemini_lab.placement.adaptive import Proposal, Trial, propose_placement
 from gemini_lab.placement.correlated import (
     loss_probability,
     rack_recovery_probability,
@@ -21,11 +22,14 @@ from gemini_lab.placement.probability import (
 __all__ = [
     "Estimate",
     "Placement",
+    "Proposal",
+    "Trial",
     "best_possible",
     "enumerated_probability",
     "holder_sets",
     "loss_probability",
     "plan_placement",
+    "propose_placement",
     "rack_recovery_probability",
     "recovery_bound",
     "recovery_probability",

@@ -22,7 +22,8 @@ class Placement:
 
     Attributes:
         nodes: Positions in the cluster, N in the paper.
-        replicas: Copies of each shard, the owner's own among them: m in the paper.
+        replicas: Copies of each shard, the owner's own among them: m in the paper. A shard may
+            have more where the planner was asked to protect it better.
         strategy: `"group"`, `"mixed"` (groups and one ring), `"ring"`, `"random"`, or `"uneven"`
             where memory per node decided.
         groups: Positions that exchange replicas with one another, in sending order.
@@ -44,12 +45,14 @@ class Placement:
                 f"a placement of {self.nodes} nodes needs holders for as many shards "
                 f"(got {len(self.holders)})"
             )
+        positions = frozenset(range(self.nodes))
         kept: list[list[int]] = [[position] for position in range(self.nodes)]
         for shard, holders in enumerate(self.holders):
-            if len(set(holders)) != self.replicas or holders[0] != shard:
+            distinct = len(set(holders)) == len(holders) >= self.replicas
+            if not distinct or holders[0] != shard or not set(holders) <= positions:
                 raise ConfigError(
-                    f"shard {shard} needs {self.replicas} distinct holders, its owner first "
-                    f"(got {holders})"
+                    f"shard {shard} needs {self.replicas} distinct holders among positions 0 to "
+                    f"{self.nodes - 1}, its owner first (got {holders})"
                 )
             for holder in holders[1:]:
                 kept[holder].append(shard)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.recovery.plan import Copy, plan_recovery
 
 CLUSTERS = st.integers(1, 40).flatmap(
     lambda nodes: st.tuples(st.just(nodes), st.integers(1, min(nodes, 6)))
@@ -149,3 +150,23 @@ def test_uneven_memory_is_respected_and_used_whenever_it_can_be(fits, replicas):
 def test_a_node_too_small_for_its_own_shard_is_named():
     with pytest.raises(CapacityError, match="node 1 has 19 B"):
         plan_placement(nodes=2, memory_bytes=[40, 19], shard_bytes=10)
+
+
+def test_a_standby_in_a_lost_nodes_place_moves_only_the_shards_that_node_kept():
+    placement = plan_placement(nodes=7, replicas=3)
+    members = [f"node-{i}" for i in range(7)]
+    copies = [
+        Copy(shard=shard, version=4, node=members[holder])
+        for shard, kept in enumerate(placement.holders)
+        for holder in kept
+        if holder != 5
+    ]
+    plan = plan_recovery(
+        placement=placement,
+        members=members,
+        copies=copies,
+        living={*members, "spare"} - {"node-5"},
+        standbys=["spare"],
+    )
+    assert {move.receiver for move in plan.transfers} == {"spare"}
+    assert sorted(move.shard for move in plan.transfers) == sorted(placement.kept_by(5))

@@ -1,0 +1,272 @@
+"""How many replicas, and which shards deserve one more: from failure rates, memory and a target."""
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.placement.memory import shards_that_fit
+from gemini_lab.placement.planner import Placement, plan_placement
+from gemini_lab.placement.probability import holder_sets
+
+EXTRA_SHARE: Final = 0.25
+"""At most this share of the shards gets a copy more; beyond it, the next m is the simpler plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One thing the planner tried, and how it went.
+
+    Attributes:
+        replicas: Copies of every shard.
+        extra: Shards with one copy more.
+        fits: Whether the memory can hold it.
+        loss_probability: The chance that memory does not suffice once in the horizon; `None` where
+            the copies do not fit.
+        meets: Whether that reaches the target.
+        reason: The verdict, in words.
+    """
+
+    replicas: int
+    extra: tuple[int, ...]
+    fits: bool
+    loss_probability: float | None
+    meets: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The placement that the planner proposes, and how it came to it.
+
+    Attributes:
+        placement: What to run with.
+        extra: Shards with one copy more than `placement.replicas`.
+        loss_probability: The chance that memory does not suffice once in the horizon.
+        met: Whether the target is reached; if not, this is the best that fits.
+        tried: Everything tried, in order: the reasoning.
+        reason: The verdict, in words.
+    """
+
+    placement: Placement
+    extra: tuple[int, ...]
+    loss_probability: float
+    met: bool
+    tried: tuple[Trial, ...]
+    reason: str
+
+
+def loss_rate_per_day(
+    holders: Collection[int], *, failures_per_day: Sequence[float], repair_s: float
+) -> float:
+    """How often all of `holders` are without their copy at once, for the first moment of it.
+
+    Node i fails at rate f, independently, and is without its copies for T = `repair_s` on average:
+    a share u = fT / (1 + fT) of the time. All n of them go down together |S|/T * prod(u) times a
+    day: exact for independent nodes in the long run, whatever the repair times look like.
+    """
+    if repair_s == 0:
+        return 0.0
+    repair_days = repair_s / 86400
+    loads = (failures_per_day[node] * repair_days for node in holders)
+    return len(holders) / repair_days * math.prod(load / (1 + load) for load in loads)
+
+
+def loss_chance(
+    placement: Placement, *, failures_per_day: Sequence[float], repair_s: float, horizon_days: float
+) -> float:
+    """The chance that memory does not suffice once in `horizon_days`.
+
+    Model: `loss_rate_per_day` added up over all distinct sets of holders (a union bound), losses
+    counted as a Poisson process.
+    """
+    rate = math.fsum(
+        loss_rate_per_day(kept, failures_per_day=failures_per_day, repair_s=repair_s)
+        for kept in holder_sets(placement)
+    )
+    return -math.expm1(-rate * horizon_days)
+
+
+def propose_placement(
+    *,
+    nodes: int,
+    failures_per_node_per_day: float | Sequence[float],
+    repair_s: float,
+    memory_bytes: int | Sequence[int],
+    shard_bytes: int,
+    target: float = 0.999,
+    horizon_days: float = 30.0,
+    most_replicas: int = 6,
+    racks: Sequence[str] | None = None,
+) -> Proposal:
+    """The fewest replicas with which memory suffices for the whole horizon, with chance `target`.
+
+    Tries m = 1, 2, ... and before each next m whether one copy more for the shards most in danger
+    is enough, as far as there is memory for it.
+
+    Args:
+        nodes: N.
+        failures_per_node_per_day: One rate for all, or one a node.
+        repair_s: From a node's loss until its copies exist again on its successor.
+        memory_bytes: Memory for checkpoints on each node; one for all, or one a node.
+        shard_bytes: Size of one node's shard.
+        target: The chance asked for, below 1.
+        horizon_days: How long memory has to suffice.
+        most_replicas: Where to stop.
+        racks: Failure domain of each node.
+
+    Raises:
+        ConfigError: A number is out of range, or a list has not one entry a node.
+        CapacityError: Not even one copy of each shard fits.
+    """
+    rates = _per_node(failures_per_node_per_day, nodes, "failures_per_node_per_day")
+    memory = [int(room) for room in _per_node(memory_bytes, nodes, "memory_bytes")]
+    if min(rates) < 0 or repair_s < 0 or horizon_days < 0 or not 0 <= target < 1:
+        raise ConfigError(
+            f"rates and times start at 0 and a target lies below 1 (got rates from {min(rates)}, "
+            f"repair_s={repair_s}, horizon_days={horizon_days}, target={target})"
+        )
+    fits = shards_that_fit(nodes=nodes, memory_bytes=memory, shard_bytes=shard_bytes)
+    tried: list[Trial] = []
+    made: list[Placement] = []
+    for replicas in range(1, min(nodes, most_replicas) + 1):
+        try:
+            plain = plan_placement(
+                nodes=nodes, replicas=replicas, racks=racks,
+                memory_bytes=memory, shard_bytes=shard_bytes,
+            )  # fmt: skip
+        except CapacityError as error:
+            tried.append(_misfit(replicas, str(error)))
+            break
+        room = [space - load for space, load in zip(fits, plain.loads, strict=True)]
+        allowed_per_day = -math.log(target) / horizon_days if target and horizon_days else math.inf
+        strong = _strengthen(
+            plain, rates=rates, repair_s=repair_s, room=room, allowed_per_day=allowed_per_day
+        )
+        for placement in dict.fromkeys((plain, strong)):
+            chance = loss_chance(
+                placement, failures_per_day=rates, repair_s=repair_s, horizon_days=horizon_days
+            )
+            made.append(placement)
+            tried.append(_trial(placement, chance, target=target, horizon_days=horizon_days))
+            if tried[-1].meets:
+                return _proposal(placement, tried[-1], tried)
+    fitting = [trial for trial in tried if trial.fits]
+    best = min(range(len(made)), key=lambda i: fitting[i].loss_probability or 0.0)
+    return _proposal(made[best], fitting[best], tried)
+
+
+def _per_node(value: float | Sequence[float], nodes: int, name: str) -> list[float]:
+    if isinstance(value, int | float):
+        return [value] * nodes
+    if len(value) != nodes:
+        raise ConfigError(f"`{name}` needs one entry a node: {nodes} (got {len(value)})")
+    return list(value)
+
+
+def _strengthen(
+    plain: Placement,
+    *,
+    rates: Sequence[float],
+    repair_s: float,
+    room: list[int],
+    allowed_per_day: float,
+) -> Placement:
+    """One copy more for the shards most in danger, until the rate of losses is allowed.
+
+    All shards with the same holders get one together: one of them left behind would be lost as
+    before. The copies go round the nodes that have room, safest first.
+    """
+
+    def rate(kept: Collection[int]) -> float:
+        return loss_rate_per_day(kept, failures_per_day=rates, repair_s=repair_s)
+
+    holders = list(plain.holders)
+    sharing: dict[frozenset[int], list[int]] = defaultdict(list)
+    for shard, kept in enumerate(holders):
+        sharing[frozenset(kept)].append(shard)
+    danger = sorted(((rate(kept), sorted(kept)) for kept in sharing), reverse=True)
+    hosts = [(0, rates[node], node) for node, space in enumerate(room) if space > 0]
+    heapq.heapify(hosts)
+    total, budget = math.fsum(each for each, _ in danger), int(plain.nodes * EXTRA_SHARE)
+    for each, members in danger:
+        shards = sharing[frozenset(members)]
+        budget -= len(shards)
+        if total <= allowed_per_day or budget < 0:
+            break
+        more = [_next_host(hosts, members, room) for _ in shards]
+        if None in more:
+            break
+        total -= each
+        for shard, host in zip(shards, more, strict=True):
+            assert host is not None
+            holders[shard] = (*holders[shard], host)
+            total += rate(holders[shard])
+    return replace(plain, holders=tuple(holders)) if holders != list(plain.holders) else plain
+
+
+def _next_host(
+    hosts: list[tuple[int, float, int]], kept: Sequence[int], room: list[int]
+) -> int | None:
+    """The node with room outside `kept` that has taken fewest extra copies, then the safest."""
+    passed = []
+    while hosts:
+        taken, rate, node = heapq.heappop(hosts)
+        if node in kept:
+            passed.append((taken, rate, node))
+            continue
+        room[node] -= 1
+        if room[node] > 0:
+            passed.append((taken + 1, rate, node))
+        break
+    else:
+        node = None
+    for entry in passed:
+        heapq.heappush(hosts, entry)
+    return node
+
+
+def _extra(placement: Placement) -> tuple[int, ...]:
+    return tuple(
+        shard for shard, kept in enumerate(placement.holders) if len(kept) > placement.replicas
+    )
+
+
+def _misfit(replicas: int, reason: str) -> Trial:
+    return Trial(
+        replicas=replicas, extra=(), fits=False, loss_probability=None, meets=False, reason=reason
+    )
+
+
+def _trial(placement: Placement, chance: float, *, target: float, horizon_days: float) -> Trial:
+    extra, meets = _extra(placement), chance <= 1 - target
+    more = f" and one more of {len(extra)} shards" if extra else ""
+    verdict = "enough" if meets else "too often"
+    return Trial(
+        replicas=placement.replicas,
+        extra=extra,
+        fits=True,
+        loss_probability=chance,
+        meets=meets,
+        reason=f"m = {placement.replicas}{more}: memory does not suffice with chance {chance:.3g} "
+        f"in {horizon_days:g} days; {verdict} for at most {1 - target:.3g}",
+    )
+
+
+def _proposal(placement: Placement, trial: Trial, tried: Sequence[Trial]) -> Proposal:
+    assert trial.loss_probability is not None
+    reason = trial.reason
+    if not trial.meets:
+        reason += f"; the best of {sum(each.fits for each in tried)} that fit"
+        reason += "".join(f"; {each.reason}" for each in tried if not each.fits)
+    return Proposal(
+        placement=placement,
+        extra=trial.extra,
+        loss_probability=trial.loss_probability,
+        met=trial.meets,
+        tried=tuple(tried),
+        reason=reason,
+    )
