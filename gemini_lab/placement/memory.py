@@ -44,7 +44,8 @@ def fill_by_capacity(
 
     Shard by shard, the nodes with most room left take the copies; among equals those whose own
     shard still waits for its holders, then those in other racks. Taking from the fullest room finds
-    a placement whenever there is one (as in Kleitman and Wang's construction of digraphs). Takes time in N^2 log N.
+    a placement whenever there is one (as in Kleitman and Wang's construction of digraphs). Its time
+    grows with N^2 log N.
 
     Raises:
         CapacityError: No placement fits.
