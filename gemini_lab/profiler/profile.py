@@ -1,0 +1,376 @@
+"""When the training network is busy and when it is idle, in one iteration (paper, section 5.4).
+
+A `Profile` is made of the records of some iterations that ran without checkpoints. Times are
+offsets from the iteration's start, in seconds; an iteration lasts from the end of one optimizer
+step to the end of the next, and `update_s` is where that next step begins to change the states.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, pstdev
+from typing import Any, Final, Self
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.units import format_bytes, format_seconds
+
+STEADY_VARIATION: Final = 0.10
+"""Largest normalised standard deviation of a profile to plan with (paper, section 5.4)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRecord:
+    """One collective as it was seen in one iteration.
+
+    Attributes:
+        name: The operation's name in torch.distributed, such as `"all_gather_into_tensor"`.
+        size_bytes: The full tensor's size: of the gathered, the reduced or the broadcast one.
+        start_s: When it was called, since the iteration's start.
+        end_s: When its result was there, since the iteration's start.
+    """
+
+    name: str
+    size_bytes: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of the iteration: mean and standard deviation over the profiled ones."""
+
+    name: str
+    size_bytes: int
+    start_s: float
+    end_s: float
+    start_std_s: float = 0.0
+    end_std_s: float = 0.0
+
+    @property
+    def duration_s(self) -> float:
+        """How long it holds the network, on average."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSpan:
+    """A time between two collectives in which the network carries no training traffic.
+
+    Attributes:
+        start_s: Where it begins, since the iteration's start.
+        duration_s: Its mean length.
+        std_s: Standard deviation of its length over the profiled iterations.
+        after: How many collectives of the iteration have been called when it begins.
+        before_update: Whether it lies before the optimizer step, so that a checkpoint may use it.
+    """
+
+    start_s: float
+    duration_s: float
+    std_s: float = 0.0
+    after: int = 0
+    before_update: bool = True
+
+    @property
+    def end_s(self) -> float:
+        """Where it ends, since the iteration's start."""
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The network's time line of one iteration, seen from one rank.
+
+    Attributes:
+        collectives: In the order of their calls.
+        idle_spans: In order of time; `ChunkSchedule`s number the spans as they stand here.
+        iteration_s: Mean duration of an iteration.
+        iteration_std_s: Its standard deviation.
+        update_s: Mean offset at which the optimizer step begins.
+        iterations: How many iterations were profiled; 0 for a synthetic profile.
+        world_size: Number of ranks of the job.
+        conditions: What made the machine unlike its bare self (a paced link, emulated accelerator
+            time), in words; every result made with the profile names them.
+    """
+
+    collectives: tuple[Collective, ...]
+    idle_spans: tuple[IdleSpan, ...]
+    iteration_s: float
+    iteration_std_s: float = 0.0
+    update_s: float
+    iterations: int
+    world_size: int
+    conditions: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        made = f"{self.iterations} iterations" if self.iterations else "synthetic"
+        return (
+            f"Profile({len(self.collectives)} collectives, {format_bytes(self.traffic_bytes)}, "
+            f"iteration {format_seconds(self.iteration_s)}, idle {format_seconds(self.idle_s)} in "
+            f"{len(self.idle_spans)} spans, {made}, {'steady' if self.steady else 'UNSTEADY'})"
+        )
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Sum of the collectives' sizes."""
+        return sum(collective.size_bytes for collective in self.collectives)
+
+    @property
+    def idle_s(self) -> float:
+        """Network idle time of one iteration, before and after the update (paper, Fig. 8)."""
+        return sum(span.duration_s for span in self.idle_spans)
+
+    @property
+    def last_collective_end_s(self) -> float:
+        """Where the last collective before the update ends: what is left over can go from here."""
+        ends = [c.end_s for c in self.collectives if c.start_s < self.update_s]
+        return min(max(ends, default=0.0), self.update_s)
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of the collectives' names and sizes; the same for the same job."""
+        return fingerprint((c.name, c.size_bytes) for c in self.collectives)
+
+    @property
+    def variation(self) -> float:
+        """Normalised standard deviation: of the iteration, or of the idle spans if larger."""
+        iteration = self.iteration_std_s / self.iteration_s if self.iteration_s else 0.0
+        idle = sum(span.std_s for span in self.idle_spans) / self.idle_s if self.idle_s else 0.0
+        return max(iteration, idle)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the time line repeats closely enough to plan with."""
+        return self.variation <= STEADY_VARIATION
+
+    @property
+    def verdict(self) -> str:
+        """Steady or not, and why, in one sentence."""
+        share = f"{self.variation:.1%}"
+        if self.steady:
+            return f"steady: times vary by {share} (limit {STEADY_VARIATION:.0%})"
+        worst = max(self.idle_spans, key=lambda span: span.std_s, default=None)
+        where = ""
+        if worst is not None:
+            length = f"{format_seconds(worst.duration_s)} +- {format_seconds(worst.std_s)}"
+            where = f"; the span at {format_seconds(worst.start_s)} is {length}"
+        return f"unsteady: times vary by {share} (limit {STEADY_VARIATION:.0%}){where}"
+
+    def check_fits(self, *, sequence: Sequence[tuple[str, int]], world_size: int) -> None:
+        """Refuse to be used for another job.
+
+        Args:
+            sequence: Name and bytes of each collective of the job at hand, in order.
+            world_size: Number of ranks of the job at hand.
+
+        Raises:
+            ConfigError: The job differs; the message says where.
+        """
+        if world_size != self.world_size:
+            raise ConfigError(
+                f"the profile was made with {self.world_size} ranks, this job has {world_size}; "
+                "profile this job"
+            )
+        difference = first_difference([(c.name, c.size_bytes) for c in self.collectives], sequence)
+        if difference:
+            raise ConfigError(f"the profile is of another job: {difference}; profile this job")
+
+    def to_json(self) -> str:
+        """The profile as JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The profile that `to_json` wrote.
+
+        Raises:
+            ConfigError: The text is not a profile.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            return cls(
+                **fields
+                | {
+                    "collectives": tuple(Collective(**c) for c in fields["collectives"]),
+                    "idle_spans": tuple(IdleSpan(**s) for s in fields["idle_spans"]),
+                    "conditions": tuple(fields["conditions"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"this is no profile ({error!r}); `gemini-lab profile` makes one"
+            ) from error
+
+    @classmethod
+    def synthetic(
+        cls,
+        *,
+        iteration_s: float,
+        idle_spans_s: Sequence[float],
+        update_s: float | None = None,
+        world_size: int = 1,
+    ) -> Self:
+        """A profile for simulations: idle spans of given lengths, evenly spread busy time between.
+
+        Args:
+            iteration_s: Duration of an iteration.
+            idle_spans_s: Lengths of the idle spans, in order; all lie before the update.
+            update_s: Where the update begins; without it, at the iteration's end.
+            world_size: Number of ranks.
+
+        Raises:
+            ConfigError: The spans are longer than the time before the update.
+        """
+        update_s = iteration_s if update_s is None else update_s
+        idle_s = sum(idle_spans_s)
+        busy_s = update_s - idle_s
+        if min([busy_s, iteration_s - update_s, *idle_spans_s]) < -1e-9 * iteration_s:
+            raise ConfigError(
+                f"idle spans of {idle_s} s do not fit before the update at {update_s} s of an "
+                f"iteration of {iteration_s} s; no length may be negative"
+            )
+        piece_s = max(0.0, busy_s) / (len(idle_spans_s) + 1)
+        collectives: list[Collective] = []
+        spans: list[IdleSpan] = []
+        at_s = 0.0
+        for length_s in [*idle_spans_s, None]:
+            busy = Collective(name="training", size_bytes=0, start_s=at_s, end_s=at_s + piece_s)
+            collectives.append(busy)
+            at_s = busy.end_s
+            if length_s is not None:
+                spans.append(IdleSpan(start_s=at_s, duration_s=length_s, after=len(collectives)))
+                at_s += length_s
+        return cls(
+            collectives=tuple(collectives),
+            idle_spans=tuple(spans),
+            iteration_s=iteration_s,
+            update_s=update_s,
+            iterations=0,
+            world_size=world_size,
+        )
+
+
+def fingerprint(sequence: Iterable[tuple[str, int]]) -> str:
+    """Short hash of names and bytes."""
+    text = "\n".join(f"{name} {size_bytes}" for name, size_bytes in sequence)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def first_difference(expected: Sequence[tuple[str, int]], found: Sequence[tuple[str, int]]) -> str:
+    """Where two sequences of (name, bytes) part, in words; empty where they agree."""
+    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return (
+                f"collective {number} is {other[0]} of {format_bytes(other[1])} ({other[1]} B), "
+                f"was {one[0]} of {format_bytes(one[1])} ({one[1]} B)"
+            )
+    if len(expected) != len(found):
+        return f"{len(found)} collectives in an iteration, were {len(expected)}"
+    return ""
+
+
+def build_profile(
+    iterations: Sequence[Sequence[CollectiveRecord]],
+    *,
+    iteration_s: Sequence[float],
+    update_s: Sequence[float] | None = None,
+    world_size: int = 1,
+    conditions: Sequence[str] = (),
+) -> Profile:
+    """The mean iteration of some recorded ones.
+
+    Args:
+        iterations: The records of each iteration, in the order of the calls.
+        iteration_s: Each iteration's duration.
+        update_s: Where each iteration's optimizer step began; without it, at the end.
+        world_size: Number of ranks of the job.
+        conditions: See `Profile.conditions`.
+
+    Raises:
+        ConfigError: There is no iteration, or two of them differ in their sequence of collectives.
+    """
+    if not iterations or len(iterations) != len(iteration_s):
+        raise ConfigError(
+            f"a profile needs iterations and their durations (got {len(iterations)} and "
+            f"{len(iteration_s)}); profile at least one iteration"
+        )
+    _check_same(iterations)
+    updates_s = list(iteration_s if update_s is None else update_s)
+    return Profile(
+        collectives=tuple(_mean(records) for records in zip(*iterations, strict=True)),
+        idle_spans=_idle_spans(iterations, iteration_s, updates_s),
+        iteration_s=fmean(iteration_s),
+        iteration_std_s=pstdev(iteration_s),
+        update_s=fmean(updates_s),
+        iterations=len(iterations),
+        world_size=world_size,
+        conditions=tuple(conditions),
+    )
+
+
+def _check_same(iterations: Sequence[Sequence[CollectiveRecord]]) -> None:
+    first, *others = [[(r.name, r.size_bytes) for r in records] for records in iterations]
+    for number, other in enumerate(others, start=1):
+        difference = first_difference(first, other)
+        if difference:
+            raise ConfigError(
+                f"profiled iteration {number} differs from iteration 0: {difference}; "
+                "profile where the iterations repeat (skip more, or fix the batch's shape)"
+            )
+
+
+def _mean(records: Sequence[CollectiveRecord]) -> Collective:
+    """The same collective of all iterations as one."""
+    return Collective(
+        name=records[0].name,
+        size_bytes=records[0].size_bytes,
+        start_s=fmean(r.start_s for r in records),
+        end_s=fmean(r.end_s for r in records),
+        start_std_s=pstdev(r.start_s for r in records),
+        end_std_s=pstdev(r.end_s for r in records),
+    )
+
+
+def _idle_spans(
+    iterations: Sequence[Sequence[CollectiveRecord]],
+    iteration_s: Sequence[float],
+    update_s: Sequence[float],
+) -> tuple[IdleSpan, ...]:
+    """The gaps between collectives, averaged gap by gap; those that are always empty left out.
+
+    A gap begins when every earlier collective has ended, so overlapping calls leave none. The
+    update parts the gap in which it begins.
+    """
+    before = sum(record.start_s < update_s[0] for record in iterations[0])
+    gaps = [
+        _gaps(*times, before=before)
+        for times in zip(iterations, iteration_s, update_s, strict=True)
+    ]
+    spans = []
+    for number, gap in enumerate(zip(*gaps, strict=True)):
+        lengths_s = [end_s - start_s for start_s, end_s in gap]
+        if max(lengths_s) > 0:
+            spans.append(
+                IdleSpan(
+                    start_s=fmean(start_s for start_s, _ in gap),
+                    duration_s=fmean(lengths_s),
+                    std_s=pstdev(lengths_s),
+                    after=number if number <= before else number - 1,
+                    before_update=number <= before,
+                )
+            )
+    return tuple(spans)
+
+
+def _gaps(
+    records: Sequence[CollectiveRecord], iteration_s: float, update_s: float, *, before: int
+) -> list[tuple[float, float]]:
+    """Start and end of the gap before each collective, before the update and before the end."""
+    busy = [(record.start_s, record.end_s) for record in records]
+    busy.insert(before, (update_s, update_s))
+    gaps = []
+    free_s = 0.0
+    for start_s, end_s in [*busy, (iteration_s, iteration_s)]:
+        gaps.append((free_s, max(free_s, start_s)))
+        free_s = max(free_s, end_s)
+    return gaps
