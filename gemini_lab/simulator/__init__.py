@@ -1,0 +1,1 @@
+"""The same placements, schedules and plans at a thousand machines."""
