@@ -37,8 +37,8 @@ def wasted_time_s(*, checkpoint_s: float, interval_s: float, retrieval_s: float)
         )
     if interval_s < checkpoint_s:
         raise ConfigError(
-            f"checkpoints that take {checkpoint_s:g} s cannot start every {interval_s:g} s (Eq. 2); "
-            f"use an interval of at least {checkpoint_s:g} s"
+            f"checkpoints that take {checkpoint_s:g} s cannot start every {interval_s:g} s "
+            f"(Eq. 2); use an interval of at least {checkpoint_s:g} s"
         )
     return checkpoint_s + interval_s / 2 + retrieval_s
 
