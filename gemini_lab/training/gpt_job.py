@@ -1,0 +1,108 @@
+"""Train a byte-level GPT with DeepSpeed: what a user's own script looks like, protection included.
+
+gemini-lab run --nodes 4 --standbys 1 -m gemini_lab.training.gpt_job --size small
+torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # unprotected
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed import comm
+
+import gemini_lab
+from gemini_lab.training.corpus import TokenBatches, load_corpus
+from gemini_lab.training.gpt import GPT, SIZES, named_size
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the job."""
+    parser = argparse.ArgumentParser(prog="gpt_job", description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="small", help=f"model: {', '.join(SIZES)}")
+    parser.add_argument("--iterations", type=int, default=24, help="optimizer steps in all")
+    parser.add_argument("--batch", type=int, default=2, help="sequences a rank and iteration")
+    parser.add_argument("--block", type=int, default=64, help="bytes a sequence")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, dropout and data order")
+    parser.add_argument("--learning-rate", type=float, default=3e-4, help="at its peak")
+    parser.add_argument("--zero-stage", type=int, default=3, choices=[1, 2, 3])
+    parser.add_argument(
+        "--corpus", help="file, folder, 'wikipedia' or hf:NAME; Python's own text by default"
+    )
+    parser.add_argument(
+        "--gemini", type=json.loads, default={}, help='settings as JSON, such as {"replicas": 2}'
+    )
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
+    return parser.parse_args(arguments)
+
+
+def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
+    """What others keep in `ds_config.json`; bf16 on GPUs, fp32 on CPUs."""
+    return {
+        "train_micro_batch_size_per_gpu": options.batch,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": on_gpu},
+        "zero_optimization": {"stage": options.zero_stage},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": options.learning_rate, "weight_decay": 0.1, "torch_adam": True},
+        },
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {
+                "total_num_steps": max(options.iterations, 3),
+                "warmup_num_steps": max(2, options.iterations // 10),
+                "warmup_max_lr": options.learning_rate,
+            },
+        },
+        "gemini": options.gemini,
+        "steps_per_print": sys.maxsize,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, from the start or from the newest version that is left."""
+    options = parse(arguments)
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        # Not worth a compiler: a helper that carries small collectives between local ranks.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(verbose=False)
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+
+    torch.manual_seed(options.seed)  # the same weights on every rank
+    model = GPT(named_size(options.size))
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=list(model.parameters()),
+        config=deepspeed_config(options, on_gpu=on_gpu),
+    )
+    batches = TokenBatches(
+        load_corpus(options.corpus),
+        options.batch,
+        options.block,
+        options.seed,
+        rank=rank,
+        world_size=world_size,
+    )
+    torch.manual_seed(options.seed + 1 + rank)  # another dropout on every rank
+
+    protected = gemini_lab.protect(engine, data=batches)
+    for step in range(protected.step, options.iterations):
+        tokens, targets = (part.to(engine.device) for part in next(batches))
+        loss = engine(tokens, targets)
+        engine.backward(loss)
+        engine.step()
+        protected.log(loss=loss.item())
+        if rank == 0:
+            print(f"iteration {step + 1} loss {loss.item()!r}", flush=True)  # noqa: T201
+    comm.barrier()
+    comm.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
