@@ -26,7 +26,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 def usage() -> str:
     """The help text."""
     lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
-    return "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help)\n\n" + "\n".join(lines)
+    return "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help)\n\n" + "\n".join(
+        lines
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,7 +21,7 @@ KINDS: Final[dict[str, str]] = {
     "root_lost": "the root agent is gone",
     "lab_closed": "all processes of the lab ended",
     # a run
-    "run_started": "a job was submitted: name, script, nodes, workers_per_node, placement, settings",
+    "run_started": "a job was submitted: name, script, nodes, workers_per_node, settings",
     "run_finished": "every worker finished its script: iteration",
     "run_failed": "the run was given up: reason, output",
     "protected": "workers called protect: rank, shard_bytes, params, settings",

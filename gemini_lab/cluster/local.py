@@ -1,0 +1,83 @@
+"""JSON messages and file descriptors between an agent and the processes of its own node."""
+
+import json
+import socket
+from collections import deque
+from typing import Any
+
+Message = dict[str, Any]
+_READ_BYTES = 2**16
+_MAX_FDS = 8
+
+
+class LocalChannel:
+    """One end of a socket pair; a message may carry open file descriptors along.
+
+    `send` and `receive` block; an event loop calls `poll` when the socket is readable.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._buffer = bytearray()
+        self._messages: deque[Message] = deque()
+        self._fds: deque[int] = deque()
+
+    @classmethod
+    def pair(cls) -> tuple["LocalChannel", "LocalChannel"]:
+        """Two connected ends."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def adopt(cls, fd: int) -> "LocalChannel":
+        """The end that another process passed on as `fd`."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        """Send one message; says whether the other end still listens."""
+        line = json.dumps({**message, "fds": len(fds)}, separators=(",", ":")).encode() + b"\n"
+        try:
+            sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
+            self._socket.sendall(line[sent:])
+        except (BrokenPipeError, ConnectionError, OSError):
+            return False
+        return True
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """Wait for the next message with its descriptors; `None` when the other end is gone."""
+        while not self._messages:
+            if not self._read():
+                return None
+        return self._next()
+
+    def poll(self) -> tuple[list[tuple[Message, list[int]]], bool]:
+        """What is there after the socket became readable, and whether the other end is open."""
+        is_open = self._read()
+        found = []
+        while self._messages:
+            found.append(self._next())
+        return found, is_open
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _next(self) -> tuple[Message, list[int]]:
+        message = self._messages.popleft()
+        return message, [self._fds.popleft() for _ in range(message.pop("fds", 0))]
+
+    def _read(self) -> bool:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS)
+        except (ConnectionError, OSError):
+            return False
+        self._fds.extend(fds)
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        self._messages.extend(json.loads(line) for line in lines)
+        return bool(data)

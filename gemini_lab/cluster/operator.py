@@ -1,0 +1,63 @@
+"""The operator brings machines (the paper's cloud operator, section 6.2)."""
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gemini_lab.cluster.agent import AgentConfig
+from gemini_lab.cluster.launch import Hosts, launch_agents
+from gemini_lab.cluster.store import EtcdAddress
+from gemini_lab.errors import CapacityError
+
+
+class Operator(Protocol):
+    """Where machines come from; an EC2 Auto Scaling group would be another one."""
+
+    def bring(self, count: int) -> list[dict[str, Any]]:
+        """Start agents on `count` machines: `name`, `address` and `pid` of each.
+
+        Raises:
+            CapacityError: No machine is left.
+            LaunchError: They could not be started.
+        """
+
+
+@dataclass(slots=True, kw_only=True)
+class MpiOperator:
+    """Brings machines with `mpiexec`: this one, or hosts of a hostfile or allocation in turn.
+
+    A host is used once: one whose node was lost may be broken.
+    """
+
+    etcd: EtcdAddress
+    prefix: str
+    lease_s: float
+    warm: bool
+    threads: int | None
+    log_folder: Path
+    hosts: Hosts = field(default_factory=Hosts)
+    token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    _started: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def bring(self, count: int) -> list[dict[str, Any]]:
+        """Start agents on this machine, or on the next `count` hosts."""
+        with self._lock:
+            first, names = self._started, self.hosts.names
+            if names and len(names) < first + count:
+                raise CapacityError(
+                    f"{count} more nodes were asked for, but of {len(names)} hosts "
+                    f"{len(names) - first} are unused; add hosts to the hostfile or allocation"
+                )
+            self._started += count
+        configs = [
+            AgentConfig(
+                name=f"node-{number}", token=self.token, etcd=self.etcd, prefix=self.prefix,
+                lease_s=self.lease_s, warm=self.warm, threads=self.threads,
+            )
+            for number in range(first, first + count)
+        ]  # fmt: skip
+        hosts = names[first : first + count]
+        return launch_agents(configs, hosts=hosts, log_folder=self.log_folder)

@@ -1,0 +1,268 @@
+"""The small consistent store behind membership, election and recovery state.
+
+Five operations and leases are all that gemini_lab asks of a store; anything that offers
+`ControlStore` can stand in for etcd. Values are text. Nothing on the training path calls it.
+"""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from gemini_lab.errors import ConfigError, GeminiError
+
+Result = TypeVar("Result")
+
+
+class StoreUnavailableError(GeminiError):
+    """The store did not answer in time; the same call may succeed later."""
+
+
+class ControlStore(Protocol):
+    """What gemini_lab asks of a store. Every call may raise `StoreUnavailableError`."""
+
+    def grant(self, ttl_s: int) -> int:
+        """A new lease: its keys vanish when it is not kept alive for `ttl_s`."""
+
+    def keep_alive(self, lease: int) -> bool:
+        """Renew a lease; `False` when it has already run out."""
+
+    def revoke(self, lease: int) -> None:
+        """End a lease and drop its keys."""
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> None:
+        """Set a key."""
+
+    def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
+        """Set a key if it does not exist; says whether it was set."""
+
+    def put_if(self, key: str, value: str, *, guard: str, held: str) -> bool:
+        """Set `key` only while the key `guard` still has the value `held` (a fenced write)."""
+
+    def delete_if(self, key: str, held: str) -> bool:
+        """Delete `key` only while it still has the value `held`."""
+
+    def delete(self, key: str) -> None:
+        """Delete a key if it exists."""
+
+    def items(self) -> dict[str, str]:
+        """All keys of this lab with their values, read at one revision."""
+
+    def close(self) -> None:
+        """Drop the connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdAddress:
+    """Where etcd is and how to log in.
+
+    Attributes:
+        endpoints: `host:port` of each member.
+        user: User name, or `None` without authentication.
+        password: That user's password.
+        ca_cert: File with the certificate authority; given, connections use TLS.
+        cert: Client certificate file, where the server wants one.
+        key: Client key file.
+    """
+
+    endpoints: tuple[str, ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_cert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ConfigError("no etcd endpoint was given; write host:port[,host:port...]")
+        for endpoint in self.endpoints:
+            _host_and_port(endpoint)
+
+    @classmethod
+    def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "EtcdAddress":
+        """The address in `text` (`host:port,...`), with the variables that etcdctl reads too.
+
+        `ETCDCTL_USER` (`name:password`, or with `ETCDCTL_PASSWORD`), `ETCDCTL_CACERT`,
+        `ETCDCTL_CERT` and `ETCDCTL_KEY` keep secrets off the command line.
+        """
+        user, _, password = environment.get("ETCDCTL_USER", "").partition(":")
+        return cls(
+            endpoints=tuple(part.strip() for part in text.split(",") if part.strip()),
+            user=user or None,
+            password=(environment.get("ETCDCTL_PASSWORD") or password or None) if user else None,
+            ca_cert=environment.get("ETCDCTL_CACERT"),
+            cert=environment.get("ETCDCTL_CERT"),
+            key=environment.get("ETCDCTL_KEY"),
+        )
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None:
+        raise ConfigError(f"cannot read {endpoint!r} as an etcd endpoint; write host:port")
+    return parts.hostname, port
+
+
+class EtcdStore:
+    """`ControlStore` on etcd v3; every key lies under `prefix`.
+
+    A failed call drops the connection, and the next one tries the next endpoint: a client that
+    waits in gRPC's back-off would miss its lease.
+    """
+
+    def __init__(self, address: EtcdAddress, prefix: str, *, timeout_s: float = 1.0) -> None:
+        self.address = address
+        self.prefix = prefix.rstrip("/") + "/"
+        self.timeout_s = timeout_s
+        self._endpoints = itertools.cycle(address.endpoints)
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def grant(self, ttl_s: int) -> int:
+        return int(self._call(lambda etcd: etcd.lease(ttl_s).id))
+
+    def keep_alive(self, lease: int) -> bool:
+        answers = self._call(lambda etcd: list(etcd.refresh_lease(lease)))
+        return bool(answers) and answers[0].TTL > 0
+
+    def revoke(self, lease: int) -> None:
+        self._call(lambda etcd: etcd.revoke_lease(lease))
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> None:
+        self._call(lambda etcd: etcd.put(self.prefix + key, value, lease=lease))
+
+    def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
+        full = self.prefix + key
+        return bool(self._call(lambda etcd: etcd.put_if_not_exists(full, value, lease=lease)))
+
+    def put_if(self, key: str, value: str, *, guard: str, held: str) -> bool:
+        full, guarded = self.prefix + key, self.prefix + guard
+        return self._guarded(guarded, held, lambda etcd: etcd.transactions.put(full, value))
+
+    def delete_if(self, key: str, held: str) -> bool:
+        full = self.prefix + key
+        return self._guarded(full, held, lambda etcd: etcd.transactions.delete(full))
+
+    def delete(self, key: str) -> None:
+        self._call(lambda etcd: etcd.delete(self.prefix + key))
+
+    def items(self) -> dict[str, str]:
+        found = self._call(lambda etcd: list(etcd.get_prefix(self.prefix)))
+        return {
+            meta.key.decode().removeprefix(self.prefix): value.decode() for value, meta in found
+        }
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _guarded(self, key: str, held: str, act: Callable[[Any], Any]) -> bool:
+        def transaction(etcd: Any) -> bool:
+            compare = [etcd.transactions.value(key) == held]
+            done, _ = etcd.transaction(compare=compare, success=[act(etcd)], failure=[])
+            return bool(done)
+
+        return self._call(transaction)
+
+    def _call(self, act: Callable[[Any], Result]) -> Result:
+        with self._lock:
+            try:
+                if self._client is None:
+                    self._client = self._connect(next(self._endpoints))
+                return act(self._client)
+            except Exception as error:
+                self._drop()
+                raise StoreUnavailableError(
+                    f"etcd at {', '.join(self.address.endpoints)} did not answer within "
+                    f"{self.timeout_s:g} s ({type(error).__name__}: {error}); check that it runs "
+                    "and that this machine reaches it"
+                ) from error
+
+    def _connect(self, endpoint: str) -> Any:
+        import etcd3  # noqa: PLC0415  (gRPC's threads start with its import)
+
+        host, port = _host_and_port(endpoint)
+        return etcd3.client(
+            host=host, port=port, timeout=self.timeout_s,
+            user=self.address.user, password=self.address.password,
+            ca_cert=self.address.ca_cert, cert_cert=self.address.cert, cert_key=self.address.key,
+        )  # fmt: skip
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+class MemoryStore:
+    """`ControlStore` inside one process, for stories in tests; leases follow `clock`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._values: dict[str, tuple[str, int | None]] = {}
+        self._leases: dict[int, tuple[float, int]] = {}
+        self._ids = itertools.count(1)
+
+    def grant(self, ttl_s: int) -> int:
+        lease = next(self._ids)
+        self._leases[lease] = (self._clock() + ttl_s, ttl_s)
+        return lease
+
+    def keep_alive(self, lease: int) -> bool:
+        self._expire()
+        if lease not in self._leases:
+            return False
+        ttl_s = self._leases[lease][1]
+        self._leases[lease] = (self._clock() + ttl_s, ttl_s)
+        return True
+
+    def revoke(self, lease: int) -> None:
+        self._leases.pop(lease, None)
+        self._expire()
+
+    def put(self, key: str, value: str, *, lease: int | None = None) -> None:
+        self._values[key] = (value, lease)
+
+    def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
+        self._expire()
+        if key in self._values:
+            return False
+        self._values[key] = (value, lease)
+        return True
+
+    def put_if(self, key: str, value: str, *, guard: str, held: str) -> bool:
+        if self.items().get(guard) != held:
+            return False
+        self._values[key] = (value, None)
+        return True
+
+    def delete_if(self, key: str, held: str) -> bool:
+        if self.items().get(key) != held:
+            return False
+        del self._values[key]
+        return True
+
+    def delete(self, key: str) -> None:
+        self._values.pop(key, None)
+
+    def items(self) -> dict[str, str]:
+        self._expire()
+        return {key: value for key, (value, _) in self._values.items()}
+
+    def close(self) -> None:
+        """Nothing to drop."""
+
+    def _expire(self) -> None:
+        now = self._clock()
+        self._leases = {k: v for k, v in self._leases.items() if v[0] > now}
+        self._values = {
+            k: v for k, v in self._values.items() if v[1] is None or v[1] in self._leases
+        }

@@ -1,0 +1,333 @@
+"""`Lab`: the handle that a notebook, or the command line, holds on a cluster."""
+
+import asyncio
+import atexit
+import itertools
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Self
+
+from gemini_lab.cluster.etcd import EmbeddedEtcd
+from gemini_lab.cluster.launch import Hosts
+from gemini_lab.cluster.operator import MpiOperator, Operator
+from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.cluster.wire import Channel, connect
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
+from gemini_lab.events import Event
+from gemini_lab.job import Job
+from gemini_lab.placement import plan_placement
+from gemini_lab.run import Run
+from gemini_lab.settings import Settings
+
+LAB_LEASE_S: Final = 15
+JOIN_S: Final = 30.0
+
+
+class Lab:
+    """A cluster of nodes that train, and survive failures.
+
+    Args:
+        nodes: Machines that train.
+        standbys: Machines that wait to take a lost one's place.
+        workers_per_node: Training processes on each: one a GPU.
+        hosts: Host names, or the path of an MPI hostfile; without, every node is a process group
+            on this machine. Hosts beyond `nodes + standbys` are spare ones.
+        etcd: `host:port[,host:port...]` of a running etcd; without, one is started.
+        folder: Where runs keep their logs.
+        lease_s: A node that gives no sign of life for so long counts as lost.
+        warm: Fork workers from a parent that has imported everything.
+        operator: Where machines come from; by default `mpiexec` on this machine or `hosts`.
+
+    Raises:
+        ConfigError: A number is impossible, or there are fewer hosts than nodes.
+        LaunchError: MPI, etcd or an agent could not be started.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        standbys: int = 1,
+        *,
+        workers_per_node: int = 1,
+        hosts: Sequence[str] | str | Path | None = None,
+        etcd: str | None = None,
+        folder: str | Path = "gemini-runs",
+        lease_s: float = 2.0,
+        warm: bool = True,
+        operator: Operator | None = None,
+    ) -> None:
+        _check(nodes, standbys, workers_per_node, lease_s)
+        self.nodes, self.standbys, self.workers_per_node = nodes, standbys, workers_per_node
+        self.folder = Path(folder).absolute()
+        self.run: Run | None = None
+        self._members: dict[str, Channel] = {}
+        self._numbers = itertools.count(1)
+        self._bringing = 0
+        self._is_closed = False
+        machines = _machines(hosts, nodes + standbys)
+        self._embedded = None if etcd else EmbeddedEtcd(_own_host(machines))
+        try:
+            address = EtcdAddress.parse(etcd) if etcd else self._embedded_address()
+            prefix = f"gemini_lab/{secrets.token_hex(6)}"
+            self._store = EtcdStore(address, prefix)
+            self._mpi = operator or MpiOperator(
+                etcd=address, prefix=prefix, lease_s=lease_s, warm=warm, hosts=machines,
+                threads=None if machines.names else _threads(nodes * workers_per_node),
+                log_folder=self.folder / "agents",
+            )  # fmt: skip
+            self._token = getattr(self._mpi, "token", "")
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+            self._thread.start()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        atexit.register(self.close)
+
+    def train(
+        self,
+        job: Job,
+        *,
+        scenario: Any = None,
+        name: str | None = None,
+        **settings: Any,
+    ) -> Run:
+        """Start a job on the nodes; returns at once.
+
+        Args:
+            job: What to run.
+            scenario: Failures to inject on the way (`gemini_lab.Scenario`).
+            name: The run's folder below the lab's; by default the time and the job's name.
+            settings: Replace those in the script's `"gemini"` block; see `Settings`.
+
+        Raises:
+            ConfigError: A run is under way, the script is missing, or a setting is impossible.
+        """
+        if self._is_closed:
+            raise ConfigError("this lab is closed; make a new one")
+        if self.run is not None and not self.run.is_over:
+            raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
+        job.check()
+        checked = Settings.parse(settings)
+        plan_placement(nodes=self.nodes, replicas=checked.replicas, strategy=checked.strategy)
+        run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
+        run = Run(
+            folder=_fresh(self.folder / run_name), number=next(self._numbers), job=job,
+            inject=self._inject, stop=self._cancel, scenario=scenario,
+        )  # fmt: skip
+        if "persistent_url" not in settings and not self._spans_machines:
+            settings["persistent_url"] = str(run.folder / "persistent")
+        record = {
+            **job.to_json(), "id": run.number, "nodes": self.nodes, "standbys": self.standbys,
+            "workers_per_node": self.workers_per_node, "settings": settings,
+        }  # fmt: skip
+        run.take(self._event("lab_started", nodes=self.nodes, standbys=self.standbys,
+                             etcd=list(self._store.address.endpoints)))  # fmt: skip
+        run.take(self._event("run_started", **record))
+        self.run = run
+        self._store.put("job", json.dumps(record))
+        return run
+
+    def close(self) -> None:
+        """End every process of the lab and give all its memory back."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        if self.run is not None and not self.run.is_over:
+            self.run.take(self._event("run_failed", reason="the lab was closed"))
+        if hasattr(self, "_thread") and self._thread.is_alive():
+            with suppress(TimeoutError):
+                self._await(self._say_goodbye(), timeout_s=20)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=5)
+        if hasattr(self, "_store"):
+            self._store.close()
+        if self._embedded is not None:
+            self._embedded.close()
+        if self.run is not None:
+            self.run.take(self._event("lab_closed"))
+            self.run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self._members)} agents"
+        return f"<Lab: {self.nodes} nodes, {self.standbys} standbys, {state}>"
+
+    # -- start and end -------------------------------------------------------------------------
+
+    def _embedded_address(self) -> EtcdAddress:
+        assert self._embedded is not None
+        return self._embedded.address
+
+    @property
+    def _spans_machines(self) -> bool:
+        return bool(getattr(self._mpi, "hosts", Hosts()).names)
+
+    def _start(self) -> None:
+        self._lease = self._store.grant(LAB_LEASE_S)
+        self._store.put("lab", "here", lease=self._lease)
+        self._await(self._connect(self._mpi.bring(self.nodes + self.standbys)), timeout_s=JOIN_S)
+        self._spawn(self._keep_lease())
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(LAB_LEASE_S / 5)
+            with suppress(StoreUnavailableError):
+                if not await asyncio.to_thread(self._store.keep_alive, self._lease):
+                    self._lease = await asyncio.to_thread(self._store.grant, LAB_LEASE_S)
+                    await asyncio.to_thread(self._store.put, "lab", "here", lease=self._lease)
+
+    async def _connect(self, agents: list[dict[str, Any]]) -> None:
+        for agent in agents:
+            hello = {"role": "lab", "name": "lab", "at_s": time.time()}
+            try:
+                channel = await connect(agent["address"], self._token, hello, timeout_s=10)
+            except (OSError, TimeoutError) as error:
+                raise LaunchError(
+                    f"{agent['name']} listens on {agent['address']}, which this machine does not "
+                    f"reach ({error or 'no answer'}); check the network and firewalls"
+                ) from error
+            self._members[agent["name"]] = channel
+            self._spawn(self._listen(agent["name"], channel))
+
+    async def _say_goodbye(self) -> None:
+        for channel in self._members.values():
+            channel.send({"op": "close"})
+        deadline_s = time.monotonic() + 15
+        while self._members and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        with suppress(StoreUnavailableError):
+            await asyncio.to_thread(self._store.revoke, self._lease)
+            await asyncio.to_thread(self._clear_store)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    def _clear_store(self) -> None:
+        for key in self._store.items():
+            self._store.delete(key)
+
+    # -- what agents say -------------------------------------------------------------------------
+
+    async def _listen(self, name: str, channel: Channel) -> None:
+        while (message := await channel.receive()) is not None:
+            if message["op"] == "event":
+                await self._take(message)
+            elif message["op"] == "output" and self.run is not None:
+                self.run.take_output(message["rank"], message["lines"])
+            elif message["op"] == "need_nodes":
+                self._spawn(self._bring(message["wanted"]))
+        self._members.pop(name, None)
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        run = self.run
+        if run is None:
+            return
+        event = Event(
+            kind=message["kind"], at_s=message["at_s"], node=message["node"], data=message["data"]
+        )
+        if event.kind in {"run_finished", "run_failed"}:
+            self._spawn(self._finish(run, event))
+        else:
+            run.take(event)
+
+    async def _finish(self, run: Run, event: Event) -> None:
+        """Close a run when what was said before its end has arrived from every node."""
+        await asyncio.sleep(0.3)
+        run.take(event)
+
+    async def _bring(self, wanted: int) -> None:
+        """Ask the operator for the machines that are missing and not already on their way."""
+        count = wanted - len(self._members) - self._bringing
+        if count <= 0 or self._is_closed:
+            return
+        self._bringing += count
+        try:
+            await self._connect(await asyncio.to_thread(self._mpi.bring, count))
+        except (CapacityError, LaunchError) as error:
+            if self.run is not None:
+                self.run.take(self._event("note", text=f"no new node: {error}"))
+        finally:
+            self._bringing -= count
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def _inject(self, node: str, failure: dict[str, Any]) -> None:
+        channel = self._members.get(node)
+        if channel is None:
+            raise ConfigError(f"no node {node!r} is there; there are {', '.join(self._members)}")
+        self._loop.call_soon_threadsafe(channel.send, {"op": "inject", "failure": failure})
+
+    def _cancel(self, number: int) -> None:
+        self._store.put("cancel", str(number))
+
+    def _event(self, kind: str, **data: Any) -> Event:
+        return Event(kind=kind, at_s=time.time(), node="lab", data=data)
+
+    def _spawn(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _await(self, work: Any, *, timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+def _check(nodes: int, standbys: int, workers_per_node: int, lease_s: float) -> None:
+    if nodes < 1 or workers_per_node < 1 or standbys < 0:
+        raise ConfigError(
+            f"a lab needs at least one node and one worker on it, and no fewer than 0 standbys "
+            f"(got nodes={nodes}, workers_per_node={workers_per_node}, standbys={standbys})"
+        )
+    if lease_s < 2:
+        raise ConfigError(f"lease_s must be at least 2 s, etcd's shortest lease (got {lease_s})")
+
+
+def _machines(hosts: Sequence[str] | str | Path | None, wanted: int) -> Hosts:
+    if hosts is None:
+        return Hosts()
+    found = Hosts.from_file(hosts) if isinstance(hosts, (str, Path)) else Hosts(names=tuple(hosts))
+    if len(found.names) < wanted:
+        raise ConfigError(
+            f"{wanted} nodes and standbys were asked for, but there are only "
+            f"{len(found.names)} hosts; name more, or ask for fewer"
+        )
+    return found
+
+
+def _own_host(machines: Hosts) -> str:
+    """The address of the embedded etcd: loopback, unless other machines must reach it."""
+    if not machines.names:
+        return "127.0.0.1"
+    from gemini_lab.cluster.agent import address_towards  # noqa: PLC0415
+
+    return address_towards(f"{machines.names[-1]}:22")
+
+
+def _threads(workers: int) -> int:
+    return max(1, (os.cpu_count() or 1) // workers)
+
+
+def _fresh(folder: Path) -> Path:
+    """`folder`, or with a number where it exists already."""
+    numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
+    found = folder if not folder.exists() else next(f for f in numbered if not f.exists())
+    try:
+        found.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the run's folder {found}: {error.strerror}") from error
+    return found
+
+
+Watcher = Callable[[Event], None]
+__all__ = ["GeminiError", "Lab"]

@@ -1,0 +1,56 @@
+"""The process group of checkpoint traffic, apart from all of training's groups."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class CheckpointGroup:
+    """All ranks of a job on Gloo, for checkpoint traffic alone.
+
+    It is made beside torch's registry of groups, so that a script that destroys its groups at its
+    end does not take the last version's way along.
+
+    Args:
+        store: A store that all ranks share.
+        rank: This one.
+        world_size: How many there are.
+        timeout_s: After this, a transfer whose peer says nothing fails.
+    """
+
+    def __init__(self, store: Any, *, rank: int, world_size: int, timeout_s: float = 1800) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._group = dist.ProcessGroupGloo(
+            dist.PrefixStore("gemini_lab", store), rank, world_size, timedelta(seconds=timeout_s)
+        )
+
+    def isend(self, tensor: torch.Tensor, to: int) -> Any:
+        """Begin to send; the result's `wait()` ends it. Messages between two ranks keep order."""
+        return self._group.send([tensor], to, 0)
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Any:
+        """Begin to receive into `tensor`."""
+        return self._group.recv([tensor], source, 0)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send and wait."""
+        self.isend(tensor, to).wait()
+
+    def recv(self, tensor: torch.Tensor, source: int) -> None:
+        """Receive and wait."""
+        self.irecv(tensor, source).wait()
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._group.barrier().wait()
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values` (equally many, 64-bit), in rank order."""
+        ours = torch.tensor(values, dtype=torch.int64)
+        theirs = [torch.zeros_like(ours) for _ in range(self.world_size)]
+        self._group.allgather([theirs], [ours]).wait()
+        return [one.tolist() for one in theirs]

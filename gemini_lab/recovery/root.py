@@ -1,0 +1,715 @@
+"""The root agent's decisions (paper, section 6): what happens becomes what is to be done.
+
+`RootAgent.handle` takes one happening and returns instructions; it does no I/O and reads no clock,
+so a story of happenings is a test. What must outlive the root is in `RunState`, which a shell
+writes to the store, fenced by the root's own key, before it carries out what follows it.
+
+A run moves through phases:
+
+    idle -> fencing -> inventory -> (waiting) -> rendezvous -> starting -> running
+                ^__________________________________________________________|   any failure
+    running -> finishing -> done;   anything -> failed
+
+A failure in any phase begins again at fencing, with the next epoch; every step can be repeated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any, Final, Literal
+
+from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+from gemini_lab.settings import Settings
+
+Phase = Literal[
+    "idle", "fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing",
+    "done", "failed",
+]  # fmt: skip
+ACTIVE: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting", "running"})
+RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting"})
+
+MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
+MAX_KILLS: Final = 10  # the same for workers that a signal ended
+MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
+PHASE_LIMIT_S: Final = 60.0  # an agent that answers nothing for so long counts as lost
+FINISH_LIMIT_S: Final = 600.0  # for the last version's way to the persistent tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """An agent is connected. `workers` maps its ranks to running or finished."""
+
+    at_s: float
+    node: str
+    epoch: int = 0
+    workers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """An agent is gone, and how that was noticed: connection or lease."""
+
+    at_s: float
+    node: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromAgent:
+    """An agent said something."""
+
+    at_s: float
+    node: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """The lab has work."""
+
+    at_s: float
+    job: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelled:
+    """The lab wants the run to end."""
+
+    at_s: float
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time went by."""
+
+    at_s: float
+
+
+Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteState:
+    """Store the state; what follows it may only be done when that succeeded."""
+
+    state: "RunState"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Tell an agent."""
+
+    to: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emit:
+    """Say an event."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestNodes:
+    """Ask the operator for machines until `wanted` agents live."""
+
+    wanted: int
+    reason: str
+
+
+Instruction = WriteState | Send | Emit | RequestNodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What a new root needs to go on; plain JSON values in the store.
+
+    Attributes:
+        epoch: Rises with every restart; agents end workers of an older one.
+        job: The job under way, as the lab wrote it.
+        members: The node on each position.
+        settings: What the workers' `protect` said; `None` before that.
+        fingerprint: Of model, optimizer and world size, by which another model is recognised.
+        rejected: Versions not to be tried again.
+        bad_copies: (shard, version, node) that failed their checksums.
+        restore_failures: How often each version (as text) failed to load.
+        attempts: Workers that failed since the last new iteration.
+        recoveries: Failures so far, this one included.
+        recovery: What the recovery under way answers: cause, lost nodes, when it was detected.
+        iteration: Newest finished iteration of all ranks.
+    """
+
+    phase: Phase = "idle"
+    epoch: int = 0
+    job: dict[str, Any] | None = None
+    members: tuple[str | None, ...] = ()
+    settings: dict[str, Any] | None = None
+    fingerprint: str | None = None
+    rejected: tuple[int, ...] = ()
+    bad_copies: tuple[tuple[int, int, str], ...] = ()
+    restore_failures: dict[str, int] = field(default_factory=dict)
+    attempts: int = 0
+    recoveries: int = 0
+    recovery: dict[str, Any] | None = None
+    iteration: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "RunState":
+        """The state that `to_json` gave."""
+        return cls(**{
+            **record,
+            "members": tuple(record["members"]),
+            "rejected": tuple(record["rejected"]),
+            "bad_copies": tuple(tuple(copy) for copy in record["bad_copies"]),
+        })  # fmt: skip
+
+
+class RootAgent:
+    """The root agent, as a state machine.
+
+    Args:
+        state: Where the previous root left the run.
+        at_s: Now.
+    """
+
+    def __init__(self, *, state: RunState, at_s: float) -> None:
+        self.state = state
+        self.living: dict[str, NodeJoined] = {}
+        self._answers: dict[str, dict[str, Any]] = {}  # this phase's, by node
+        self._entered_s = at_s
+        self._plan: RecoveryPlan | None = None
+        self._inventory: dict[str, dict[str, Any]] = {}
+        self._progress: dict[int, tuple[int, float]] = {}  # rank: (iteration, when)
+        self._durations: list[float] = []
+        self._protected: set[int] = set()
+        self._restored: set[int] = set()
+        self._finished: set[int] = set()
+        self._persist = _Persistence(last_s=at_s)
+
+    # -- happenings ------------------------------------------------------------------------
+
+    def handle(self, happening: Happening) -> list[Instruction]:
+        """What is to be done now that `happening` happened."""
+        match happening:
+            case NodeJoined():
+                return list(self._on_joined(happening))
+            case NodeLost():
+                return list(self._on_lost(happening))
+            case JobSubmitted():
+                return list(self._on_job(happening))
+            case JobCancelled():
+                return list(self._on_cancel(happening.at_s))
+            case Tick():
+                return list(self._on_tick(happening.at_s))
+            case FromAgent():
+                return list(self._on_message(happening))
+
+    def take_over(self, at_s: float) -> list[Instruction]:
+        """Go on where the previous root stopped; `living` was filled by NodeJoined before."""
+        phase = self.state.phase
+        if phase not in ACTIVE and phase != "finishing":
+            return []
+        lost = [node for node in self.state.members if node is not None and node not in self.living]
+        if lost:
+            return list(self._begin(at_s, cause="node_lost", lost=lost))
+        if phase in RESTARTING:
+            return list(self._begin(at_s, cause="root_lost", lost=[]))
+        for joined in self.living.values():
+            if joined.epoch == self.state.epoch:
+                self._finished |= {int(r) for r, s in joined.workers.items() if s == "finished"}
+        self._protected = set(self._ranks())
+        return list(self._finish_if_all_did(at_s))
+
+    def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+        was_known = joined.node in self.living
+        self.living[joined.node] = joined
+        if was_known:
+            yield from self._on_relinked(joined)
+            return
+        yield Emit(kind="node_joined", data={"name": joined.node})
+        if self.state.phase == "waiting":
+            yield from self._decide(joined.at_s)
+
+    def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
+        """A connection broke and came back: what was said in between is in `workers`."""
+        phase = self.state.phase
+        if phase in {"fencing", "inventory", "rendezvous"}:
+            yield from self._begin(joined.at_s, cause="link_cut", lost=[])
+        elif phase in {"starting", "running"} and joined.node in self.state.members:
+            self._finished |= {int(r) for r, s in joined.workers.items() if s == "finished"}
+            if not set(self._ranks_on(joined.node)) <= {int(rank) for rank in joined.workers}:
+                yield from self._begin(joined.at_s, cause="worker_exited", lost=[])
+            else:
+                yield from self._finish_if_all_did(joined.at_s)
+
+    def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
+        if self.living.pop(lost.node, None) is None:
+            return
+        yield Emit(kind="node_lost", data={"name": lost.node, "cause": lost.cause})
+        if lost.node in self.state.members and self.state.phase in ACTIVE:
+            yield from self._begin(lost.at_s, cause="node_lost", lost=[lost.node])
+        elif self.state.phase in {"fencing", "inventory"}:
+            self._answers.pop(lost.node, None)
+            yield from self._advance(lost.at_s)
+        elif self.state.phase in ACTIVE:
+            yield from self._ask_for_nodes(f"{lost.node}, a standby, is gone")
+
+    def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
+        job = submitted.job
+        present = _in_order(self.living)[: job["nodes"]]
+        self._persist = _Persistence(last_s=submitted.at_s)
+        self.state = RunState(
+            epoch=self.state.epoch,
+            job=job,
+            members=(*present, *[None] * (job["nodes"] - len(present))),
+        )
+        yield from self._begin(submitted.at_s, cause="start", lost=[])
+
+    def _on_cancel(self, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase in ACTIVE:
+            yield from self._fail(at_s, "the run was stopped by its owner")
+
+    def _on_message(self, said: FromAgent) -> Iterator[Instruction]:
+        message = said.message
+        if message.get("epoch", self.state.epoch) != self.state.epoch:
+            return  # from before a fence
+        match message["op"]:
+            case "stopped" | "inventory" | "rendezvous":
+                if message["op"] == {"fencing": "stopped"}.get(self.state.phase, self.state.phase):
+                    self._answers[said.node] = message
+                    yield from self._advance(said.at_s)
+            case "event":
+                yield from self._on_event(said.at_s, message)
+            case "exited":
+                yield from self._on_exit(said.at_s, said.node, message)
+            case "finished":
+                self._finished.add(message["rank"])
+                yield from self._finish_if_all_did(said.at_s)
+            case "restore_failed":
+                yield from self._on_restore_failed(said.at_s, message)
+            case "persisted" | "persist_failed" | "committed":
+                yield from self._on_persistence(said.at_s, said.node, message)
+
+    # -- a restart, step by step -----------------------------------------------------------------
+
+    def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
+        """Fence: the next epoch begins, all workers of older ones end."""
+        state = self.state
+        is_start = cause == "start"
+        recovery = state.recovery
+        if recovery is None and not is_start:
+            recovery = {"cause": cause, "lost": list(lost), "at_s": at_s}
+            state = replace(state, recoveries=state.recoveries + 1)
+            yield Emit(
+                kind="recovery_started",
+                data={"recovery": state.recoveries, "cause": cause, "lost": list(lost),
+                      "failed_at_s": at_s, "iteration": state.iteration},
+            )  # fmt: skip
+        elif recovery is not None:
+            recovery = {**recovery, "lost": [*recovery["lost"], *lost]}
+        self.state = replace(state, epoch=state.epoch + 1, recovery=recovery)
+        yield from self._enter("fencing", at_s)
+        self._plan = None
+        self._protected, self._restored, self._finished = set(), set(), set()
+        self._persist.cancel()
+        for node in self.living:
+            yield Send(to=node, message={"op": "stop", "epoch": self.state.epoch})
+        yield from self._advance(at_s)
+
+    def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase in RESTARTING and phase != "fencing":
+            yield self._step(self.state.phase, at_s)
+        self.state = replace(self.state, phase=phase)
+        self._entered_s = at_s
+        self._answers = {}
+        yield WriteState(state=self.state)
+
+    def _step(self, name: str, end_s: float) -> Emit:
+        names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
+        return Emit(
+            kind="recovery_step",
+            data={"recovery": self._number(), "epoch": self.state.epoch,
+                  "step": names.get(name, name), "start_s": self._entered_s, "end_s": end_s},
+        )  # fmt: skip
+
+    def _number(self) -> int:
+        """The recovery under way; 0 is the first start."""
+        return self.state.recoveries if self.state.recovery is not None else 0
+
+    def _advance(self, at_s: float) -> Iterator[Instruction]:
+        """Go to the next phase when everybody who was asked has answered."""
+        phase = self.state.phase
+        if phase == "fencing" and self._answers.keys() >= self.living.keys():
+            yield from self._enter("inventory", at_s)
+            for index, node in enumerate(_in_order(self.living)):
+                message = {"op": "inventory", "epoch": self.state.epoch}
+                if index == 0:
+                    message |= {"persistent_url": self._settings().persistent_url}
+                yield Send(to=node, message=message)
+        elif phase == "inventory" and self._answers.keys() >= self.living.keys():
+            self._inventory = self._answers
+            yield from self._decide(at_s)
+        elif phase == "rendezvous" and self._answers:
+            yield from self._start(at_s, next(iter(self._answers.values()))["address"])
+
+    def _decide(self, at_s: float) -> Iterator[Instruction]:
+        """Plan; then hold a port for the rendezvous, or wait for machines."""
+        if self.state.phase == "inventory":
+            yield from self._report_bad_copies()
+        self._plan = plan = self._make_plan()
+        self.state = replace(self.state, members=plan.members)
+        spares = [node for node in self.living if node not in plan.members]
+        if plan.missing:
+            if self.state.phase != "waiting":
+                yield from self._enter("waiting", at_s)
+            yield Emit(
+                kind="recovery_waiting",
+                data={"recovery": self._number(), "epoch": self.state.epoch,
+                      "missing": list(plan.missing), "standbys": spares},
+            )  # fmt: skip
+            yield from self._ask_for_nodes(f"positions {list(plan.missing)} have no machine")
+            return
+        yield from self._enter("rendezvous", at_s)
+        yield Emit(
+            kind="recovery_planned",
+            data={"recovery": self._number(), "epoch": self.state.epoch, **plan.to_json()},
+        )
+        yield Send(to=str(plan.members[0]), message={"op": "rendezvous", "epoch": self.state.epoch})
+        if len(spares) < self._job()["standbys"]:
+            yield from self._ask_for_nodes("a standby was used")
+
+    def _make_plan(self) -> RecoveryPlan:
+        bad = set(self.state.bad_copies)
+        copies = [
+            Copy(shard=shard, version=version, node=node)
+            for node, answer in self._inventory.items()
+            for shard, version in answer["copies"]
+            if (shard, version, node) not in bad
+        ]
+        stored = [v for a in self._inventory.values() for v in a.get("persistent") or []]
+        return plan_recovery(
+            placement=self.placement(),
+            members=self.state.members,
+            copies=copies if self.state.settings else [],
+            living=self.living,
+            standbys=_in_order(self.living),
+            persistent=stored,
+            rejected=self.state.rejected,
+            workers_per_node=self._job()["workers_per_node"],
+        )
+
+    def _report_bad_copies(self) -> Iterator[Instruction]:
+        for node, answer in self._inventory.items():
+            for shard, version, chunk in answer["damaged"]:
+                yield Emit(
+                    kind="replica_rejected",
+                    data={"recovery": self._number(), "epoch": self.state.epoch, "shard": shard,
+                          "version": version, "holder": node, "chunk": chunk},
+                )  # fmt: skip
+
+    def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
+        assert self._plan is not None
+        yield from self._enter("starting", at_s)
+        self._progress = dict.fromkeys(self._ranks(), (self._plan.version or 0, at_s))
+        message = {
+            "op": "start", "epoch": self.state.epoch, "job": self._job(), "rendezvous": address,
+            "plan": self._plan.to_json(), "fingerprint": self.state.fingerprint,
+        }  # fmt: skip
+        for node in dict.fromkeys(self.state.members):
+            yield Send(to=str(node), message=message)
+
+    # -- what workers say --------------------------------------------------------------------
+
+    def _on_event(self, at_s: float, message: dict[str, Any]) -> Iterator[Instruction]:
+        data = message["data"]
+        rank = data.get("rank")
+        match message["kind"]:
+            case "protected":
+                yield from self._on_protected(at_s, rank, data)
+            case "shard_restored":
+                self._restored.add(rank)
+                if self._restored == set(self._ranks()):
+                    yield self._step("retrieve", at_s)
+                    self._entered_s = at_s
+            case "iteration" if not data.get("restored"):
+                yield from self._on_iteration(at_s, rank, data)
+            case "version_complete":
+                self._persist.complete = max(self._persist.complete, data["version"])
+
+    def _on_protected(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
+        self._protected.add(rank)
+        if self.state.settings is None:
+            self.state = replace(
+                self.state, settings=data["settings"], fingerprint=data["fingerprint"]
+            )
+            yield WriteState(state=self.state)
+        if self._protected == set(self._ranks()) and self.state.phase == "starting":
+            yield self._step("start", at_s)
+            self._entered_s = at_s
+
+    def _on_iteration(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
+        self._progress[rank] = (data["iteration"], at_s)
+        self._durations = [*self._durations[-63:], data["duration_s"]]
+        done = min(iteration for iteration, _ in self._progress.values())
+        started_from = (self._plan.version or 0) if self._plan else 0
+        if self.state.phase == "starting" and done > started_from:
+            yield from self._resumed(at_s, done)
+        elif self.state.phase == "running" and done > self.state.iteration:
+            self.state = replace(self.state, iteration=done, attempts=0)
+
+    def _resumed(self, at_s: float, iteration: int) -> Iterator[Instruction]:
+        assert self._plan is not None
+        yield self._step("warm_up", at_s)
+        recovery, number, reached = self.state.recovery, self._number(), self.state.iteration
+        self.state = replace(
+            self.state, phase="running", recovery=None, iteration=iteration, attempts=0
+        )
+        yield WriteState(state=self.state)
+        if recovery is not None:
+            version = self._plan.version or 0
+            yield Emit(
+                kind="recovery_finished",
+                data={"recovery": number, "epoch": self.state.epoch, "version": version,
+                      "iteration": iteration, "duration_s": at_s - recovery["at_s"],
+                      "lost_iterations": max(0, reached - version)},
+            )  # fmt: skip
+
+    def _on_exit(self, at_s: float, node: str, message: dict[str, Any]) -> Iterator[Instruction]:
+        if self.state.phase not in {"starting", "running"} or message["rank"] in self._finished:
+            return
+        attempts = self.state.attempts + 1
+        self.state = replace(self.state, attempts=attempts)
+        if attempts >= (MAX_ATTEMPTS if message["code"] > 0 else MAX_KILLS):
+            reason = (
+                f"rank {message['rank']} on {node} ended with exit status {message['code']}, the "
+                f"{attempts}th failure without a new iteration:\n{message['output']}"
+            )
+            yield from self._fail(at_s, reason)
+            return
+        yield from self._begin(at_s, cause="worker_exited", lost=[])
+
+    def _on_restore_failed(self, at_s: float, message: dict[str, Any]) -> Iterator[Instruction]:
+        version, shard, holder = message["version"], message["shard"], message["holder"]
+        failures = dict(self.state.restore_failures)
+        failures[str(version)] = failures.get(str(version), 0) + 1
+        yield Emit(
+            kind="replica_rejected",
+            data={"recovery": self._number(), "epoch": self.state.epoch, "shard": shard,
+                  "version": version, "holder": holder, "reason": message["reason"]},
+        )  # fmt: skip
+        bad_copies, rejected = self.state.bad_copies, self.state.rejected
+        if holder is not None:
+            bad_copies = (*bad_copies, (shard, version, holder))
+        if failures[str(version)] >= MAX_RESTORE_FAILURES and version not in rejected:
+            rejected = (*rejected, version)
+            yield Emit(
+                kind="version_rejected",
+                data={"recovery": self._number(), "epoch": self.state.epoch, "version": version,
+                      "reason": f"it failed to load {failures[str(version)]} times"},
+            )  # fmt: skip
+        self.state = replace(
+            self.state, restore_failures=failures, bad_copies=bad_copies, rejected=rejected
+        )
+        yield from self._begin(at_s, cause="restore_failed", lost=[])
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _on_tick(self, at_s: float) -> Iterator[Instruction]:
+        phase = self.state.phase
+        if phase in {"fencing", "inventory"} and at_s - self._entered_s > PHASE_LIMIT_S:
+            for node in [node for node in self.living if node not in self._answers]:
+                yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
+        elif phase == "rendezvous" and at_s - self._entered_s > PHASE_LIMIT_S:
+            yield from self._begin(at_s, cause="no answer", lost=[])
+        elif phase in {"starting", "running"}:
+            yield from self._check_progress(at_s)
+            if self.state.phase == "running":
+                yield from self._persist_if_due(at_s)
+        elif phase == "finishing" and at_s - self._entered_s > FINISH_LIMIT_S:
+            yield from self._persist_failed("the persistent tier took too long")
+            yield from self._done(at_s)
+
+    def _check_progress(self, at_s: float) -> Iterator[Instruction]:
+        """Hung workers (SIGSTOP, deadlock): no iteration within the deadline."""
+        settings = self._settings()
+        limit_s = settings.start_s
+        if self.state.phase == "running" and self._durations:
+            limit_s = max(settings.min_progress_s, 10 * median(self._durations))
+        silent = {r: at_s - when for r, (_, when) in self._progress.items()}
+        stalled = {r: s for r, s in silent.items() if s > limit_s and r not in self._finished}
+        if self.state.phase == "running" and not self._protected:
+            return  # a script without protect tells nothing of its iterations
+        if not stalled or len(stalled) < len(silent) - len(self._finished):
+            return
+        least = min(self._progress[r][0] for r in stalled)
+        for rank in [r for r in stalled if self._progress[r][0] == least]:
+            yield Emit(
+                kind="worker_hung",
+                data={"rank": rank, "silent_s": silent[rank], "deadline_s": limit_s},
+            )
+        self.state = replace(self.state, attempts=self.state.attempts + 1)
+        if self.state.attempts >= MAX_ATTEMPTS:
+            yield from self._fail(at_s, f"no worker made progress for {limit_s:.0f} s, repeatedly")
+        else:
+            yield from self._begin(at_s, cause="worker_hung", lost=[])
+
+    # -- the persistent tier -------------------------------------------------------------------
+
+    def _persist_if_due(self, at_s: float) -> Iterator[Instruction]:
+        settings, persist = self._settings(), self._persist
+        if settings.persistent_url is None or not self.state.settings or persist.version:
+            return
+        by_time = settings.persist_every_s
+        by_count = settings.persist_every_iterations
+        is_due = by_time is not None and at_s - persist.last_s >= by_time
+        is_due |= by_count is not None and persist.complete - persist.last_version >= by_count
+        if is_due:
+            yield from self._persist_version(at_s, persist.complete + 1)
+
+    def _persist_version(self, at_s: float, version: int) -> Iterator[Instruction]:
+        """Have every member write its shards of a version that is about to be whole."""
+        settings = self._settings()
+        self._persist.begin(version, at_s)
+        yield Emit(
+            kind="persist_started", data={"version": version, "url": settings.persistent_url}
+        )
+        for node in dict.fromkeys(self.state.members):
+            yield Send(
+                to=str(node),
+                message={"op": "persist", "epoch": self.state.epoch, "version": version,
+                         "url": settings.persistent_url, "keep": settings.keep_versions},
+            )  # fmt: skip
+
+    def _on_persistence(
+        self, at_s: float, node: str, message: dict[str, Any]
+    ) -> Iterator[Instruction]:
+        persist = self._persist
+        if message["version"] != persist.version:
+            return
+        if message["op"] == "persist_failed":
+            yield from self._persist_failed(message["reason"])
+        elif message["op"] == "committed":
+            yield Emit(
+                kind="persist_finished",
+                data={"version": persist.version, "url": self._settings().persistent_url,
+                      "size_bytes": message["size_bytes"], "duration_s": at_s - persist.last_s},
+            )  # fmt: skip
+            persist.last_version, persist.version = persist.version, None
+        else:
+            persist.records[node] = message["records"]
+            if persist.records.keys() >= set(self.state.members):
+                yield Send(to=node, message=self._commit_message())
+        if self.state.phase == "finishing" and persist.version is None:
+            yield from self._done(at_s)
+
+    def _commit_message(self) -> dict[str, Any]:
+        settings = self._settings()
+        return {
+            "op": "commit", "epoch": self.state.epoch, "version": self._persist.version,
+            "url": settings.persistent_url, "keep": settings.keep_versions,
+            "records": [r for records in self._persist.records.values() for r in records],
+            "meta": {"job": self._job()["name"], "fingerprint": self.state.fingerprint,
+                     "world_size": len(self._ranks()), "settings": self.state.settings},
+        }  # fmt: skip
+
+    def _persist_failed(self, reason: str) -> Iterator[Instruction]:
+        yield Emit(
+            kind="persist_failed",
+            data={"version": self._persist.version, "url": self._settings().persistent_url,
+                  "reason": reason},
+        )  # fmt: skip
+        self._persist.cancel()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase not in {"starting", "running"}:
+            return
+        if self._finished != set(self._ranks()):
+            return
+        if self.state.phase == "starting" and self._plan is not None:
+            yield from self._resumed(at_s, self.state.iteration)
+        yield from self._enter("finishing", at_s)
+        version = self._persist.complete
+        wanted = self._settings().persistent_url is not None and version > 0
+        if wanted and self._persist.version is None and version > self._persist.last_version:
+            yield from self._persist_version(at_s, version)
+        elif self._persist.version is None:
+            yield from self._done(at_s)
+
+    def _done(self, at_s: float) -> Iterator[Instruction]:
+        yield from self._enter("done", at_s)
+        yield from self._release()
+        yield Emit(kind="run_finished", data={"iteration": self._persist.complete})
+
+    def _fail(self, at_s: float, reason: str) -> Iterator[Instruction]:
+        self.state = replace(self.state, epoch=self.state.epoch + 1)
+        yield from self._enter("failed", at_s)
+        yield from self._release()
+        yield Emit(kind="run_failed", data={"reason": reason})
+
+    def _release(self) -> Iterator[Instruction]:
+        for node in self.living:
+            yield Send(to=node, message={"op": "release", "epoch": self.state.epoch})
+
+    # -- small answers ---------------------------------------------------------------------------
+
+    def _job(self) -> dict[str, Any]:
+        assert self.state.job is not None
+        return self.state.job
+
+    def _settings(self) -> Settings:
+        """The workers' settings; before `protect` told them, what the launcher was told."""
+        return Settings.parse(self.state.settings or self._job()["settings"])
+
+    def _ranks(self) -> range:
+        return range(self._job()["nodes"] * self._job()["workers_per_node"])
+
+    def _ranks_on(self, node: str) -> range:
+        per_node = self._job()["workers_per_node"]
+        first = self.state.members.index(node) * per_node
+        return range(first, first + per_node)
+
+    def placement(self) -> Placement:
+        """Who keeps whose shard, by position."""
+        settings = self._settings()
+        nodes = self._job()["nodes"]
+        return plan_placement(
+            nodes=nodes, replicas=min(settings.replicas, nodes), strategy=settings.strategy
+        )
+
+    def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
+        wanted = self._job()["nodes"] + self._job()["standbys"]
+        if len(self.living) < wanted:
+            yield Emit(kind="node_requested", data={"reason": reason})
+            yield RequestNodes(wanted=wanted, reason=reason)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Persistence:
+    """The version on its way to the persistent tier, and the last ones that arrived."""
+
+    last_s: float
+    version: int | None = None
+    last_version: int = 0
+    complete: int = 0  # newest version that is whole in memory
+    records: dict[str, list[Any]] = field(default_factory=dict)
+
+    def begin(self, version: int, at_s: float) -> None:
+        self.version, self.last_s, self.records = version, at_s, {}
+
+    def cancel(self) -> None:
+        self.version, self.records = None, {}
+
+
+def _in_order(nodes: Any) -> list[str]:
+    """Names in counting order: node-2 before node-10."""
+    return sorted(nodes, key=lambda name: (len(name), name))
