@@ -1,0 +1,98 @@
+"""What a simulated run came to."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from gemini_lab.events import Event
+from gemini_lab.simulator.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One recovery; failures that struck before it ended belong to it.
+
+    Attributes:
+        at_s: When the first of its failures struck.
+        failures: How many failures it took in.
+        lost_nodes: Machines that were gone.
+        tier: Where the version came from: memory, persistent or start.
+        version: What training went on from.
+        lost_s: Training time that has to be repeated.
+        retrieval_s: To fetch the version.
+        duration_s: From the first failure until training ran again.
+    """
+
+    at_s: float
+    failures: int
+    lost_nodes: int
+    tier: str
+    version: int
+    lost_s: float
+    retrieval_s: float
+    duration_s: float
+
+    @property
+    def wasted_s(self) -> float:
+        """Lost progress and retrieval, as in Eq. (1): without detection, replacement, restart."""
+        return self.lost_s + self.retrieval_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One policy's run. Every number in it is simulated.
+
+    Attributes:
+        policy: Who ran.
+        wall_s: Length of the run.
+        versions: Iterations that count at its end; the running one as a fraction.
+        productive_s: What they would have taken without checkpoints and failures.
+        lost_s: Training that was repeated or has to be.
+        down_s: Times without training, by step: detect, serialise, reserve, retrieve, warm_up and
+            rejoin.
+        failures: Failures that struck a machine in use.
+        recoveries: In order.
+        events: The run as events, if they were asked for.
+    """
+
+    policy: Policy
+    wall_s: float
+    versions: float
+    productive_s: float
+    lost_s: float
+    down_s: dict[str, float]
+    failures: int
+    recoveries: tuple[Recovery, ...]
+    events: tuple[Event, ...] = ()
+
+    def __repr__(self) -> str:
+        tiers = ", ".join(f"{count} {tier}" for tier, count in sorted(self.by_tier.items()))
+        return (
+            f"Outcome({self.policy.name}: {self.effective_ratio:.1%} effective, {self.failures} "
+            f"failures, recoveries: {tiers or 'none'}; simulated)"
+        )
+
+    @property
+    def effective_ratio(self) -> float:
+        """Effective training time ratio, or goodput: productive time by wall time."""
+        return self.productive_s / self.wall_s if self.wall_s else 1.0
+
+    @property
+    def running_ratio(self) -> float:
+        """Time with training running, repeated or not, by wall time."""
+        return 1 - sum(self.down_s.values()) / self.wall_s if self.wall_s else 1.0
+
+    @property
+    def overhead_s(self) -> float:
+        """What checkpoints cost training that counts: stalls, slower iterations, fewer nodes."""
+        return self.wall_s - self.productive_s - self.lost_s - sum(self.down_s.values())
+
+    @property
+    def by_tier(self) -> Counter[str]:
+        """Recoveries by the tier that their version came from."""
+        return Counter(recovery.tier for recovery in self.recoveries)
+
+    @property
+    def wasted_s(self) -> float:
+        """Mean wasted time of a recovery, as in Eq. (1); 0 without one."""
+        count = len(self.recoveries)
+        return sum(recovery.wasted_s for recovery in self.recoveries) / count if count else 0.0

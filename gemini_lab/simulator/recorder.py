@@ -1,0 +1,95 @@
+"""A simulated run told in the events of a real one, so that every report and dashboard reads it."""
+
+from typing import Any
+
+from gemini_lab.events import Event
+from gemini_lab.placement import Placement
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.simulator.outcome import Recovery
+from gemini_lab.simulator.policy import Policy
+from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.workload import Workload
+
+
+class Recorder:
+    """Keeps the events of one run; times are seconds since its start.
+
+    Iterations are told by rank 0, which speaks for all: in a simulation they are alike.
+    """
+
+    def __init__(self, workload: Workload, policy: Policy, placement: Placement) -> None:
+        self.workload = workload
+        self.recovery = 0
+        self.events: list[Event] = []
+        for position in range(workload.nodes + workload.standbys):
+            standby = position >= workload.nodes
+            self.say("node_joined", 0.0, {"name": f"node-{position}", "standby": standby})
+        self.say(
+            "run_started",
+            0.0,
+            {
+                "name": f"simulated: {policy.name}",
+                "script": None,
+                "nodes": workload.nodes,
+                "workers_per_node": workload.gpus_per_node,
+                "placement": placement.to_json(),
+                "settings": {
+                    "simulated": True,
+                    "policy": policy.name,
+                    "source": policy.source,
+                    "assumptions": policy.assumptions,
+                    "replicas": policy.replicas,
+                },
+            },
+        )
+
+    def say(self, kind: str, at_s: float, data: dict[str, Any]) -> None:
+        """Keep one event; a recovery's carry its number."""
+        if kind.startswith("recovery_"):
+            if kind == "recovery_started":
+                self.recovery += 1
+            data = {"recovery": self.recovery, "epoch": self.recovery, **data}
+        self.events.append(Event(kind=kind, at_s=at_s, node="lab", data=data))
+
+    def training(self, segment: Segment, start_s: float, elapsed_s: float) -> None:
+        """Tell the iterations of `segment`, and what became persistent."""
+        before_s = 0.0
+        for version in range(segment.version + 1, segment.newest_at(elapsed_s) + 1):
+            reached_s = segment.reached_s(version)
+            data = {
+                "rank": 0, "iteration": version, "duration_s": reached_s - before_s,
+                "waited_s": reached_s - before_s - self.workload.iteration_s, "values": {},
+            }  # fmt: skip
+            self.say("iteration", start_s + reached_s, data)
+            before_s = reached_s
+        stream = segment.policy.persistent
+        newest = None if stream is None else segment.newest_whole(stream, elapsed_s)
+        if stream is None or newest is None:
+            return
+        first = (segment.version // stream.every + 1) * stream.every
+        for version in range(first, newest + 1, stream.every):
+            duration_s = stream.stall_s + stream.delay_s
+            data = {
+                "version": version, "url": "simulated://store",
+                "size_bytes": self.workload.checkpoint_bytes, "duration_s": duration_s,
+            }  # fmt: skip
+            self.say("persist_finished", start_s + segment.reached_s(version) + duration_s, data)
+
+    def planned(self, at_s: float, plan: RecoveryPlan) -> None:
+        """Tell what will be loaded from where."""
+        self.say("recovery_planned", at_s, plan.to_json())
+
+    def recovered(self, at_s: float, recovery: Recovery, reached: int) -> None:
+        """Tell that training runs again, after iteration `reached` had been done before."""
+        data = {
+            "version": recovery.version,
+            "iteration": recovery.version + 1,
+            "duration_s": recovery.duration_s,
+            "lost_iterations": max(0, reached - recovery.version),
+        }
+        self.say("recovery_finished", at_s, data)
+
+    def finish(self, at_s: float, iteration: int) -> tuple[Event, ...]:
+        """All events, in order of time."""
+        self.say("run_finished", at_s, {"iteration": iteration})
+        return tuple(sorted(self.events, key=lambda event: event.at_s))

@@ -1,0 +1,43 @@
+"""Checkpoint traffic of a simulated workload, planned by the real chunk scheduler."""
+
+from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.simulator.workload import Workload
+
+
+def profile_of(workload: Workload) -> Profile:
+    """The network's time line of one iteration, made from the workload's idle spans."""
+    return Profile.synthetic(
+        iteration_s=workload.iteration_s,
+        idle_spans_s=workload.idle_spans_s,
+        world_size=workload.nodes * workload.gpus_per_node,
+    )
+
+
+def chunk_schedule(
+    workload: Workload,
+    *,
+    replicas: int = 2,
+    scheme: Scheme = "gemini",
+    max_overhead: float | None = None,
+) -> ChunkSchedule:
+    """What each GPU sends of a checkpoint, and what that makes an iteration longer.
+
+    A node's GPUs share its link and its copy rate evenly.
+
+    Args:
+        workload: Gives shard, link, copy rate and idle spans.
+        replicas: Copies of each shard, the own one included, m.
+        scheme: One of the five of Fig. 16.
+        max_overhead: See `plan_chunks`.
+    """
+    gpus = workload.gpus_per_node
+    return plan_chunks(
+        profile_of(workload),
+        checkpoint_bytes=-(-workload.shard_bytes // gpus),
+        replicas=replicas,
+        bandwidth_bytes_per_s=workload.network_bytes_per_s / gpus,
+        copy_bytes_per_s=workload.copy_rate / gpus,
+        scheme=scheme,
+        max_overhead=max_overhead,
+    )

@@ -1,0 +1,233 @@
+"""Claims about simulated runs."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.placement import plan_placement
+from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
+from gemini_lab.simulator.policy import POLICIES, Policy, Stream, gemini, highfreq, strawman
+from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.simulate import compare, simulate
+from gemini_lab.simulator.workload import paper_workload
+from gemini_lab.wasted_time import wasted_time_s
+
+DAY_S = 86400.0
+PAPER = paper_workload(standbys=2)
+
+
+def hardware(at_s, *positions):
+    return Outage(at_s=at_s, kind="hardware", positions=positions)
+
+
+def perfect(**changes):
+    """A policy that loses nothing and costs nothing, but for `changes`."""
+    settings = {"name": "perfect", "source": "", "assumptions": "", "persistent_s": 0.0} | changes
+    return Policy(**{"persistent": Stream(every=1, delay_s=0.0)} | settings)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_failures_only_the_policys_own_cost_is_lost(policy):
+    made = policy(PAPER)
+    outcome = simulate(PAPER, made, (), days=10)
+    stalls_s = sum(
+        int(outcome.versions / s.every) * s.stall_s for s in (made.memory, made.persistent) if s
+    )
+    training_s = outcome.versions * (PAPER.iteration_s + made.slowdown_s)
+    assert training_s + stalls_s == pytest.approx(outcome.wall_s, abs=150)
+    assert outcome.lost_s == 0
+    assert not outcome.recoveries
+
+
+def test_highfreq_loses_about_14_percent_even_without_failures():
+    """Section 7.3 has 14.5 % as a share of compute; eight iterations of 62 s and 81 s make 14 %."""
+    outcome = simulate(PAPER, highfreq(PAPER), (), days=30)
+    assert 1 - outcome.effective_ratio == pytest.approx(81 / (8 * 62 + 81), abs=2e-3)
+
+
+def test_gemini_recovers_one_lost_node_from_memory_in_the_time_of_fig_14():
+    """15 s + 162 s + less than 3 s + 253 s, and 1.5 iterations lost on average."""
+    outcome = simulate(PAPER, gemini(PAPER), [hardware(1000.0, 3)], days=1)
+    [recovery] = outcome.recoveries
+    assert recovery.tier == "memory"
+    assert recovery.retrieval_s < 3
+    assert recovery.duration_s == pytest.approx(430, abs=3)
+    assert 62 <= recovery.lost_s <= 2 * 62
+    assert outcome.down_s.get("reserve", 0) == 0
+
+
+def test_without_a_standby_a_machine_takes_four_to_seven_minutes_more():
+    """Fig. 14: 11.2 to 14.2 minutes in all."""
+    workload = paper_workload()
+    for seed in range(5):
+        outcome = simulate(workload, gemini(workload), [hardware(1000.0, 3)], days=1, seed=seed)
+        assert 670 <= outcome.recoveries[0].duration_s <= 856
+        assert 240 <= outcome.down_s["reserve"] <= 420
+
+
+@pytest.mark.parametrize(("second", "tier"), [(2, "persistent"), (5, "memory")])
+def test_a_second_loss_during_recovery_is_fatal_only_in_the_same_group(second, tier):
+    """Positions 2 and 3 keep one another's shards; 5 is in another group."""
+    outages = [hardware(12_000.0, 3), hardware(12_100.0, second)]
+    outcome = simulate(PAPER, gemini(PAPER), outages, days=1)
+    [recovery] = outcome.recoveries
+    assert (recovery.failures, recovery.lost_nodes, recovery.tier) == (2, 2, tier)
+
+
+def test_after_the_replacement_holds_its_shards_the_other_node_may_go():
+    outages = [hardware(12_000.0, 3), hardware(13_000.0, 2)]
+    outcome = simulate(PAPER, gemini(PAPER), outages, days=1)
+    assert [recovery.tier for recovery in outcome.recoveries] == ["memory", "memory"]
+
+
+def test_a_lost_group_falls_back_to_what_the_strawman_has():
+    """Section 6.2, case 2: all nodes load the checkpoint of three hours ago."""
+    outages = [hardware(30_000.0, 2, 3)]
+    ours = simulate(PAPER, gemini(PAPER), outages, days=1).recoveries[0]
+    theirs = simulate(PAPER, strawman(PAPER), outages, days=1).recoveries[0]
+    assert ours.tier == theirs.tier == "persistent"
+    assert ours.version == theirs.version == 2 * 174
+
+
+def test_a_software_failure_leaves_every_copy_in_place():
+    outage = Outage(at_s=5000.0, kind="software", positions=(3,))
+    outcome = simulate(PAPER, gemini(PAPER), [outage], days=1)
+    [recovery] = outcome.recoveries
+    assert (recovery.tier, recovery.retrieval_s, recovery.lost_nodes) == ("memory", 0, 0)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_rack_is_survived_where_the_placement_spreads_over_racks(spread):
+    racks = [f"r{i // 4}" for i in range(16)]
+    placement = plan_placement(nodes=16, racks=racks if spread else None)
+    workload = paper_workload(standbys=4)
+    outage = Outage(at_s=30_000.0, kind="rack", positions=(4, 5, 6, 7))
+    outcome = simulate(workload, gemini(workload), [outage], days=1, placement=placement)
+    assert outcome.recoveries[0].tier == ("memory" if spread else "persistent")
+
+
+def test_the_same_inputs_give_the_same_outcome():
+    workload = paper_workload()
+    outages = poisson_failures(
+        nodes=16, days=30, rate=FailureRate(per_node_per_day=0.2, software_share=0.3), seed=3
+    )
+    first = compare(workload, outages, days=30, seed=7)
+    assert first == compare(workload, outages, days=30, seed=7)
+    assert first != compare(workload, outages, days=30, seed=8)
+
+
+def test_availability_under_recoveries_that_start_anew_is_exp_of_minus_rate_times_duration():
+    """Poisson failures at rate r and recoveries of D that any failure restarts take (e^rD - 1)/r.
+
+    Between them training runs 1/r, so that the share of time that it runs is e^-rD.
+    """
+    workload = replace(PAPER, iteration_s=0.5, idle_spans_s=(), detection_s=0.0, warm_up_s=3600.0)
+    rate, days = FailureRate(per_node_per_day=1.0, software_share=1.0), 300
+    shares = []
+    for seed in range(10):
+        outages = poisson_failures(nodes=16, days=days, rate=rate, seed=seed)
+        shares.append(simulate(workload, perfect(), outages, days=days).effective_ratio)
+    error = statistics.stdev(shares) / math.sqrt(len(shares))
+    expected = math.exp(-16 * 3600 / DAY_S)
+    assert statistics.mean(shares) == pytest.approx(expected, abs=4 * error)
+
+
+def test_a_shrunk_cluster_has_as_many_nodes_as_the_machine_repair_model_says():
+    """Each machine is away a share rR/(1 + rR) of the time: N independent up-and-down machines."""
+    workload = replace(
+        paper_workload(), detection_s=0.0, warm_up_s=0.0, replacement_s=(80_000.0, 92_800.0)
+    )
+    rate = FailureRate(per_node_per_day=0.25)
+    policy = replace(POLICIES[-1](workload), persistent=None)
+    ratios = []
+    for seed in range(10):
+        outages = poisson_failures(nodes=16, days=200, rate=rate, seed=seed)
+        outcome = simulate(workload, policy, outages, days=200, seed=seed)
+        ratios.append(outcome.productive_s / (outcome.wall_s - outcome.lost_s))
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    assert statistics.mean(ratios) == pytest.approx(1 / 1.25, abs=4 * error)
+
+
+@pytest.mark.parametrize("policy", [highfreq, strawman, gemini])
+def test_mean_wasted_time_is_the_one_of_eq_1(policy):
+    """Failures so rare that they do not meet, at times spread evenly over the cycle."""
+    made = policy(PAPER)
+    stream = made.memory or made.persistent
+    assert stream is not None
+    outages = poisson_failures(
+        nodes=16, days=3000, rate=FailureRate(per_node_per_day=0.01, software_share=1.0), seed=2
+    )
+    outcome = simulate(PAPER, made, outages, days=3000)
+    cycle_s = stream.every * (PAPER.iteration_s + made.slowdown_s) + stream.stall_s
+    expected = wasted_time_s(
+        checkpoint_s=stream.stall_s + stream.delay_s,
+        interval_s=cycle_s,
+        retrieval_s=0.0 if made.memory else made.persistent_s,
+    )
+    found = [recovery.wasted_s for recovery in outcome.recoveries if recovery.at_s > DAY_S]
+    assert len(found) > 300
+    error = statistics.stdev(found) / math.sqrt(len(found))
+    assert statistics.mean(found) == pytest.approx(expected, abs=3 * error)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rate=st.floats(0.01, 8.0),
+    policy=st.sampled_from(POLICIES[:-1]),
+    standbys=st.integers(0, 2),
+)
+def test_every_second_is_training_that_counts_or_is_lost_or_is_downtime(
+    seed, rate, policy, standbys
+):
+    workload = paper_workload(standbys=standbys)
+    made = policy(workload)
+    outages = poisson_failures(
+        nodes=16, days=5, seed=seed, rate=FailureRate(per_node_per_day=rate, software_share=0.5)
+    )
+    outcome = simulate(workload, made, outages, days=5, seed=seed)
+    start = Segment(version=0, iteration_s=workload.iteration_s + made.slowdown_s, policy=made)
+    counts_s = start.reached_s(int(outcome.versions)) if outcome.versions >= 1 else 0.0
+    total_s = counts_s + outcome.lost_s + sum(outcome.down_s.values())
+    stalls_s = sum(s.stall_s for s in start.streams)
+    slack_s = start.iteration_s + stalls_s * (1 + len(outcome.recoveries))
+    assert total_s == pytest.approx(outcome.wall_s, abs=slack_s)
+    assert sum(recovery.failures for recovery in outcome.recoveries) <= outcome.failures
+
+
+def test_a_recorded_run_tells_iterations_recoveries_and_their_steps():
+    outages = [hardware(5000.0, 3), hardware(40_000.0, 8, 9)]
+    outcome = simulate(PAPER, gemini(PAPER), outages, days=1, record=True)
+    by_kind = {}
+    for event in outcome.events:
+        by_kind.setdefault(event.kind, []).append(event)
+    assert [e.at_s for e in outcome.events] == sorted(e.at_s for e in outcome.events)
+    assert [e.data["tier"] for e in by_kind["recovery_planned"]] == ["memory", "persistent"]
+    steps = [e.data for e in by_kind["recovery_step"] if e.data["recovery"] == 1]
+    assert [s["step"] for s in steps] == ["detect", "serialise", "retrieve", "warm_up"]
+    for event, recovery in zip(by_kind["recovery_finished"], outcome.recoveries, strict=True):
+        assert event.data["duration_s"] == recovery.duration_s
+        assert event.data["version"] == recovery.version
+    repeated = sum(e.data["lost_iterations"] for e in by_kind["recovery_finished"])
+    assert len(by_kind["iteration"]) == int(outcome.versions) + repeated
+    assert by_kind["run_started"][0].data["settings"]["simulated"] is True
+
+
+def test_recording_does_not_change_the_outcome():
+    outages = [hardware(5000.0, 3)]
+    told = simulate(PAPER, gemini(PAPER), outages, days=1, record=True)
+    assert replace(told, events=()) == simulate(PAPER, gemini(PAPER), outages, days=1)
+
+
+def test_what_cannot_be_simulated_is_refused_with_the_numbers():
+    with pytest.raises(ConfigError, match=r"strikes \(16,\), but positions are 0 to 15"):
+        simulate(PAPER, gemini(PAPER), [hardware(1.0, 16)], days=1)
+    with pytest.raises(ConfigError, match="placement of 8"):
+        simulate(PAPER, gemini(PAPER), (), days=1, placement=plan_placement(nodes=8))
+    with pytest.raises(ConfigError, match="days=0"):
+        simulate(PAPER, gemini(PAPER), (), days=0)
