@@ -1,0 +1,157 @@
+"""`gemini-lab bench`: measurements with repeats and spread, on the machine at hand.
+
+A bench is a function that takes the number of repeats and gives rows. It is listed in `BENCHES` by
+name, as `module:function`, so that only the benches that run import what they need.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from gemini_lab.errors import ConfigError
+
+BENCHES: Final[dict[str, tuple[str, str]]] = {
+    "planner": (
+        "gemini_lab.placement.bench:bench",
+        "placing N nodes, and their exact recovery probability",
+    ),
+    "simulator": ("gemini_lab.simulator.bench:bench", "30 days of N machines, policy by policy"),
+}
+"""Name: (`module:function` taking the repeats and returning rows, help)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One quantity that was measured some times.
+
+    Attributes:
+        name: What was measured.
+        values: Every measurement.
+        unit: Of the values.
+        settings: What it was measured with: sizes, rates, conditions.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    unit: str = "s"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return statistics.median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the median."""
+        return bootstrap_interval(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain JSON values."""
+        low, high = self.interval
+        return {**asdict(self), "median": self.median, "low_95": low, "high_95": high}
+
+
+def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tuple[float, ...]:
+    """Seconds that each of `repeats` calls took, after `warm_ups` calls that do not count."""
+    values = []
+    for number in range(-warm_ups, repeats):
+        start = time.perf_counter()
+        work()
+        if number >= 0:
+            values.append(time.perf_counter() - start)
+    return tuple(values)
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of the median: medians of samples drawn anew from `values`."""
+    if not values:
+        raise ConfigError("there is nothing to measure in 0 values; use at least 1 repeat")
+    draw = random.Random(seed)
+    medians = sorted(
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples)
+    )
+    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent with which values grow with sizes: slope of the line through their logarithms.
+
+    1 is linear, 2 is quadratic.
+    """
+    import numpy as np  # noqa: PLC0415 - only growth needs it
+
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def machine() -> dict[str, Any]:
+    """What the measurements were made on, and how busy it was."""
+    return {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_1_min": os.getloadavg()[0],
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for people."""
+    lines = [f"{'measured':<52}{'median':>12}  {'95 % interval':<26}{'repeats':>7}"]
+    for row in rows:
+        low, high = row.interval
+        settings = " ".join(f"{key}={value}" for key, value in row.settings.items())
+        lines.append(
+            f"{f'{row.name} {settings}':<52}{row.median:>10.4g} {row.unit:<2}"
+            f"{f'{low:.4g} to {high:.4g}':<26}{len(row.values):>7}"
+        )
+    return "\n".join(lines)
+
+
+def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCHES) -> int:
+    """Run one of `benches`, or list them."""
+    listed = "\n".join(f"  {name:<12}{text}" for name, (_, text) in benches.items())
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab bench",
+        description=f"Measure something, some times.\n\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=benches, help="which bench")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        raise ConfigError(f"a bench needs at least 1 repeat (got {options.repeats})")
+    module, _, function = benches[options.name][0].partition(":")
+    before = machine()
+    rows: list[Row] = getattr(importlib.import_module(module), function)(options.repeats)
+    after = machine()
+    print(table(rows))  # noqa: T201
+    print(  # noqa: T201
+        f"\non {before['system']}, {before['cores']} cores, load {before['load_1_min']:.1f} before "
+        f"and {after['load_1_min']:.1f} after (a busy machine spoils times)"
+    )
+    if options.json:
+        record = {
+            "bench": options.name,
+            "machine": before,
+            "load_1_min_after": after["load_1_min"],
+            "rows": [row.to_json() for row in rows],
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {options.json}")  # noqa: T201
+    return 0
