@@ -5,6 +5,7 @@ from gemini_lab.injector.failures import (
     BitFlip,
     Failure,
     LinkCut,
+    NodeFreeze,
     NodeLoss,
     NodesLoss,
     RackLoss,
@@ -13,15 +14,19 @@ from gemini_lab.injector.failures import (
     WorkerCrash,
     WorkerHang,
 )
+from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Planned, Scenario
 
 __all__ = [
     "FAILURES",
     "BitFlip",
+    "Cast",
     "Failure",
     "LinkCut",
+    "NodeFreeze",
     "NodeLoss",
     "NodesLoss",
+    "Order",
     "Planned",
     "RackLoss",
     "RootLoss",
@@ -29,4 +34,5 @@ __all__ = [
     "StoreFull",
     "WorkerCrash",
     "WorkerHang",
+    "orders",
 ]

@@ -106,7 +106,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One layer; shape (B, T, D) in and out."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))  # B T D
-        return x + self.dropout(self.feed(self.norm_feed(x)))  # B T D
+        added: Tensor = x + self.dropout(self.feed(self.norm_feed(x)))  # B T D
+        return added
 
 
 class GPT(nn.Module):

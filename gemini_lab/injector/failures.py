@@ -1,0 +1,232 @@
+"""What can break (paper, section 6.2, and beyond): plain values, without any means to break it.
+
+    Failure
+    ├── WorkerCrash   a training process is killed; its node's memory stays
+    ├── WorkerHang    a training process stops without ending
+    ├── NodeLoss      a machine goes, and its memory with it
+    ├── NodeFreeze    a machine falls silent: its connections stay open, nothing answers
+    ├── RootLoss      the machine with the root agent goes
+    ├── NodesLoss     several machines go at once
+    ├── RackLoss      all machines of a rack go at once
+    ├── LinkCut       a node's connections close
+    ├── BitFlip       a bit of a replica in memory turns
+    └── StoreFull     the persistent tier takes no more bytes
+
+A failure says where by a *place*: a node's name (`"node-2"`); `"rank-2"`, the node that runs rank 2
+when the failure comes; or `"root"`, the node with the root agent.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Final
+
+from gemini_lab.errors import ConfigError
+
+_PLACE: Final = re.compile(r"node-\d+|rank-\d+|root")
+
+
+def check_place(place: str) -> None:
+    """Refuse what names no place.
+
+    Raises:
+        ConfigError: `place` has none of the three forms.
+    """
+    if not _PLACE.fullmatch(place):
+        raise ConfigError(
+            f"{place!r} names no place; write a node's name like 'node-2', 'rank-2' for the node "
+            "that runs rank 2, or 'root'"
+        )
+
+
+def rank_of(place: str) -> int | None:
+    """The rank in a place like `"rank-2"`, else None."""
+    return int(place.removeprefix("rank-")) if place.startswith("rank-") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that breaks. Use one of the kinds above."""
+
+    kind: ClassVar[str] = ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where it strikes; empty if that is no node."""
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the kind's name under `"kind"`."""
+        return {"kind": self.kind, **asdict(self)}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "Failure":
+        """The failure that `to_json` gave as `record`.
+
+        Raises:
+            ConfigError: It has no known kind, or other values than its kind has.
+        """
+        values = dict(record)
+        kind = values.pop("kind", None)
+        if kind not in FAILURES:
+            raise ConfigError(f"no failure is called {kind!r}; choose from {', '.join(FAILURES)}")
+        known = [field.name for field in fields(FAILURES[kind])]
+        try:
+            return FAILURES[kind](**values)
+        except TypeError as error:
+            raise ConfigError(f"{kind} takes {known} and got {sorted(values)}") from error
+
+    def __str__(self) -> str:
+        where = " ".join(str(value) for value in asdict(self).values() if value is not None)
+        return f"{self.kind.replace('_', ' ')} {where}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _AtNode(Failure):
+    """A failure of one node.
+
+    Attributes:
+        node: Its place: `"node-2"`, `"rank-2"` or `"root"`.
+    """
+
+    node: str
+
+    def __post_init__(self) -> None:
+        check_place(self.node)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The one place it strikes."""
+        return (self.node,)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCrash(_AtNode):
+    """SIGKILL to a worker: that of the rank for `"rank-2"`, else the first worker of the node."""
+
+    kind: ClassVar[str] = "worker_crash"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHang(_AtNode):
+    """SIGSTOP to a worker, chosen as for `WorkerCrash`: it lives and does nothing."""
+
+    kind: ClassVar[str] = "worker_hang"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoss(_AtNode):
+    """SIGKILL to all processes of a node, agent included: its memory is gone."""
+
+    kind: ClassVar[str] = "node_loss"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFreeze(_AtNode):
+    """SIGSTOP to all processes of a node: only its lease, running out, tells of it."""
+
+    kind: ClassVar[str] = "node_freeze"
+
+
+@dataclass(frozen=True, slots=True)
+class RootLoss(Failure):
+    """The loss of the node whose agent is the root agent."""
+
+    kind: ClassVar[str] = "root_loss"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The root's place."""
+        return ("root",)
+
+
+@dataclass(frozen=True, slots=True)
+class NodesLoss(Failure):
+    """The loss of several nodes in one moment.
+
+    Attributes:
+        nodes: Their places, at least one, none twice.
+    """
+
+    kind: ClassVar[str] = "nodes_loss"
+    nodes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        for node in self.nodes:
+            check_place(node)
+        if not self.nodes or len(set(self.nodes)) < len(self.nodes):
+            raise ConfigError(f"nodes_loss needs different nodes (got {list(self.nodes)})")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All places it strikes."""
+        return self.nodes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the nodes as a list."""
+        return {"kind": self.kind, "nodes": list(self.nodes)}
+
+    def __str__(self) -> str:
+        return f"nodes loss {' '.join(self.nodes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RackLoss(Failure):
+    """The loss of all nodes of a rack in one moment.
+
+    Attributes:
+        rack: The rack's name in the lab's settings.
+    """
+
+    kind: ClassVar[str] = "rack_loss"
+    rack: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCut(_AtNode):
+    """All connections between a node's agent and the root agent close once."""
+
+    kind: ClassVar[str] = "link_cut"
+
+
+@dataclass(frozen=True, slots=True)
+class BitFlip(_AtNode):
+    """One bit turns in the newest whole version of a shard that a node holds.
+
+    Attributes:
+        shard: The shard's rank; None leaves the choice to the scenario's seed.
+    """
+
+    kind: ClassVar[str] = "bit_flip"
+    shard: int | None = None
+
+    def __post_init__(self) -> None:
+        check_place(self.node)
+        if self.shard is not None and self.shard < 0:
+            raise ConfigError(f"a shard's number is 0 or more (got {self.shard})")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFull(Failure):
+    """Every write to the persistent tier fails for lack of space from now on."""
+
+    kind: ClassVar[str] = "store_full"
+
+
+FAILURES: Final[dict[str, type[Failure]]] = {
+    failure.kind: failure
+    for failure in (
+        WorkerCrash,
+        WorkerHang,
+        NodeLoss,
+        NodeFreeze,
+        RootLoss,
+        NodesLoss,
+        RackLoss,
+        LinkCut,
+        BitFlip,
+        StoreFull,
+    )
+}
+"""Every kind of failure by its name in JSON."""

@@ -1,0 +1,107 @@
+"""From a failure to orders: which node's agent does what to itself."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import (
+    BitFlip,
+    Failure,
+    NodesLoss,
+    RackLoss,
+    RootLoss,
+    StoreFull,
+    check_place,
+    rank_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """Who plays which part at the moment of a failure.
+
+    Attributes:
+        members: The node on each position; position p runs the ranks from p x `workers_per_node`.
+        root: The node with the root agent.
+        workers_per_node: Ranks a node.
+        standbys: Nodes without a position.
+        racks: The nodes in each rack.
+    """
+
+    members: Sequence[str]
+    root: str
+    workers_per_node: int = 1
+    standbys: Sequence[str] = ()
+    racks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes, each once."""
+        return tuple(dict.fromkeys([*self.members, *self.standbys, self.root]))
+
+    def node_at(self, place: str) -> str:
+        """The name of the node that `place` means.
+
+        Raises:
+            ConfigError: No such node or rank is there.
+        """
+        check_place(place)
+        if place == "root":
+            return self.root
+        rank = rank_of(place)
+        if rank is not None:
+            ranks = len(self.members) * self.workers_per_node
+            if rank >= ranks:
+                raise ConfigError(f"no rank {rank} runs; ranks go from 0 to {ranks - 1}")
+            return self.members[rank // self.workers_per_node]
+        if place not in self.nodes:
+            raise ConfigError(f"no node {place!r} is there; there are {', '.join(self.nodes)}")
+        return place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the agent of one node is told to do.
+
+    Attributes:
+        node: The node's name.
+        action: `kind` and, where it needs them, `rank`, `shard` and `seed`.
+    """
+
+    node: str
+    action: Mapping[str, Any]
+
+
+def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
+    """The orders that make `failure` happen, all to be given at once.
+
+    Args:
+        failure: What is to break.
+        cast: Who plays which part now.
+        seed: Decides what the failure leaves open.
+
+    Raises:
+        ConfigError: It names a node, rank or rack that is not there.
+    """
+    match failure:
+        case RootLoss() | NodesLoss():
+            return _losses(cast.node_at(place) for place in failure.places)
+        case RackLoss(rack=rack):
+            if rack not in cast.racks:
+                known = ", ".join(cast.racks) or "none"
+                raise ConfigError(f"no rack {rack!r} is there; there are: {known}")
+            return _losses(node for node in cast.racks[rack] if node in cast.nodes)
+        case StoreFull():
+            return [Order(node=node, action={"kind": failure.kind}) for node in cast.nodes]
+    place = failure.places[0]
+    action: dict[str, Any] = {"kind": failure.kind}
+    if (rank := rank_of(place)) is not None:
+        action["rank"] = rank
+    if isinstance(failure, BitFlip):
+        action |= {"shard": failure.shard, "seed": seed}
+    return [Order(node=cast.node_at(place), action=action)]
+
+
+def _losses(nodes: Iterable[str]) -> list[Order]:
+    return [Order(node=node, action={"kind": "node_loss"}) for node in dict.fromkeys(nodes)]

@@ -1,0 +1,288 @@
+"""Which failures come when: by iteration, by clock, or drawn from a seed and a rate.
+
+The cluster and the simulator take the same scenario, in memory or as a file:
+
+    {"seed": 7, "failures": [{"iteration": 4, "kind": "node_loss", "node": "node-2"}]}
+"""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import (
+    FAILURES,
+    BitFlip,
+    Failure,
+    NodeLoss,
+    NodesLoss,
+    RackLoss,
+    WorkerCrash,
+)
+
+_USUAL: Final = ("worker_crash", "node_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A failure and its moment; one of the two moments is given.
+
+    Attributes:
+        failure: What breaks.
+        iteration: It comes once this many iterations are done.
+        at_s: It comes this long after training began.
+    """
+
+    failure: Failure
+    iteration: int | None = None
+    at_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.iteration is None) == (self.at_s is None):
+            raise ConfigError(
+                f"say when {self.failure} comes, by iteration= or at_s= but not both "
+                f"(got iteration={self.iteration}, at_s={self.at_s})"
+            )
+        if (self.iteration or 0) < 0 or (self.at_s or 0) < 0:
+            raise ConfigError(f"{self.failure} cannot come before the start: {self.when}")
+
+    @property
+    def when(self) -> str:
+        """The moment, for people."""
+        return f"iteration {self.iteration}" if self.at_s is None else f"{self.at_s:g} s"
+
+    def is_due(self, *, iteration: int, elapsed_s: float) -> bool:
+        """Whether its moment has come after `iteration` iterations and `elapsed_s` seconds."""
+        if self.iteration is not None:
+            return iteration >= self.iteration
+        return self.at_s is not None and elapsed_s >= self.at_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """An ordered list of failures; methods that add one give a new scenario.
+
+    Attributes:
+        seed: Decides what a failure leaves open, such as which bit turns.
+        planned: The failures with their moments, in the order in which they were added.
+    """
+
+    seed: int = 0
+    planned: tuple[Planned, ...] = ()
+
+    def add(
+        self, failure: Failure, *, iteration: int | None = None, at_s: float | None = None
+    ) -> "Scenario":
+        """This scenario and one more failure."""
+        more = Planned(failure=failure, iteration=iteration, at_s=at_s)
+        return replace(self, planned=(*self.planned, more))
+
+    def lose(
+        self,
+        *,
+        node: str | int | Sequence[str | int],
+        iteration: int | None = None,
+        at_s: float | None = None,
+    ) -> "Scenario":
+        """This scenario and the loss of a node, or of several at once; 2 means `"node-2"`."""
+        failure: Failure
+        if isinstance(node, (str, int)):
+            failure = NodeLoss(_name(node))
+        else:
+            failure = NodesLoss(tuple(map(_name, node)))
+        return self.add(failure, iteration=iteration, at_s=at_s)
+
+    def crash(
+        self, *, rank: int, iteration: int | None = None, at_s: float | None = None
+    ) -> "Scenario":
+        """This scenario and the crash of one worker."""
+        return self.add(WorkerCrash(f"rank-{rank}"), iteration=iteration, at_s=at_s)
+
+    def due(self, *, iteration: int, elapsed_s: float) -> tuple[tuple[Failure, ...], "Scenario"]:
+        """What comes now, and the scenario that is left.
+
+        Args:
+            iteration: Iterations done.
+            elapsed_s: Time since training began.
+        """
+        is_due = [p.is_due(iteration=iteration, elapsed_s=elapsed_s) for p in self.planned]
+        coming = tuple(p.failure for p, now in zip(self.planned, is_due, strict=True) if now)
+        left = tuple(p for p, now in zip(self.planned, is_due, strict=True) if not now)
+        return coming, replace(self, planned=left)
+
+    def check(self, *, nodes: Sequence[str], ranks: int, racks: Sequence[str] = ()) -> None:
+        """Refuse a scenario that names what a lab does not have.
+
+        Args:
+            nodes: Names of all nodes, standbys included.
+            ranks: How many ranks the job has.
+            racks: Names of the racks.
+
+        Raises:
+            ConfigError: Something in it is not there.
+        """
+        there = {*nodes, *(f"rank-{rank}" for rank in range(ranks)), "root"}
+        for planned in self.planned:
+            failure = planned.failure
+            missing = [place for place in failure.places if place not in there]
+            if isinstance(failure, RackLoss) and failure.rack not in racks:
+                missing = [failure.rack]
+            if missing:
+                raise ConfigError(
+                    f"{failure} at {planned.when} names {missing[0]!r}, which is not there; nodes "
+                    f"are {', '.join(nodes)}, ranks 0 to {ranks - 1}, "
+                    f"racks {', '.join(racks) or '(none)'}"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as in a scenario file."""
+        return {"seed": self.seed, "failures": [_planned_json(p) for p in self.planned]}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Scenario":
+        """The scenario that `to_json` gave as `record`.
+
+        Raises:
+            ConfigError: Something in it is wrong; the message says which entry.
+        """
+        unknown = set(record) - {"seed", "failures"}
+        if unknown or not isinstance(record.get("failures", []), list):
+            raise ConfigError(
+                f"a scenario has 'seed' and a list 'failures' (got {sorted(record)}); "
+                'such as {"seed": 7, "failures": []}'
+            )
+        scenario = cls(seed=record.get("seed", 0))
+        for number, entry in enumerate(record.get("failures", [])):
+            try:
+                values = dict(entry)
+                when = {key: values.pop(key) for key in ("iteration", "at_s") if key in values}
+                scenario = scenario.add(Failure.from_json(values), **when)
+            except (ConfigError, TypeError, ValueError) as error:
+                raise ConfigError(f"failure number {number} of the scenario: {error}") from error
+        return scenario
+
+    def save(self, path: Path) -> None:
+        """Write the scenario to a file."""
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "Scenario":
+        """The scenario in the file at `path`.
+
+        Raises:
+            ConfigError: There is no such file, or it is no scenario.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot read a scenario from {path} ({error}); Scenario.save writes such files"
+            ) from error
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path} holds no scenario but a {type(record).__name__}")
+        return cls.from_json(record)
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        *,
+        ranks: int,
+        iterations: int | None = None,
+        mean_iterations: float | None = None,
+        duration_s: float | None = None,
+        rate_per_s: float | None = None,
+        kinds: Sequence[str] = _USUAL,
+        racks: Sequence[str] = (),
+    ) -> "Scenario":
+        """Failures that come as a Poisson process, the same ones for the same arguments.
+
+        Give `iterations` and `mean_iterations`, or `duration_s` and `rate_per_s`. Places are drawn
+        among the ranks, since a node's name may be gone by the time a failure comes.
+
+        Args:
+            seed: Of all that is drawn.
+            ranks: How many ranks the job has; all are equally likely.
+            iterations: Draw until this iteration.
+            mean_iterations: Mean number of iterations between failures.
+            duration_s: Draw until this time.
+            rate_per_s: Failures a second, of all kinds together.
+            kinds: Names of the kinds in `FAILURES`, all equally likely.
+            racks: Names of the racks, for `rack_loss`.
+
+        Raises:
+            ConfigError: A rate is not above zero, or it is not clear how long to draw.
+        """
+        by_iteration = iterations is not None and mean_iterations is not None
+        by_clock = duration_s is not None and rate_per_s is not None
+        given = [iterations, mean_iterations, duration_s, rate_per_s]
+        if by_iteration == by_clock or sum(value is not None for value in given) != 2:
+            raise ConfigError(
+                "a random scenario needs iterations= and mean_iterations=, "
+                "or duration_s= and rate_per_s="
+            )
+        if min(value for value in given if value is not None) <= 0 or ranks < 1:
+            raise ConfigError(
+                f"ranks, lengths and rates must be above zero (got ranks={ranks}, "
+                f"{[value for value in given if value is not None]})"
+            )
+        unknown = [kind for kind in kinds if kind not in FAILURES]
+        if unknown or not kinds or ("rack_loss" in kinds and not racks):
+            raise ConfigError(
+                f"cannot draw failures of kinds {list(kinds)} with racks {list(racks)}; choose "
+                f"kinds from {', '.join(FAILURES)}, and name racks for rack_loss"
+            )
+        generator = random.Random(seed)
+        rate = 1 / (mean_iterations or 1) if by_iteration else rate_per_s or 0.0
+        planned = []
+        for moment in _poisson(generator, rate, until=iterations or duration_s or 0.0):
+            failure = _drawn(generator, generator.choice(list(kinds)), ranks, racks)
+            if by_iteration:
+                planned.append(Planned(failure=failure, iteration=int(moment)))
+            else:
+                planned.append(Planned(failure=failure, at_s=moment))
+        return cls(seed=seed, planned=tuple(planned))
+
+    def __str__(self) -> str:
+        lines = [f"{planned.when}: {planned.failure}" for planned in self.planned]
+        return "\n".join(lines) or "no failures"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{p.when}</td><td>{p.failure}</td></tr>" for p in self.planned)
+        return f"<table><tr><th>when</th><th>failure</th></tr>{rows}</table>"
+
+
+def _name(node: str | int) -> str:
+    return f"node-{node}" if isinstance(node, int) else node
+
+
+def _planned_json(planned: Planned) -> dict[str, Any]:
+    by_iteration = planned.iteration is not None
+    when = {"iteration": planned.iteration} if by_iteration else {"at_s": planned.at_s}
+    return {**when, **planned.failure.to_json()}
+
+
+def _poisson(generator: random.Random, rate: float, *, until: float) -> Iterator[float]:
+    """The moments of a Poisson process before `until`."""
+    moment = generator.expovariate(rate)
+    while moment < until:
+        yield moment
+        moment += generator.expovariate(rate)
+
+
+def _drawn(generator: random.Random, kind: str, ranks: int, racks: Sequence[str]) -> Failure:
+    """A failure of `kind` somewhere among the ranks or racks."""
+    if kind in {"root_loss", "store_full"}:
+        return FAILURES[kind]()
+    if kind == "rack_loss":
+        return RackLoss(generator.choice(list(racks)))
+    if kind == "nodes_loss":
+        pair = generator.sample(range(ranks), min(2, ranks))
+        return NodesLoss(tuple(f"rank-{rank}" for rank in pair))
+    place = f"rank-{generator.randrange(ranks)}"
+    if kind == "bit_flip":
+        return BitFlip(place, generator.randrange(ranks))
+    return Failure.from_json({"kind": kind, "node": place})

@@ -1,0 +1,64 @@
+"""Claims about who is told what when something is to break."""
+
+import pytest
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.injector import (
+    BitFlip,
+    Cast,
+    NodeLoss,
+    NodesLoss,
+    RackLoss,
+    RootLoss,
+    StoreFull,
+    WorkerCrash,
+    orders,
+)
+
+CAST = Cast(
+    members=["node-0", "node-4", "node-2"],
+    root="node-2",
+    workers_per_node=2,
+    standbys=["node-5"],
+    racks={"a": ["node-0", "node-1"], "b": ["node-4", "node-2"]},
+)
+
+
+def _told(failure):
+    return [(order.node, dict(order.action)) for order in orders(failure, CAST, seed=9)]
+
+
+def test_a_rank_is_struck_on_the_node_that_runs_it_now():
+    assert _told(WorkerCrash("rank-3")) == [("node-4", {"kind": "worker_crash", "rank": 3})]
+
+
+def test_a_node_leaves_open_which_of_its_workers_is_struck():
+    assert _told(WorkerCrash("node-4")) == [("node-4", {"kind": "worker_crash"})]
+
+
+def test_the_root_is_wherever_it_is_now():
+    assert _told(RootLoss()) == [("node-2", {"kind": "node_loss"})]
+
+
+def test_nodes_meant_twice_are_lost_once():
+    both = NodesLoss(("root", "rank-5", "node-0"))
+
+    assert [node for node, _ in _told(both)] == ["node-2", "node-0"]
+
+
+def test_of_a_rack_only_the_nodes_that_are_left_are_lost():
+    assert [node for node, _ in _told(RackLoss("a"))] == ["node-0"]
+
+
+def test_a_flipped_bit_follows_the_scenarios_seed():
+    assert _told(BitFlip("node-0", 1)) == [("node-0", {"kind": "bit_flip", "shard": 1, "seed": 9})]
+
+
+def test_a_full_store_is_full_for_every_node():
+    assert [node for node, _ in _told(StoreFull())] == ["node-0", "node-4", "node-2", "node-5"]
+
+
+@pytest.mark.parametrize("failure", [NodeLoss("node-9"), WorkerCrash("rank-6"), RackLoss("c")])
+def test_what_is_not_there_cannot_break(failure):
+    with pytest.raises(ConfigError, match=r"is there|runs"):
+        orders(failure, CAST)
