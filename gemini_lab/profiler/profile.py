@@ -7,7 +7,7 @@ step to the end of the next, and `update_s` is where that next step begins to ch
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import Any, Final, Self
@@ -121,15 +121,26 @@ class Profile:
         return sum(span.duration_s for span in self.idle_spans)
 
     @property
+    def collectives_before_update(self) -> int:
+        """How many collectives are called before the update."""
+        return sum(collective.start_s < self.update_s for collective in self.collectives)
+
+    @property
     def last_collective_end_s(self) -> float:
         """Where the last collective before the update ends: what is left over can go from here."""
         ends = [c.end_s for c in self.collectives if c.start_s < self.update_s]
         return min(max(ends, default=0.0), self.update_s)
 
     @property
+    def sequence(self) -> list[tuple[str, int]]:
+        """Name and bytes of each collective, in order."""
+        return [(collective.name, collective.size_bytes) for collective in self.collectives]
+
+    @property
     def fingerprint(self) -> str:
-        """Short hash of the collectives' names and sizes; the same for the same job."""
-        return fingerprint((c.name, c.size_bytes) for c in self.collectives)
+        """Short hash of the sequence; the same for the same job."""
+        text = "\n".join(f"{name} {size_bytes}" for name, size_bytes in self.sequence)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def variation(self) -> float:
@@ -171,7 +182,7 @@ class Profile:
                 f"the profile was made with {self.world_size} ranks, this job has {world_size}; "
                 "profile this job"
             )
-        difference = first_difference([(c.name, c.size_bytes) for c in self.collectives], sequence)
+        difference = first_difference(self.sequence, sequence)
         if difference:
             raise ConfigError(f"the profile is of another job: {difference}; profile this job")
 
@@ -248,12 +259,6 @@ class Profile:
             iterations=0,
             world_size=world_size,
         )
-
-
-def fingerprint(sequence: Iterable[tuple[str, int]]) -> str:
-    """Short hash of names and bytes."""
-    text = "\n".join(f"{name} {size_bytes}" for name, size_bytes in sequence)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def first_difference(expected: Sequence[tuple[str, int]], found: Sequence[tuple[str, int]]) -> str:

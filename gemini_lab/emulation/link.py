@@ -1,0 +1,164 @@
+"""A node's link with a rate of its own, shared by training and checkpoint traffic.
+
+A token bucket hands out the link's time in the order of the requests: a message of b bytes holds a
+link of rate B for b / B seconds, and whoever comes next waits behind it. It stands for the node's
+sending direction; in ring algorithms and ring-like placements a node receives as much as it sends.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch.distributed as dist
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.units import format_bytes
+
+_FREE_AT: Final = struct.Struct("d")
+
+WIRE_SHARE: Final[dict[str, Callable[[int], float]]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "inference_all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_gather_into_tensor": lambda n: (n - 1) / n,
+    "all_gather_base": lambda n: (n - 1) / n,
+    "all_gather_coalesced": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "reduce_scatter_tensor": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "all_to_all_single": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,
+    "reduce": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "send": lambda _: 1.0,
+    "isend": lambda _: 1.0,
+    "batch_isend_irecv": lambda _: 0.5,
+}
+"""For n nodes, the share of the full tensor's bytes that crosses a node's link, one way.
+
+Ring all-gather and ring reduce-scatter pass every part but one over each link: (n-1)/n. A ring
+all-reduce is one after the other: 2(n-1)/n. In an all-to-all each node keeps 1/n of what it has. A
+pipelined broadcast or reduce along a chain uses n-1 of n links, (n-1)/n on average; a gather or
+scatter moves (n-1)/n over the root's link, which is the slowest. A message goes over its sender's
+link once, so of a batch of sends and receives half; receiving calls and barriers are free.
+"""
+
+
+def wire_bytes(name: str, size_bytes: int, *, nodes: int) -> float:
+    """Bytes that a collective of `size_bytes` sends over each node's link.
+
+    Args:
+        name: The operation's name; one that is not in `WIRE_SHARE` sends nothing.
+        size_bytes: The full tensor's size.
+        nodes: How many nodes the group spans; a group on one node uses no link.
+    """
+    return size_bytes * WIRE_SHARE[name](nodes) if name in WIRE_SHARE and nodes > 1 else 0.0
+
+
+class LinkBucket:
+    """The token bucket of one node, shared by its processes and their threads.
+
+    Its state, the time at which the link is free again, lies in a file of 8 bytes that all of the
+    node's processes map. A process that dies gives its lock back.
+
+    Args:
+        path: The file; made if it is missing. Any path that opens will do, also that of a
+            descriptor under /proc.
+        bytes_per_s: The link's rate.
+
+    Raises:
+        ConfigError: The rate is not above zero.
+    """
+
+    def __init__(self, path: Path | str, *, bytes_per_s: float) -> None:
+        if not bytes_per_s > 0:
+            raise ConfigError(f"a link's rate must be above zero (got {bytes_per_s} B/s)")
+        self.bytes_per_s = bytes_per_s
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if os.fstat(self._fd).st_size < _FREE_AT.size:
+            os.ftruncate(self._fd, _FREE_AT.size)
+        self._memory = mmap.mmap(self._fd, _FREE_AT.size)
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"LinkBucket({format_bytes(self.bytes_per_s)}/s)"
+
+    def reserve(self, size_bytes: float) -> float:
+        """Take the link for `size_bytes`, behind everything reserved before.
+
+        Returns:
+            When the link will have carried them, on the clock of `time.monotonic`.
+        """
+        if size_bytes <= 0:
+            return 0.0
+        with self._lock:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                (free_s,) = _FREE_AT.unpack_from(self._memory)
+                done_s = max(time.monotonic(), free_s) + size_bytes / self.bytes_per_s
+                _FREE_AT.pack_into(self._memory, 0, done_s)
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        return float(done_s)
+
+    def carry(self, size_bytes: float) -> None:
+        """Reserve, and wait until the link has carried the bytes."""
+        done_s = self.reserve(size_bytes)
+        while (left_s := done_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._memory.close()
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LinkPacer:
+    """Reserves a node's link for the collectives of one of its ranks; the `pace` of a `CommSeam`.
+
+    Rings are laid node by node, as NCCL lays them, so a ring crosses each node's link once however
+    many of its ranks take part: each of them reserves its part of those bytes.
+
+    Args:
+        bucket: The node's.
+        ranks_per_node: Rank r runs on node r // ranks_per_node.
+    """
+
+    def __init__(self, bucket: LinkBucket, *, ranks_per_node: int = 1) -> None:
+        self.bucket = bucket
+        self._ranks_per_node = ranks_per_node
+        self._shapes: dict[Any, tuple[int, int]] = {}
+
+    def __call__(self, name: str, size_bytes: int, group: Any) -> float:
+        """Reserve the link for one collective; when it will be done, by `time.monotonic`."""
+        nodes, here = self._shape(group)
+        return self.bucket.reserve(wire_bytes(name, size_bytes, nodes=nodes) / here)
+
+    def _shape(self, group: Any) -> tuple[int, int]:
+        """How many nodes the group spans, and how many of its ranks share this one."""
+        if group not in self._shapes:
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            self._shapes[group] = group_shape(
+                ranks, rank=dist.get_rank(), ranks_per_node=self._ranks_per_node
+            )
+        return self._shapes[group]
+
+
+def group_shape(ranks: Sequence[int], *, rank: int, ranks_per_node: int) -> tuple[int, int]:
+    """Nodes that a group of `ranks` spans, and its ranks on the node of `rank` (at least 1)."""
+    nodes = [one // ranks_per_node for one in ranks]
+    return len(set(nodes)), max(1, nodes.count(rank // ranks_per_node))
