@@ -1,0 +1,176 @@
+"""Where everything lies in a shard's payload: plain data that agents and stores can read too.
+
+A payload is the bytes of one shard in one version: first the small state (self-delimiting, in room
+of fixed size), then the tensors of the optimizer, one after another.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+import xxhash
+
+from gemini_lab.errors import ConfigError
+
+_ALIGNMENT_BYTES: Final = 64  # of every tensor in a payload
+DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+"""The types of tensors in a payload, by torch's name, and the size of an element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One flat tensor of a payload."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPiece:
+    """A run of elements that a shard holds of one weight, in master (fp32) precision.
+
+    Attributes:
+        weight: The weight's name in the model.
+        weight_offset: First element, in the flattened weight.
+        tensor: Number of the tensor in the payload that holds them.
+        tensor_offset: First element, in that tensor.
+        numel: How many elements.
+    """
+
+    weight: str
+    weight_offset: int
+    tensor: int
+    tensor_offset: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """The form of one rank's payload; it stays the same for a whole run.
+
+    Attributes:
+        rank: Whose shard.
+        world_size: How many shards make a version.
+        stage: ZeRO stage.
+        optimizer: Class of the optimizer.
+        tensors: What follows the small state, in order of offset.
+        small_offset_bytes: Where the small state begins.
+        small_capacity_bytes: Room for it.
+        payload_bytes: Size of the whole.
+        weights: Shape of each trained weight of the model.
+        pieces: Which parts of which weights this shard holds.
+        aliases: Further names of tied weights, and the name that `weights` has.
+        frozen: Weights that are not trained, thus not in any payload.
+        frozen_digest: Checksum of them.
+    """
+
+    rank: int
+    world_size: int
+    stage: int
+    optimizer: str
+    tensors: tuple[TensorSpec, ...]
+    small_offset_bytes: int
+    small_capacity_bytes: int
+    payload_bytes: int
+    weights: Mapping[str, tuple[int, ...]]
+    pieces: tuple[WeightPiece, ...]
+    aliases: Mapping[str, str]
+    frozen: tuple[str, ...]
+    frozen_digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, for `from_json`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {
+            "tensors": [asdict(tensor) | {"shape": [*tensor.shape]} for tensor in self.tensors],
+            "pieces": [asdict(piece) for piece in self.pieces],
+            "weights": {name: [*shape] for name, shape in self.weights.items()},
+            "aliases": dict(self.aliases),
+            "frozen": [*self.frozen],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The layout that `to_json` turned into `values`."""
+        tensors = [TensorSpec(**t | {"shape": tuple(t["shape"])}) for t in values["tensors"]]
+        changed = {
+            "tensors": tuple(tensors),
+            "pieces": tuple(WeightPiece(**piece) for piece in values["pieces"]),
+            "weights": {name: tuple(shape) for name, shape in values["weights"].items()},
+            "frozen": tuple(values["frozen"]),
+        }
+        return cls(**{**values, **changed})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same when a version is loaded, as JSON values; same on all ranks."""
+        return {
+            "ZeRO stage": self.stage,
+            "optimizer": self.optimizer,
+            "number of ranks": self.world_size,
+            "room for small state": self.small_capacity_bytes,
+            "weight": {name: [*shape] for name, shape in self.weights.items()},
+            "tensor": {t.name: [t.dtype, *t.shape] for t in self.tensors},
+            "frozen weights": [*self.frozen],
+            "checksum of the frozen weights": self.frozen_digest,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the identity: equal where a version can be loaded."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(self.identity, sort_keys=True).encode())
+
+
+def lay_out(
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]], *, start_bytes: int
+) -> tuple[TensorSpec, ...]:
+    """Tensors (name, dtype, shape) one after another from `start_bytes` on, each aligned."""
+    specs = []
+    for name, dtype, shape in tensors:
+        start_bytes = -(-start_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        size_bytes = DTYPE_BYTES[dtype]
+        for length in shape:
+            size_bytes *= length
+        specs.append(
+            TensorSpec(
+                name=name, dtype=dtype, shape=shape, offset_bytes=start_bytes, size_bytes=size_bytes
+            )
+        )
+        start_bytes += size_bytes
+    return tuple(specs)
+
+
+def require_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Return if a version with the identity `stored` can be loaded where it is `current`.
+
+    Raises:
+        ConfigError: It cannot; the message says what differs.
+    """
+    found = differences(stored, current)
+    if found:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ConfigError(
+            f"the model or its optimizer changed since the checkpoint: {'; '.join(found[:5])}{more}"
+            "; start the script as it was, or start a new run"
+        )
+
+
+def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """What differs between two identities, in words."""
+    found = []
+    for key in {**stored, **current}:
+        old, new = stored.get(key), current.get(key)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            found += [
+                f"{key} {n}: {old.get(n, 'none')} then, {new.get(n, 'none')} now" for n in names
+            ]
+        else:
+            found.append(f"{key}: {old} then, {new} now")
+    return found
