@@ -113,10 +113,10 @@ class ShardLayout:
             "optimizer": self.optimizer,
             "number of ranks": self.world_size,
             "room for small state": self.small_capacity_bytes,
-            "weight": {name: [*shape] for name, shape in self.weights.items()},
-            "tensor": {t.name: [t.dtype, *t.shape] for t in self.tensors},
             "frozen weights": [*self.frozen],
             "checksum of the frozen weights": self.frozen_digest,
+            "weight": {name: [*shape] for name, shape in self.weights.items()},
+            "tensor": {t.name: [t.dtype, *t.shape] for t in self.tensors},
         }
 
     @property

@@ -20,6 +20,7 @@ import deepspeed
 import numpy as np
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger, safe_get_full_fp32_param
 from safetensors.torch import save_file
 from torch import nn
@@ -181,7 +182,7 @@ def work(request, rank):
     case, folder = request["case"], Path(request["folder"])
     engine = make_engine(case, request["seed"])
     loader = StatefulDataLoader(Numbers(), batch_size=2, shuffle=True)
-    client = {"noise": None, "rank": dist.get_rank()}
+    client = {"noise": None, "rank": dist.get_rank(), **request.get("client", {})}
     state = EngineState(engine, data=loader, client_state=client)
     trainer, found = Trainer(engine, loader, client), {"layout": state.layout.to_json()}
     shard = folder / f"shard-{rank}.bin"
@@ -193,6 +194,10 @@ def work(request, rank):
         trainer.batches = iter(())
     elif request.get("capture_at") == 0:
         shard.write_bytes(whole(state))
+    if request.get("capture_early"):
+        engine.backward(engine(trainer.next_batch()[1]))
+        engine.step()
+        state.capture_small()
     found["updates"] = []
     while state.version < STEPS:
         found["updates"].append(trainer.update())
@@ -229,6 +234,7 @@ def run_rank(request, rank):
 
 def main():
     logger.setLevel("ERROR")
+    get_accelerator().is_fp16_supported = lambda: True  # DeepSpeed says no on CPU; torch can
     for name in ("torch._dynamo", "torch._inductor", "deepspeed.runtime.zero.muon.original_muon"):
         importlib.import_module(name)
     torch.set_num_threads(1)
