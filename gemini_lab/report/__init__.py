@@ -1,0 +1,32 @@
+"""What a run did, from its event log and nothing else."""
+
+from gemini_lab.report.build import build_report
+from gemini_lab.report.command import command, find_run
+from gemini_lab.report.trace import chrome_trace
+from gemini_lab.report.values import (
+    Comparison,
+    Injection,
+    Iteration,
+    Receipt,
+    Recovery,
+    RunReport,
+    Step,
+    Traffic,
+    WastedTime,
+)
+
+__all__ = [
+    "Comparison",
+    "Injection",
+    "Iteration",
+    "Receipt",
+    "Recovery",
+    "RunReport",
+    "Step",
+    "Traffic",
+    "WastedTime",
+    "build_report",
+    "chrome_trace",
+    "command",
+    "find_run",
+]

@@ -1,0 +1,182 @@
+"""A report as text for a terminal of 100 columns."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gemini_lab.report.values import Recovery, RunReport, Step, Traffic, WastedTime
+from gemini_lab.units import format_bytes, format_seconds
+
+WIDTH: Final = 100
+_BAR_WIDTH: Final = 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ink:
+    """The characters that bars and rules are drawn with."""
+
+    bar: str
+    empty: str
+    rule: str
+
+
+BLOCKS: Final = Ink(bar="█", empty="·", rule="─")
+ASCII: Final = Ink(bar="#", empty=".", rule="-")
+
+
+def ink_for(encoding: str | None) -> Ink:
+    """Blocks where `encoding` has them, else ASCII."""
+    try:
+        (BLOCKS.bar + BLOCKS.empty + BLOCKS.rule).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BLOCKS
+
+
+def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
+    """The whole report."""
+    lines = [*_summary(report)]
+    for recovery in report.recoveries:
+        lines += ["", *_recovery(recovery, ink)]
+    if report.wasted is not None:
+        lines += ["", *_wasted(report.wasted, ink)]
+    lines += ["", _heading("Traffic", ink), *_traffic(report.traffic)]
+    if report.notes:
+        lines += ["", _heading("Remarks", ink)]
+        for note in report.notes:
+            lines += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _heading(text: str, ink: Ink) -> str:
+    return f"{text} {ink.rule * max(3, WIDTH - len(text) - 1)}"
+
+
+def _summary(report: RunReport) -> Iterator[str]:
+    done = max((iteration.number for iteration in report.iterations), default=0)
+    kind = "simulated run" if report.simulated else "run"
+    outcome = {"unfinished": "is under way, or its log ends early"}.get(
+        report.outcome, report.outcome
+    )
+    yield f"{kind} {report.name}: {outcome}"
+    yield (
+        f"  {_count(done, 'iteration')} by {_count(report.ranks, 'rank')} on "
+        f"{_count(report.nodes, 'node')} in {format_seconds(report.duration_s)}"
+        + (f"; {report.script}" if report.script else "")
+    )
+    lost = sum(recovery.lost_iterations for recovery in report.recoveries)
+    yield (
+        f"  {_count(len(report.injections), 'failure')} injected, "
+        f"{_count(len(report.recoveries), 'recovery', 'recoveries')}, "
+        f"{_count(lost, 'iteration')} done again"
+    )
+    losses = [loss for (_, rank), loss in sorted(report.losses.items()) if rank == 0]
+    if losses:
+        yield f"  loss of rank 0: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
+    if len(report.roots) > 1:
+        yield f"  root agent: {', then '.join(report.roots)}"
+    if report.reason:
+        yield from textwrap.indent(report.reason, "  ! ").splitlines()
+
+
+def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
+    took_s = recovery.duration_s
+    took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
+    yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
+    yield from gantt(recovery.steps, ink=ink)
+    if recovery.version is None:
+        yield "  nothing was planned"
+        return
+    yield from textwrap.wrap(
+        f"version {recovery.version} from {recovery.tier}: {recovery.reason}",
+        WIDTH, initial_indent="  ", subsequent_indent="    ",
+    )  # fmt: skip
+    for rejected in recovery.rejected:
+        yield f"  stepped over {rejected}"
+    yield from _receipts(recovery)
+    if recovery.wasted_s is not None and recovery.lost_progress_s is not None:
+        yield (
+            f"  wasted {format_seconds(recovery.wasted_s)}: "
+            f"{format_seconds(recovery.lost_progress_s)} of training "
+            f"({_count(recovery.lost_iterations, 'whole iteration')}) and "
+            f"{format_seconds(recovery.retrieval_s)} of retrieval"
+        )
+
+
+def _cause(recovery: Recovery) -> str:
+    if recovery.injections:
+        return ", ".join(str(injection) for injection in recovery.injections)
+    where = f" ({', '.join(recovery.lost_nodes)})" if recovery.lost_nodes else ""
+    return recovery.cause.replace("_", " ") + where
+
+
+def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) -> Iterator[str]:
+    """One line a step: its name, its duration, and a bar that shows when it ran.
+
+    Args:
+        steps: In order of time.
+        ink: What to draw with.
+        width: Characters that stand for the whole time.
+    """
+    if not steps:
+        return
+    begin_s = min(step.start_s for step in steps)
+    span_s = max(max(step.end_s for step in steps) - begin_s, 1e-9)
+    for step in steps:
+        first = min(int((step.start_s - begin_s) / span_s * width), width - 1)
+        last = max(first + 1, round((step.end_s - begin_s) / span_s * width))
+        bar = ink.empty * first + ink.bar * (last - first) + ink.empty * (width - last)
+        yield f"  {step.name.replace('_', ' '):<12}{step.duration_s:>9.3f} s  {bar}"
+    yield f"  {'in all':<12}{span_s:>9.3f} s"
+
+
+def _receipts(recovery: Recovery) -> Iterator[str]:
+    if not recovery.receipts:
+        return
+    yield "  shard  tier        holder           size  verified  retrieve    verify      load"
+    for receipt in recovery.receipts:
+        yield (
+            f"  {receipt.shard:>5}  {receipt.tier:<10}  {_short(receipt.holder):<12}"
+            f"{format_bytes(receipt.size_bytes):>10}  {'yes' if receipt.verified else 'NO':<8}"
+            f"{_ms(receipt.retrieve_s)}{_ms(receipt.verify_s)}{_ms(receipt.load_s)}"
+        )
+
+
+def _wasted(wasted: WastedTime, ink: Ink) -> Iterator[str]:
+    yield _heading("Wasted time per failure, Eq. (1)", ink)
+    yield (
+        f"  predicted {wasted.predicted_s:7.2f} s = t_ckpt {wasted.checkpoint_s:.2f} s + 1/(2f) "
+        f"{max(wasted.interval_s, wasted.checkpoint_s) / 2:.2f} s + t_rtvl "
+        f"{wasted.retrieval_s:.2f} s, each measured here"
+    )
+    each = ", ".join(f"{value:.2f} s" for value in wasted.measured_s)
+    yield f"  measured  {wasted.measured_mean_s:7.2f} s, the mean of: {each}"
+
+
+def _traffic(traffic: Traffic) -> Iterator[str]:
+    yield (
+        f"  replicas sent while training  {format_bytes(traffic.checkpoint_bytes):>10}   "
+        f"{_count(traffic.versions, 'version')} whole in memory"
+    )
+    yield f"  shards sent in recoveries     {format_bytes(traffic.recovery_bytes):>10}"
+    versions = ", ".join(map(str, traffic.persistent_versions)) or "none"
+    yield (
+        f"  persistent tier               {format_bytes(traffic.persistent_bytes):>10}   "
+        f"versions: {versions}"
+    )
+    for failure in traffic.persistent_failures:
+        yield f"  not persisted: {failure}"
+
+
+def _short(holder: str | None) -> str:
+    name = holder or ""
+    return name if len(name) <= 12 else "..." + name[-9:]
+
+
+def _ms(duration_s: float) -> str:
+    return f"{duration_s * 1000:>7.0f} ms"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

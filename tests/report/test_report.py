@@ -1,0 +1,243 @@
+"""Claims about reports, made of logs that are written by hand."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.report import RunReport, Step, build_report, command, find_run
+from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
+
+
+def test_redone_iterations_replace_the_lost_ones(steady, failing):
+    report = build_report(failing)
+
+    assert [(i.number, i.rank) for i in report.iterations] == [
+        (number, rank) for number in (1, 2, 3, 4) for rank in (0, 1)
+    ]
+    assert 99.0 not in report.losses.values()
+    assert report.losses_match(build_report(steady))
+    assert str(report.losses_match(build_report(steady))).startswith("bit-identical: 8 losses")
+
+
+def test_a_loss_that_is_off_by_its_last_bit_is_found(steady):
+    log = [
+        replace(e, data={**e.data, "values": {"loss": e.data["values"]["loss"] * (1 + 2**-52)}})
+        if e.kind == "iteration" and (e.data["iteration"], e.data["rank"]) == (3, 1)
+        else e
+        for e in steady
+    ]
+
+    comparison = build_report(log).losses_match(build_report(steady))
+
+    assert not comparison
+    assert comparison.first_difference is not None
+    assert comparison.first_difference.startswith("iteration 3, rank 1: 0x1.")
+
+
+def test_a_missing_loss_is_a_difference_and_no_losses_are_no_match(steady):
+    shorter = [e for e in steady if e.data.get("iteration") != 4 or e.kind != "iteration"]
+    silent = [e for e in steady if e.kind != "iteration"]
+
+    assert not build_report(shorter).losses_match(build_report(steady))
+    assert "nothing to compare" in str(build_report(silent).losses_match(build_report(silent)))
+    assert not build_report(silent).losses_match(build_report(silent))
+
+
+def test_a_log_gives_the_same_report_in_any_order_of_arrival(failing):
+    """Lines of several nodes interleave as the network likes."""
+    shuffled = failing.copy()
+    random.Random(3).shuffle(shuffled)
+    ordered, mixed = build_report(failing), build_report(shuffled)
+
+    assert mixed.losses == ordered.losses
+    assert mixed.recoveries[0].duration_s == ordered.recoveries[0].duration_s
+
+
+def test_iterations_that_are_lost_and_never_redone_do_not_count(failing):
+    until_plan = failing[: [e.kind for e in failing].index("recovery_planned") + 1]
+    report = build_report(until_plan)
+
+    assert max(i.number for i in report.iterations) == 2
+    assert report.outcome == "unfinished"
+    assert report.recoveries[0].duration_s is None
+    assert report.wasted is None
+    assert "not over" in str(report)
+
+
+def test_a_recovery_is_a_timeline_from_the_injected_failure_to_the_first_iteration(failing):
+    (recovery,) = build_report(failing).recoveries
+
+    assert [step.name for step in recovery.steps] == [
+        "detect", "fence", "inventory", "start", "retrieve", "warm_up",
+    ]  # fmt: skip
+    assert [round(step.duration_s, 3) for step in recovery.steps] == [0.1, 0.1, 0.1, 0.5, 0.3, 1.5]
+    assert recovery.duration_s == pytest.approx(2.6)
+    assert str(recovery.injections[0]) == "node loss on node-1"
+    assert (recovery.version, recovery.tier, recovery.lost_iterations) == (2, "memory", 1)
+
+
+def test_a_failure_of_the_worlds_own_begins_with_its_detection(failing):
+    (recovery,) = build_report([e for e in failing if e.kind != "injected"]).recoveries
+
+    assert recovery.steps[0].name == "fence"
+    assert recovery.duration_s == pytest.approx(2.5)
+    assert "node lost (node-1)" in str(build_report([e for e in failing if e.kind != "injected"]))
+
+
+def test_an_injection_that_needs_no_recovery_causes_none(failing, make_event):
+    flip = make_event(
+        "injected", 4.0, "node-0", failure={"kind": "bit_flip"}, target={"name": "node-0"}
+    )
+    report = build_report([*failing, flip])
+
+    assert len(report.injections) == 2
+    assert [i.kind for i in report.recoveries[0].injections] == ["node_loss"]
+
+
+def test_receipts_say_from_which_tier_each_shard_came(failing):
+    (recovery,) = build_report(failing).recoveries
+
+    assert [(r.shard, r.tier, r.holder) for r in recovery.receipts] == [
+        (0, "local", "node-0"),
+        (1, "peer", "node-0"),
+    ]
+    assert recovery.retrieval_s == pytest.approx(0.3)  # the slower shard's
+
+
+def test_wasted_time_is_eq_1_with_measured_terms_beside_what_was_lost(failing):
+    """t_ckpt 0.5 s + 1.5 s / 2 + t_rtvl 0.3 s; lost: 5.0 - 3.0 s of progress and 0.3 s."""
+    wasted = build_report(failing).wasted
+
+    assert wasted is not None
+    assert wasted.predicted_s == pytest.approx(0.5 + 1.5 / 2 + 0.3)
+    assert wasted.measured_s == pytest.approx((2.3,))
+
+
+def test_a_start_from_nothing_wastes_all_that_was_trained(failing):
+    log = [
+        replace(e, data={**e.data, "version": None, "tier": "start"})
+        if e.kind == "recovery_planned"
+        else e
+        for e in failing
+    ]
+    (recovery,) = build_report(log).recoveries
+
+    assert recovery.version == 0
+    assert recovery.lost_progress_s == pytest.approx(5.0)
+
+
+def test_bytes_are_summed_from_what_the_nodes_sent(failing):
+    traffic = build_report(failing).traffic
+
+    assert traffic.checkpoint_bytes == 8 * 1000
+    assert traffic.recovery_bytes == 5000
+    assert traffic.persistent_versions == (2,)
+    assert traffic.persistent_failures == ("version 4: disk full",)
+
+
+def test_rejected_copies_are_named(failing, make_event):
+    rejected = make_event(
+        "replica_rejected", 5.25, "node-0", recovery=1, epoch=2, shard=1, version=3,
+        holder="node-0", chunk=4,
+    )  # fmt: skip
+
+    assert "stepped over shard 1 of version 3 on node-0: chunk 4 failed its checksum" in str(
+        build_report([*failing, rejected])
+    )
+
+
+def test_a_simulated_run_is_called_simulated(steady, make_event):
+    start = make_event(
+        "run_started", 0.0, name="s", script=None, nodes=2, workers_per_node=8,
+        settings={"simulated": True},
+    )  # fmt: skip
+    report = build_report([start, *steady[1:]])
+
+    assert str(report).startswith("simulated run")
+    assert report.ranks == 16
+
+
+def test_a_report_fits_a_terminal_in_blocks_and_in_ascii(failing):
+    report = build_report(failing)
+    for ink in (BLOCKS, ASCII):
+        text = render(report, ink=ink)
+        assert max(map(len, text.splitlines())) <= WIDTH
+    assert render(report, ink=ASCII).isascii()
+    assert ink_for("utf-8") is BLOCKS
+    assert ink_for("latin-1") is ASCII
+    assert ink_for(None) is ASCII
+
+
+def test_a_bar_shows_when_a_step_ran():
+    steps = (
+        Step(name="a", start_s=0.0, end_s=2.0),
+        Step(name="b", start_s=2.0, end_s=2.0),
+        Step(name="c", start_s=2.0, end_s=4.0),
+    )
+    bars = [line.split()[-1] for line in gantt(steps, ink=ASCII, width=8)][:3]
+
+    assert bars == ["####....", "....#...", "....####"]
+
+
+def test_json_keeps_every_bit_of_a_loss(failing):
+    record = json.loads(json.dumps(build_report(failing).to_json()))
+
+    for i in record["iterations"]:
+        assert float.fromhex(i["loss_hex"]) == i["loss"]
+    assert record["recoveries"][0]["wasted_s"] == pytest.approx(2.3)
+
+
+def test_a_notebook_shows_a_table_and_escapes_what_is_in_the_log(failing):
+    html = replace(build_report(failing), name="<b>")._repr_html_()
+
+    assert html.count("<tr>") == 2
+    assert "&lt;b&gt;" in html
+
+
+def test_the_command_prints_compares_and_writes(save, steady, failing, capsys, monkeypatch):
+    folder = save("one", failing)
+    save("steady", steady)
+    monkeypatch.chdir(folder.parent.parent)
+    trace = folder / "trace.json"
+
+    assert command(["one", "--compare", "steady", "--chrome-trace", str(trace)]) == 0
+    printed = capsys.readouterr()
+    assert "Recovery 1" in printed.out
+    assert "bit-identical: 8 losses" in printed.err
+    assert json.loads(trace.read_text())["traceEvents"]
+
+    assert command([str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "finished"
+
+
+def test_the_command_fails_where_losses_differ(save, steady, monkeypatch):
+    folder = save("whole", steady)
+    save("short", steady[:-6])
+    monkeypatch.chdir(folder.parent.parent)
+
+    assert command(["whole", "--compare", "short"]) == 1
+
+
+def test_the_latest_run_is_the_one_written_to_last(save, steady, monkeypatch):
+    import os
+
+    first, second = save("b", steady), save("a", steady)
+    os.utime(first / "events.jsonl", (1, 1))
+    monkeypatch.chdir(first.parent.parent)
+
+    assert find_run("latest").absolute() == second
+    assert RunReport.load(find_run("b")).name == "b"
+
+
+def test_what_is_no_run_is_refused(tmp_path, monkeypatch, make_event):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match="no run is in"):
+        find_run("latest")
+    with pytest.raises(ConfigError, match="is no run"):
+        find_run("absent")
+    with pytest.raises(ConfigError, match="no run_started"):
+        build_report([make_event("note", 1.0, text="hello")])

@@ -1,0 +1,94 @@
+"""Claims about the Chrome trace of a run."""
+
+import json
+from collections import defaultdict
+
+import pytest
+
+from gemini_lab.report import chrome_trace
+
+
+def _by_phase(events):
+    records = defaultdict(list)
+    for record in json.loads(json.dumps(chrome_trace(events)))["traceEvents"]:
+        records[record["ph"]].append(record)
+    return records
+
+
+def _names(records):
+    nodes = {m["pid"]: m["args"]["name"] for m in records["M"] if m["name"] == "process_name"}
+    lanes = {
+        (m["pid"], m["tid"]): m["args"]["name"] for m in records["M"] if m["name"] == "thread_name"
+    }
+    return nodes, lanes
+
+
+def test_every_record_lies_on_a_named_lane_of_a_named_node(failing):
+    records = _by_phase(failing)
+    nodes, lanes = _names(records)
+
+    for phase in "Xsfi":
+        for record in records[phase]:
+            assert record["pid"] in nodes
+            assert (record["pid"], record["tid"]) in lanes
+            assert record["ts"] >= 0
+    assert {"node-0", "node-1", "node-2", "lab"} == set(nodes.values())
+
+
+def test_an_iteration_is_a_slice_that_ends_when_it_ended(failing):
+    records = _by_phase(failing)
+    (first,) = (r for r in records["X"] if r["name"] == "iteration 1" and r["args"]["rank"] == 0)
+
+    assert first["ts"] + first["dur"] == pytest.approx(1.5e6)
+    assert first["dur"] == pytest.approx(1.5e6)
+
+
+def test_every_step_of_a_recovery_is_a_slice(failing):
+    steps = [r["name"] for r in _by_phase(failing)["X"] if r["cat"] == "recovery"]
+
+    assert sorted(steps) == sorted(["fence", "inventory", "start", "retrieve", "warm_up"])
+
+
+def test_an_arrow_leads_from_the_node_that_sent_to_the_node_that_received(failing, make_event):
+    transfer = make_event(
+        "transfer", 2.0, "node-0", rank=0, version=1, peer=1, sent_bytes=10,
+        start_s=1001.8, end_s=1002.0,
+    )  # fmt: skip
+    records = _by_phase([*failing, transfer])
+    nodes, _ = _names(records)
+    starts = {r["id"]: r for r in records["s"]}
+    ends = {r["id"]: r for r in records["f"]}
+
+    assert starts.keys() == ends.keys()
+    assert [(nodes[starts[i]["pid"]], nodes[ends[i]["pid"]]) for i in sorted(starts)] == [
+        ("node-0", "node-1"),  # the replica, while training
+        ("node-0", "node-2"),  # the lost shard, in the recovery
+    ]
+    for number, start in starts.items():
+        assert ends[number]["ts"] >= start["ts"]
+        assert _lies_on_a_slice(start, records["X"])
+        assert _lies_on_a_slice(ends[number], records["X"])
+
+
+def _lies_on_a_slice(arrow, slices):
+    return any(
+        (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"])
+        and s["ts"] <= arrow["ts"] <= s["ts"] + s["dur"] + 0.01
+        for s in slices
+    )
+
+
+def test_a_collective_has_a_lane_of_its_own(steady, make_event):
+    collective = make_event(
+        "collective", 1.0, "node-1", rank=1, name="all_gather", sent_bytes=4,
+        start_s=1000.9, end_s=1001.0,
+    )  # fmt: skip
+    records = _by_phase([*steady, collective])
+    (drawn,) = (r for r in records["X"] if r["name"] == "all_gather")
+
+    assert _names(records)[1][drawn["pid"], drawn["tid"]] == "collectives, rank 1"
+    assert drawn["dur"] == pytest.approx(1e5, rel=1e-6)
+
+
+def test_an_empty_log_is_an_empty_trace():
+    assert chrome_trace([])["traceEvents"] == []
