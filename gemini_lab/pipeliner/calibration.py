@@ -1,0 +1,184 @@
+"""alpha and B of the wire, and the rates of copy and checksum, by a short measurement."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gemini_lab.checkpoint.slab import chunk_digest
+from gemini_lab.errors import ConfigError
+from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.units import KIB, MIB, format_bytes
+
+SIZES: Final = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
+REPEATS: Final = 5
+MEMORY_BYTES: Final = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireFit:
+    """The line f(s) = alpha + s / B (paper, section 5.3) through measured messages.
+
+    Attributes:
+        alpha_s: Start-up time of a message.
+        bandwidth_bytes_per_s: What the wire carries after that (B).
+        worst_error: Largest relative distance of a measurement from the line.
+    """
+
+    alpha_s: float
+    bandwidth_bytes_per_s: float
+    worst_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What `plan_chunks` needs to know of the machine, under the names that it takes.
+
+    Attributes:
+        alpha_s: Start-up time of a message; the slowest rank's.
+        bandwidth_bytes_per_s: The wire's rate (B); the slowest rank's.
+        copy_bytes_per_s: Rate of a plain memory copy here.
+        hash_bytes_per_s: Rate of the checksum here.
+        worst_error: See `WireFit`; this rank's.
+        conditions: What made the machine unlike its bare self.
+    """
+
+    alpha_s: float
+    bandwidth_bytes_per_s: float
+    copy_bytes_per_s: float
+    hash_bytes_per_s: float
+    worst_error: float
+    conditions: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Calibration(alpha {self.alpha_s * 1e6:.0f} us, "
+            f"B {format_bytes(self.bandwidth_bytes_per_s)}/s, "
+            f"copy {format_bytes(self.copy_bytes_per_s)}/s, "
+            f"checksum {format_bytes(self.hash_bytes_per_s)}/s, "
+            f"worst error {self.worst_error:.0%})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The calibration as plain JSON values."""
+        return asdict(self)
+
+
+def fit_wire(samples: Sequence[tuple[int, float]]) -> WireFit:
+    """Least squares of relative errors, so that small messages tell alpha and large ones B.
+
+    Args:
+        samples: Bytes and seconds of messages of at least two sizes.
+
+    Raises:
+        ConfigError: The samples have one size only, or do not grow with it.
+    """
+    sizes = np.array([size_bytes for size_bytes, _ in samples], float)
+    times = np.array([time_s for _, time_s in samples], float)
+    if len(set(sizes)) < 2 or times.min() <= 0:
+        raise ConfigError(
+            f"alpha and B need messages of two sizes and times above zero (got {len(samples)} "
+            f"samples of {len(set(sizes))} sizes); measure again with others"
+        )
+    # With at least two sizes the columns are independent, so the solution is the only one.
+    columns = np.stack([np.ones_like(sizes), sizes], axis=1) / times[:, None]
+    (alpha_s, per_byte_s), *_ = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)
+    if alpha_s < 0:  # no message starts before it is asked for: the line through the origin
+        alpha_s = 0.0
+        shares = sizes / times
+        per_byte_s = shares.sum() / (shares**2).sum()
+    if per_byte_s <= 0:
+        raise ConfigError(
+            "larger messages took no longer than small ones, so there is no bandwidth to fit; "
+            "measure larger messages, or on a quieter machine"
+        )
+    errors = np.abs((alpha_s + per_byte_s * sizes) / times - 1)
+    return WireFit(
+        alpha_s=float(alpha_s),
+        bandwidth_bytes_per_s=float(1 / per_byte_s),
+        worst_error=float(errors.max()),
+    )
+
+
+def calibrate(
+    group: CheckpointGroup,
+    *,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = REPEATS,
+    carry: Callable[[float], None] | None = None,
+    conditions: Sequence[str] = (),
+) -> Calibration:
+    """Measure the machine; every rank of `group` calls it at the same time.
+
+    Every rank sends to the next and receives from the one before it, as checkpoints do. All ranks
+    get the same alpha and B: the slowest rank's.
+
+    Args:
+        group: Used by nothing else meanwhile.
+        sizes: Message sizes.
+        repeats: Messages of each size; their median counts.
+        carry: Takes a message over an emulated link (`LinkBucket.carry`), before it is sent.
+        conditions: See `Calibration.conditions`.
+
+    Raises:
+        ConfigError: The group has one rank only, or the times make no line.
+    """
+    if group.world_size < 2:
+        raise ConfigError("a wire needs two ranks to be measured (got 1); start more workers")
+    samples = []
+    for size_bytes in sizes:
+        times = [_exchange_s(group, size_bytes, carry) for _ in range(repeats + 1)]
+        samples.append((size_bytes, statistics.median(times[1:])))  # the first one warms up
+    fit = fit_wire(samples)
+    ours = [round(fit.alpha_s * 1e9), round(fit.bandwidth_bytes_per_s)]
+    theirs = group.all_gather(ours)
+    return Calibration(
+        alpha_s=max(alpha_ns for alpha_ns, _ in theirs) / 1e9,
+        bandwidth_bytes_per_s=float(min(rate for _, rate in theirs)),
+        copy_bytes_per_s=copy_rate(repeats=repeats),
+        hash_bytes_per_s=hash_rate(repeats=repeats),
+        worst_error=fit.worst_error,
+        conditions=tuple(conditions),
+    )
+
+
+def _exchange_s(
+    group: CheckpointGroup, size_bytes: int, carry: Callable[[float], None] | None
+) -> float:
+    """Seconds from a common start until one message has left and one has come."""
+    out, room = (torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2))
+    after = (group.rank + 1) % group.world_size
+    before = (group.rank - 1) % group.world_size
+    group.barrier()
+    started_s = time.perf_counter()
+    coming = group.irecv(room, before)
+    if carry is not None:
+        carry(size_bytes)
+    group.isend(out, after).wait()
+    coming.wait()
+    return time.perf_counter() - started_s
+
+
+def copy_rate(*, size_bytes: int = MEMORY_BYTES, repeats: int = REPEATS) -> float:
+    """Bytes per second of a memory copy between touched pages; the median of `repeats`."""
+    source, target = (np.ones(size_bytes, np.uint8) for _ in range(2))
+    return _rate(lambda: np.copyto(target, source), size_bytes, repeats)
+
+
+def hash_rate(*, size_bytes: int = MEMORY_BYTES, repeats: int = REPEATS) -> float:
+    """Bytes per second of the chunks' checksum; the median of `repeats`."""
+    source = np.ones(size_bytes, np.uint8)
+    return _rate(lambda: chunk_digest(source), size_bytes, repeats)
+
+
+def _rate(work: Callable[[], object], size_bytes: int, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started_s)
+    return size_bytes / statistics.median(times)

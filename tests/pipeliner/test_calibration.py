@@ -1,0 +1,76 @@
+"""The calibration: the line is found again, and two ranks agree on it."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.pipeliner.calibration import SIZES, Calibration, calibrate, fit_wire
+from gemini_lab.pipeliner.group import CheckpointGroup
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
+def test_alpha_and_b_of_an_exact_line_are_found(alpha_s: float, rate: float) -> None:
+    fit = fit_wire([(size, alpha_s + size / rate) for size in SIZES])
+    for size in (SIZES[0], SIZES[-1]):
+        predicted_s = fit.alpha_s + size / fit.bandwidth_bytes_per_s
+        assert predicted_s == pytest.approx(alpha_s + size / rate, rel=1e-5)
+    assert fit.worst_error < 1e-5
+
+
+def test_a_start_up_time_is_never_negative() -> None:
+    fit = fit_wire([(1000, 0.5), (2000, 1.5), (4000, 3.6)])
+    assert fit.alpha_s == 0.0
+    assert fit.bandwidth_bytes_per_s == pytest.approx(1400, rel=0.2)
+    assert fit.worst_error > 0.1
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "two sizes"),
+        ([(8, 1.0), (8, 1.1)], "two sizes"),
+        ([(8, 0.0), (16, 1.0)], "above zero"),
+        ([(1, 2.0), (10**6, 1.0)], "no longer than small ones"),
+    ],
+)
+def test_samples_that_make_no_line_are_refused(
+    samples: list[tuple[int, float]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit_wire(samples)
+
+
+def test_both_ranks_get_the_slower_ones_wire(tmp_path: Path) -> None:
+    """Over real Gloo, two threads standing for two ranks; every message is carried first."""
+    carried: list[float] = []
+    found: dict[int, Calibration] = {}
+
+    def rank(number: int) -> None:
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        group = CheckpointGroup(store, rank=number, world_size=2)
+        found[number] = calibrate(
+            group, sizes=[1024, 1 << 20], repeats=2, carry=carried.append, conditions=["slow"]
+        )
+
+    threads = [threading.Thread(target=rank, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    one, other = found[0], found[1]
+    assert (one.alpha_s, one.bandwidth_bytes_per_s) == (other.alpha_s, other.bandwidth_bytes_per_s)
+    assert min(one.bandwidth_bytes_per_s, one.copy_bytes_per_s, one.hash_bytes_per_s) > 0
+    assert one.conditions == ("slow",)
+    assert sorted(carried) == [1024] * 6 + [1 << 20] * 6
+
+
+def test_one_rank_has_no_wire(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    group = CheckpointGroup(store, rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="two ranks"):
+        calibrate(group)
