@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 KINDS: Final[dict[str, str]] = {
     # the lab and its nodes
-    "lab_started": "the lab's nodes are up: nodes, standbys, etcd",
+    "lab_started": "the lab's nodes are up: nodes, standbys, names, root, etcd",
     "node_joined": "an agent registered: address, standby",
     "node_lost": "a node is gone: cause",
     "node_requested": "the operator was asked for a machine: reason",

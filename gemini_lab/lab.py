@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,15 +17,20 @@ from gemini_lab.cluster.etcd import EmbeddedEtcd
 from gemini_lab.cluster.launch import Hosts
 from gemini_lab.cluster.operator import MpiOperator, Operator
 from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError
-from gemini_lab.cluster.wire import Channel, connect
+from gemini_lab.cluster.wire import Channel, connect, serve
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.events import Event
+from gemini_lab.injector.failures import Failure
+from gemini_lab.injector.orders import Order
+from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.placement import plan_placement
-from gemini_lab.run import Run
+from gemini_lab.run import CONTROL_FILE, Run
 from gemini_lab.settings import Settings
 
 LAB_LEASE_S: Final = 15
+GOODBYE_S: Final = 5.0  # for agents to leave by themselves
+TICK_S: Final = 0.1
 JOIN_S: Final = 30.0
 
 
@@ -43,6 +48,8 @@ class Lab:
         lease_s: A node that gives no sign of life for so long counts as lost.
         warm: Fork workers from a parent that has imported everything.
         operator: Where machines come from; by default `mpiexec` on this machine or `hosts`.
+        racks: The rack of each node, in their order, standbys included: replicas are spread over
+            racks, and a rack can be lost at once.
 
     Raises:
         ConfigError: A number is impossible, or there are fewer hosts than nodes.
@@ -61,11 +68,14 @@ class Lab:
         lease_s: float = 2.0,
         warm: bool = True,
         operator: Operator | None = None,
+        racks: Sequence[str] | None = None,
     ) -> None:
-        _check(nodes, standbys, workers_per_node, lease_s)
+        _check(nodes, standbys, workers_per_node, lease_s, racks)
+        self._racks = None if racks is None else list(racks)
         self.nodes, self.standbys, self.workers_per_node = nodes, standbys, workers_per_node
         self.folder = Path(folder).absolute()
         self.run: Run | None = None
+        self.root: str | None = None
         self._members: dict[str, Channel] = {}
         self._numbers = itertools.count(1)
         self._bringing = 0
@@ -95,7 +105,7 @@ class Lab:
         self,
         job: Job,
         *,
-        scenario: Any = None,
+        scenario: Scenario | None = None,
         name: str | None = None,
         **settings: Any,
     ) -> Run:
@@ -103,7 +113,7 @@ class Lab:
 
         Args:
             job: What to run.
-            scenario: Failures to inject on the way (`gemini_lab.Scenario`).
+            scenario: Failures to inject on the way.
             name: The run's folder below the lab's; by default the time and the job's name.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
@@ -115,21 +125,28 @@ class Lab:
         if self.run is not None and not self.run.is_over:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
         job.check()
-        checked = Settings.parse(settings)
-        plan_placement(nodes=self.nodes, replicas=checked.replicas, strategy=checked.strategy)
+        self._check_train(Settings.parse(settings), scenario or Scenario())
         run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
         run = Run(
             folder=_fresh(self.folder / run_name), number=next(self._numbers), job=job,
-            inject=self._inject, stop=self._cancel, scenario=scenario,
+            scenario=scenario or Scenario(), obey=self._obey, stop=self._cancel,
+            living=lambda: list(self._members), racks=self._nodes_by_rack(), root=self.root,
+            workers_per_node=self.workers_per_node,
         )  # fmt: skip
         if "persistent_url" not in settings and not self._spans_machines:
             settings["persistent_url"] = str(run.folder / "persistent")
         record = {
             **job.to_json(), "id": run.number, "nodes": self.nodes, "standbys": self.standbys,
             "workers_per_node": self.workers_per_node, "settings": settings,
+            "racks": self._racks and self._racks[: self.nodes],
         }  # fmt: skip
-        run.take(self._event("lab_started", nodes=self.nodes, standbys=self.standbys,
-                             etcd=list(self._store.address.endpoints)))  # fmt: skip
+        self._write_control(run)
+        run.take(
+            self._event(
+                "lab_started", nodes=self.nodes, standbys=self.standbys, root=self.root,
+                names=sorted(self._members), etcd=list(self._store.address.endpoints),
+            )
+        )  # fmt: skip
         run.take(self._event("run_started", **record))
         self.run = run
         self._store.put("job", json.dumps(record))
@@ -148,6 +165,8 @@ class Lab:
                 self._await(self._say_goodbye(), timeout_s=20)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
+        if hasattr(self, "_mpi"):
+            self._mpi.clear()
         if hasattr(self, "_store"):
             self._store.close()
         if self._embedded is not None:
@@ -172,6 +191,24 @@ class Lab:
         assert self._embedded is not None
         return self._embedded.address
 
+    def _check_train(self, settings: Settings, scenario: Scenario) -> None:
+        plan_placement(
+            nodes=self.nodes,
+            replicas=settings.replicas,
+            strategy=settings.strategy,
+            racks=self._racks and self._racks[: self.nodes],
+        )
+        names = [f"node-{number}" for number in range(max(100, 10 * self.nodes))]
+        ranks = self.nodes * self.workers_per_node
+        scenario.check(nodes=names, ranks=ranks, racks=list(self._nodes_by_rack()))
+
+    def _nodes_by_rack(self) -> dict[str, list[str]]:
+        """Names of the nodes in each rack; nodes that come later are in none."""
+        nodes: dict[str, list[str]] = {}
+        for number, rack in enumerate(self._racks or []):
+            nodes.setdefault(rack, []).append(f"node-{number}")
+        return nodes
+
     @property
     def _spans_machines(self) -> bool:
         return bool(getattr(self._mpi, "hosts", Hosts()).names)
@@ -180,7 +217,21 @@ class Lab:
         self._lease = self._store.grant(LAB_LEASE_S)
         self._store.put("lab", "here", lease=self._lease)
         self._await(self._connect(self._mpi.bring(self.nodes + self.standbys)), timeout_s=JOIN_S)
+        self._control_token = secrets.token_hex(16)
+        self._control_address = self._await(self._open_control(), timeout_s=JOIN_S)
         self._spawn(self._keep_lease())
+        self._spawn(self._tick())
+
+    async def _open_control(self) -> str:
+        self._server, port = await serve("127.0.0.1", self._control_token, self._serve_control)
+        return f"127.0.0.1:{port}"
+
+    async def _tick(self) -> None:
+        """Let failures that come by clock come."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.run is not None:
+                self.run.strike()
 
     async def _keep_lease(self) -> None:
         while True:
@@ -204,9 +255,10 @@ class Lab:
             self._spawn(self._listen(agent["name"], channel))
 
     async def _say_goodbye(self) -> None:
+        self._server.close()
         for channel in self._members.values():
             channel.send({"op": "close"})
-        deadline_s = time.monotonic() + 15
+        deadline_s = time.monotonic() + GOODBYE_S
         while self._members and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         with suppress(StoreUnavailableError):
@@ -232,12 +284,14 @@ class Lab:
         self._members.pop(name, None)
 
     async def _take(self, message: dict[str, Any]) -> None:
-        run = self.run
-        if run is None:
-            return
         event = Event(
             kind=message["kind"], at_s=message["at_s"], node=message["node"], data=message["data"]
         )
+        if event.kind == "root_elected":
+            self.root = event.data["name"]
+        run = self.run
+        if run is None:
+            return
         if event.kind in {"run_finished", "run_failed"}:
             self._spawn(self._finish(run, event))
         else:
@@ -264,11 +318,39 @@ class Lab:
 
     # -- orders ----------------------------------------------------------------------------------
 
-    def _inject(self, node: str, failure: dict[str, Any]) -> None:
-        channel = self._members.get(node)
+    def _obey(self, order: Order) -> None:
+        """Tell a node what to do to itself."""
+        channel = self._members.get(order.node)
         if channel is None:
-            raise ConfigError(f"no node {node!r} is there; there are {', '.join(self._members)}")
-        self._loop.call_soon_threadsafe(channel.send, {"op": "inject", "failure": failure})
+            known = ", ".join(self._members)
+            raise ConfigError(f"no node {order.node!r} is there; there are {known}")
+        message = {"op": "inject", "failure": dict(order.action)}
+        self._loop.call_soon_threadsafe(channel.send, message)
+
+    async def _serve_control(self, channel: Channel) -> None:
+        """Carry out what `gemini-lab inject` and others ask of the run under way."""
+        while (message := await channel.receive()) is not None:
+            try:
+                channel.send({"done": self._control(message)})
+            except GeminiError as error:
+                channel.send({"error": str(error)})
+
+    def _control(self, message: dict[str, Any]) -> str:
+        if self.run is None or self.run.is_over:
+            raise ConfigError("no run is under way in this lab")
+        if message["op"] == "stop":
+            self.run.stop()
+            return f"{self.run.folder.name} ends"
+        given = self.run.inject(Failure.from_json(message["failure"]))
+        return ", ".join(f"{order.action['kind']} on {order.node}" for order in given)
+
+    def _write_control(self, run: Run) -> None:
+        """Leave the way to this lab in the run's folder, for its owner alone."""
+        path = run.folder / CONTROL_FILE
+        path.touch(mode=0o600)
+        path.write_text(
+            json.dumps({"address": self._control_address, "token": self._control_token})
+        )
 
     def _cancel(self, number: int) -> None:
         self._store.put("cancel", str(number))
@@ -283,7 +365,14 @@ class Lab:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
-def _check(nodes: int, standbys: int, workers_per_node: int, lease_s: float) -> None:
+def _check(
+    nodes: int, standbys: int, workers_per_node: int, lease_s: float, racks: Sequence[str] | None
+) -> None:
+    if racks is not None and len(racks) != nodes + standbys:
+        raise ConfigError(
+            f"racks must name one rack for each of {nodes} nodes and {standbys} standbys "
+            f"(got {len(racks)} names)"
+        )
     if nodes < 1 or workers_per_node < 1 or standbys < 0:
         raise ConfigError(
             f"a lab needs at least one node and one worker on it, and no fewer than 0 standbys "
@@ -327,7 +416,3 @@ def _fresh(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot make the run's folder {found}: {error.strerror}") from error
     return found
-
-
-Watcher = Callable[[Event], None]
-__all__ = ["GeminiError", "Lab"]

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -107,6 +107,7 @@ class LiveProtection(Protected):
             nodes=session.spec["nodes"],
             replicas=self._settings.replicas,
             strategy=self._settings.strategy,
+            racks=session.spec["racks"],
         )
         self._state = EngineState(engine, data=data, client_state=client_state)
         self._group = CheckpointGroup(
@@ -311,7 +312,7 @@ class LiveProtection(Protected):
             "load_s": time.perf_counter() - verified,
         }  # fmt: skip
 
-    def _give_up(self, shard: int, version: int, holder: str | None, error: Exception) -> Any:
+    def _give_up(self, shard: int, version: int, holder: str | None, error: Exception) -> NoReturn:
         """Report a copy that cannot be used, and end this worker: the root plans without it."""
         self._session.restore_failed(shard=shard, version=version, holder=holder, reason=str(error))
         raise error

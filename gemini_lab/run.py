@@ -3,13 +3,21 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
-from gemini_lab.errors import RunFailedError
-from gemini_lab.events import Event, EventLog
+from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.events import Event, EventLog, read_events
+from gemini_lab.injector.failures import Failure
+from gemini_lab.injector.orders import Cast, Order, orders
+from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
+
+if TYPE_CHECKING:
+    from gemini_lab.report import RunReport
+
+CONTROL_FILE: Final = "control.json"
 
 
 class Run:
@@ -18,6 +26,7 @@ class Run:
     Attributes:
         folder: The run's folder: event log, workers' output, persistent tier.
         iteration: Newest iteration that every rank has finished.
+        phase: starting, training, recovering, waiting (for machines) or over.
         members: The node on each position.
         root: The node with the root agent.
         failure: Why the run was given up, if it was.
@@ -29,26 +38,35 @@ class Run:
         folder: Path,
         number: int,
         job: Job,
-        inject: Callable[[str, dict[str, Any]], None],
+        scenario: Scenario,
+        obey: Callable[[Order], None],
         stop: Callable[[int], None],
-        scenario: Any = None,
+        living: Callable[[], Sequence[str]],
+        racks: Mapping[str, Sequence[str]],
+        workers_per_node: int,
+        root: str | None,
     ) -> None:
         self.folder = folder
         self.number = number
         self.job = job
         self.iteration = 0
         self.members: list[str] = []
-        self.root: str | None = None
+        self.root = root
         self.failure: str | None = None
         self.phase = "starting"
-        self._log = EventLog(folder / "events.jsonl")
-        self._inject, self._stop = inject, stop
         self._scenario = scenario
+        self._obey, self._stop, self._living = obey, stop, living
+        self._racks = racks
+        self._workers_per_node = workers_per_node
+        self._log = EventLog(folder / "events.jsonl")
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._watchers: list[Callable[[Event], None]] = []
+        self._listeners: list[Callable[[int, list[str]], None]] = []
         self._by_rank: dict[int, int] = {}
-        self._began_s = time.time()
+        self._training_since_s: float | None = None
+
+    # -- for its owner -------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
@@ -73,42 +91,94 @@ class Run:
         if not self.is_over:
             self._stop(self.number)
 
+    def inject(self, failure: Failure) -> list[Order]:
+        """Make a failure happen now; returns which node was told to do what to itself.
+
+        Raises:
+            ConfigError: The run is over, or the failure names a node or rank that is not there.
+        """
+        if self.is_over or not self.members:
+            raise ConfigError(f"nothing can fail now: {self} has no workers")
+        given = orders(failure, self._cast(), seed=self._scenario.seed)
+        for order in given:
+            self._obey(order)
+        return given
+
+    def report(self) -> "RunReport":
+        """What the run did so far, from its log."""
+        from gemini_lab.report import RunReport  # noqa: PLC0415
+
+        return RunReport.from_events(read_events(self.folder / "events.jsonl"))
+
     def watch(self, watcher: Callable[[Event], None]) -> None:
         """Call `watcher` with every event from now on, on the lab's thread."""
         self._watchers.append(watcher)
 
+    def listen(self, listener: Callable[[int, list[str]], None]) -> None:
+        """Call `listener` with a rank and the lines it prints, on the lab's thread."""
+        self._listeners.append(listener)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder.name}: iteration {self.iteration}, {self.phase}>"
+
+    # -- for the lab ---------------------------------------------------------------------------
+
     def take(self, event: Event) -> None:
-        """Add an event to the log (the lab calls this)."""
+        """Add an event to the log."""
         with self._lock:
-            if not self._over.is_set() or event.kind == "lab_closed":
+            if not self.is_over or event.kind == "lab_closed":
                 self._log.append(event)
         self._follow(event)
         for watcher in self._watchers:
             watcher(event)
+        if event.kind == "iteration":
+            self.strike()
 
     def take_output(self, rank: int, lines: list[str]) -> None:
-        """Add a worker's printed lines to its file (the lab calls this)."""
+        """Add a worker's printed lines to its file."""
         folder = self.folder / "output"
         folder.mkdir(exist_ok=True)
         with (folder / f"rank-{rank}.log").open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
+        for listener in self._listeners:
+            listener(rank, lines)
+
+    def strike(self) -> None:
+        """Inject what the scenario has for this moment."""
+        if self.is_over or self._training_since_s is None:
+            return
+        elapsed_s = time.monotonic() - self._training_since_s
+        coming, self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=elapsed_s)
+        for failure in coming:
+            try:
+                self.inject(failure)
+            except ConfigError as error:
+                text = f"{failure} did not happen: {error}"
+                self.take(Event(kind="note", at_s=time.time(), node="lab", data={"text": text}))
 
     def close(self) -> None:
         """Close the log."""
+        (self.folder / CONTROL_FILE).unlink(missing_ok=True)
         with contextlib.suppress(ValueError):
             self._log.close()
 
-    def __repr__(self) -> str:
-        state = "over" if self.is_over else self.phase
-        return f"<Run {self.folder.name}: iteration {self.iteration}, {state}>"
+    def _cast(self) -> Cast:
+        living = self._living()
+        return Cast(
+            members=self.members, root=self.root or self.members[0], racks=self._racks,
+            workers_per_node=self._workers_per_node,
+            standbys=[node for node in living if node not in self.members],
+        )  # fmt: skip
 
     def _follow(self, event: Event) -> None:
         data = event.data
         match event.kind:
-            case "iteration":
+            case "iteration" if not data.get("restored"):
+                self._training_since_s = self._training_since_s or time.monotonic()
                 self._by_rank[data["rank"]] = data["iteration"]
-                self.iteration = min(self._by_rank.values())
-                self.phase = "training"
+                if len(self._by_rank) == len(self.members) * self._workers_per_node:
+                    self.iteration = min(self._by_rank.values())
+                    self.phase = "training"
             case "root_elected":
                 self.root = data["name"]
             case "recovery_planned":
@@ -116,8 +186,10 @@ class Run:
                 self._by_rank = {}
             case "recovery_started":
                 self.phase = "recovering"
-            case "run_failed":
-                self.failure = data["reason"]
-                self._over.set()
-            case "run_finished":
+            case "recovery_waiting":
+                self.phase = "waiting"
+            case "run_failed" | "run_finished":
+                self.failure = data.get("reason")
+                self.phase = "over"
+                (self.folder / CONTROL_FILE).unlink(missing_ok=True)
                 self._over.set()

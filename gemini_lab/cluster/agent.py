@@ -27,7 +27,11 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.injector.act import strike
 from gemini_lab.recovery.shell import RootShell
 
+PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # without a lab for so long, an agent ends
+_JOB_FIELDS: Final = (
+    "nodes", "workers_per_node", "racks", "settings", "script", "module", "args", "cwd", "env",
+)  # fmt: skip
 BACKLOG_EVENTS: Final = 10_000  # kept for a lab that is not connected yet
 
 
@@ -222,7 +226,7 @@ class Agent:
         workers = {str(rank): worker.status for rank, worker in self.host.workers.items()}
         channel.send({"op": "joined", "epoch": self.epoch, "workers": workers})
         while (message := await channel.receive()) is not None:
-            self._background(self._obey(message))
+            await self._obey(message)
         if self._root is channel:
             self._root = None
             await self._root_is_silent(channel.peer["name"])
@@ -232,15 +236,26 @@ class Agent:
         record = self._root_record
         if record is None or record.name != name or self._stop.is_set():
             return
-        try:
-            hello = {"role": "probe", "name": self.config.name}
-            (await connect(record.address, self.config.token, hello, timeout_s=0.5)).close()
-        except ConnectionRefusedError:
+        if await self._is_dead(record.address):
             with suppress(StoreUnavailableError):
                 await self.membership.depose(record)
                 await self._obey_store(await self.membership.read())
-        except (OSError, TimeoutError, GeminiError):
-            pass  # it may live: its lease decides
+
+    async def _is_dead(self, address: str) -> bool:
+        """Whether nothing listens at `address` any more; silence proves nothing."""
+        hello = {"role": "probe", "name": self.config.name}
+        for _ in range(PROBES):
+            try:
+                (await connect(address, self.config.token, hello, timeout_s=0.5)).close()
+            except ConnectionRefusedError:
+                return True
+            except (ConnectionError, asyncio.IncompleteReadError, GeminiError):
+                await asyncio.sleep(0.05)  # it was just closing
+            except (OSError, TimeoutError):
+                return False
+            else:
+                return False
+        return False
 
     def emit(self, kind: str, **data: Any) -> None:
         """Say an event of this node."""
@@ -292,8 +307,6 @@ class Agent:
             case "commit":
                 self._background(self._commit(message))
             case "release":
-                self.host.release()
-                await asyncio.sleep(0.5)  # for interpreters to end by themselves
                 await self.host.kill_all(epoch=self.epoch)
                 self.keeper.free()
 
@@ -314,12 +327,10 @@ class Agent:
             for local_rank in range(per_node) if node == self.config.name else ():
                 self.host.start({
                     "rank": position * per_node + local_rank, "local_rank": local_rank,
-                    "world_size": job["nodes"] * per_node, "nodes": job["nodes"],
-                    "workers_per_node": per_node, "epoch": message["epoch"],
-                    "node": node, "members": plan["members"], "plan": plan,
+                    "world_size": job["nodes"] * per_node, "node": node,
+                    "epoch": message["epoch"], "members": plan["members"], "plan": plan,
                     "rendezvous": message["rendezvous"], "fingerprint": message["fingerprint"],
-                    "script": job["script"], "module": job["module"], "args": job["args"],
-                    "cwd": job["cwd"], "env": job["env"], "settings": job["settings"],
+                    **{name: job[name] for name in _JOB_FIELDS},
                 })  # fmt: skip
 
     # -- the persistent tier -----------------------------------------------------------------------

@@ -69,7 +69,7 @@ def main() -> None:
     order = json.loads(world.bcast(json.dumps(order), root=0))
     answer = start_agent(order["agents"][world.rank], order["log_folder"])
     answers = world.gather(json.dumps(answer), root=0)
-    if world.rank == 0:
+    if answers is not None:
         sys.stdout.write(json.dumps([json.loads(text) for text in answers]) + "\n")
         sys.stdout.flush()
 

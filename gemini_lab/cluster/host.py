@@ -93,11 +93,6 @@ class WorkerHost:
         os.kill(worker.pid, signal_number)
         return worker.pid
 
-    def release(self) -> None:
-        """Let workers that have finished their script end."""
-        for worker in self.workers.values():
-            worker.channel.send({"op": "bye"})
-
     def close(self) -> None:
         """End the warm parent; it kills the workers."""
         asyncio.get_running_loop().remove_reader(self._parent)

@@ -1,10 +1,14 @@
 """The operator brings machines (the paper's cloud operator, section 6.2)."""
 
+import contextlib
+import os
 import secrets
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 from gemini_lab.cluster.agent import AgentConfig
 from gemini_lab.cluster.launch import Hosts, launch_agents
@@ -23,6 +27,9 @@ class Operator(Protocol):
             LaunchError: They could not be started.
         """
 
+    def clear(self) -> None:
+        """The lab is closed: end whatever is left of its agents."""
+
 
 @dataclass(slots=True, kw_only=True)
 class MpiOperator:
@@ -40,6 +47,7 @@ class MpiOperator:
     hosts: Hosts = field(default_factory=Hosts)
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
+    _local_sessions: list[int] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bring(self, count: int) -> list[dict[str, Any]]:
@@ -60,4 +68,14 @@ class MpiOperator:
             for number in range(first, first + count)
         ]  # fmt: skip
         hosts = names[first : first + count]
-        return launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
+        agents = launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
+        if not hosts:
+            self._local_sessions += [agent["pid"] for agent in agents]
+        return agents
+
+    def clear(self) -> None:
+        """Kill what is left in the sessions of agents on this machine, such as frozen ones."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) in self._local_sessions:
+                    process.kill()

@@ -51,7 +51,7 @@ def distributed_environment(spec: dict[str, Any]) -> dict[str, str]:
 
 def join_rendezvous(spec: dict[str, Any], listen_fd: int | None) -> Any:
     """The job's store: rank 0 serves it on the port that was held for it, the others connect."""
-    from torch.distributed import TCPStore  # noqa: PLC0415
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
     host, _, port = spec["rendezvous"].rpartition(":")
     if listen_fd is None:
@@ -106,8 +106,10 @@ def work(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> int:
         traceback.print_exc()
         channel.send({"op": "error", "type": type(error).__name__, "text": str(error)})
         return 1
+    sys.stdout.flush()
+    sys.stderr.flush()
     channel.send({"op": "finished"})
-    channel.receive()  # others may still need this process, as the store's server: wait for the end
+    channel.receive()  # others may still need the store that rank 0 serves: wait to be ended
     return 0
 
 

@@ -16,6 +16,7 @@ async def strike(agent: "Agent", failure: dict[str, Any]) -> None:
     """Make `failure` happen on `agent`'s node.
 
     Args:
+        agent: The agent of the node that is struck.
         failure: `kind` and what it needs: `worker_crash` and `worker_hang` (`rank`, or the node's
             first worker), `node_loss`, `node_freeze`, `link_cut`, `bit_flip` (`shard`, `seed`),
             `store_full`, `store_mended`.

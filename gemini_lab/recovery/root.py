@@ -219,7 +219,8 @@ class RootAgent:
             return []
         lost = [node for node in self.state.members if node is not None and node not in self.living]
         if lost:
-            return list(self._begin(at_s, cause="node_lost", lost=lost))
+            gone = [Emit(kind="node_lost", data={"name": n, "cause": "connection"}) for n in lost]
+            return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING:
             return list(self._begin(at_s, cause="root_lost", lost=[]))
         for joined in self.living.values():
@@ -602,7 +603,7 @@ class RootAgent:
                 data={"version": persist.version, "url": self._settings().persistent_url,
                       "size_bytes": message["size_bytes"], "duration_s": at_s - persist.last_s},
             )  # fmt: skip
-            persist.last_version, persist.version = persist.version, None
+            persist.last_version, persist.version = message["version"], None
         else:
             persist.records[node] = message["records"]
             if persist.records.keys() >= set(self.state.members):
@@ -683,7 +684,10 @@ class RootAgent:
         settings = self._settings()
         nodes = self._job()["nodes"]
         return plan_placement(
-            nodes=nodes, replicas=min(settings.replicas, nodes), strategy=settings.strategy
+            nodes=nodes,
+            replicas=min(settings.replicas, nodes),
+            strategy=settings.strategy,
+            racks=self._job()["racks"],
         )
 
     def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
