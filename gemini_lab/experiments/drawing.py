@@ -1,5 +1,6 @@
 """How figures are drawn: the paper hollow, models as lines or full bars, simulations as dots."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
@@ -42,7 +43,7 @@ def _lines(axes: Any, figure: Figure) -> None:
     """One colour a series: lines for models, hollow squares for the paper, dots for simulations."""
     for colour, series in zip(COLOURS, _series(figure), strict=False):
         for origin in ("model", "simulation", "paper"):
-            points = [p for p in figure.of(origin) if p.series == series and p.y is not None]
+            points = _in_order(p for p in figure.of(origin) if p.series == series)
             if not points:
                 continue
             style: dict[str, Any] = {"color": colour, "label": f"{series} ({origin})"}
@@ -59,8 +60,15 @@ def _lines(axes: Any, figure: Figure) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _spread(points: list[Point]) -> list[list[float]]:
-    """Lengths of the error bars below and above."""
+def _in_order(points: Iterable[Point]) -> list[Point]:
+    """Points that have a value, from left to right."""
+    return sorted((p for p in points if p.y is not None), key=lambda p: p.x)
+
+
+def _spread(points: list[Point]) -> list[list[float]] | None:
+    """Lengths of the error bars below and above; `None` where no point has any."""
+    if all(point.low is None for point in points):
+        return None
     ends = [
         (p.y - p.low, p.high - p.y)
         if p.y is not None and p.low is not None and p.high is not None
@@ -87,12 +95,13 @@ def _bars(axes: Any, figure: Figure) -> None:
         )  # fmt: skip
         for x, point in zip(xs, points, strict=True):
             label = f"{point.y:.3g}" if point.y is not None else point.text or "none"
+            top = max(point.y or 0.0, point.high or 0.0) or axes.get_ylim()[0]
             axes.annotate(
-                label, (x, point.y or axes.get_ylim()[0]), xytext=(0, 3), ha="center",
-                textcoords="offset points", fontsize=7, rotation=0 if width > 0.1 else 90,
+                label, (x, top), xytext=(0, 3), ha="center", textcoords="offset points",
+                fontsize=7, rotation=0 if width > 0.1 else 90,
             )  # fmt: skip
     axes.set_xticks(range(len(categories)), categories, fontsize=9)
-    axes.margins(y=0.12)
+    axes.margins(y=0.18)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
@@ -109,12 +118,18 @@ def _timeline(axes: Any, figure: Figure) -> None:
                 edgecolor="white", hatch="//" if point.origin == "paper" else "",
                 label=series if not axes.get_legend_handles_labels()[1].count(series) else None,
             )  # fmt: skip
-            if (point.y or 0) > 12:
+            if (point.y or 0) > 40:
                 axes.annotate(
                     f"{point.y:.0f} s", (ends[row] + (point.y or 0) / 2, lines.index(row)),
                     ha="center", va="center", fontsize=8, color="white", fontweight="bold",
                 )  # fmt: skip
             ends[row] += point.y or 0
+    for number, row in enumerate(lines):
+        axes.annotate(
+            f"{ends[row]:.0f} s", (ends[row], number), xytext=(5, 0), va="center",
+            textcoords="offset points", fontsize=9,
+        )  # fmt: skip
+    axes.margins(x=0.1)
     axes.set_yticks(range(len(lines)), lines, fontsize=9)
     axes.invert_yaxis()
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

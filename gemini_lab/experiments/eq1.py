@@ -39,12 +39,13 @@ def figure() -> Figure:
         points=tuple(points),
         notes=(
             (
-                "The paper prints 42 and 105 minutes for MT-NLG; its slides say 43 and 108. 12 bytes "
-                "a parameter give 42.4 and 106.0."
+                "The paper prints 42 and 105 minutes for MT-NLG; its slides say 43 and 108. 12 "
+                "bytes a parameter give 42.4 and 106.0."
             ),
             (
-                f"Fig. 1 is an illustration: checkpoints after iterations 100, 200 and 300, a failure "
-                f"in 310 before the third is whole. Our progress model rolls back to {rollback()}."
+                "Fig. 1 is an illustration: checkpoints after iterations 100, 200 and 300, a "
+                "failure in 310 before the third is whole. Our progress model rolls back to "
+                f"{rollback()}."
             ),
         ),
         kind="bars",

@@ -25,7 +25,7 @@ def figure() -> Figure:
         name="fig07",
         title="Fig. 7: iteration time, 100 B models, 16 p4d",
         x_label="model",
-        y_label="s",
+        y_label="iteration time, s",
         points=tuple(points),
         notes=(
             (
@@ -35,8 +35,8 @@ def figure() -> Figure:
             ),
             "For GPT-2 100B the paper's text uses 62 s, this figure 65 s.",
             (
-                "How the idle time is cut into six spans is fitted; any cut into spans of more than a "
-                "chunk gives the same."
+                "How the idle time is cut into six spans is fitted; any cut into spans of more "
+                "than a chunk gives the same."
             ),
         ),
         kind="bars",

@@ -42,14 +42,14 @@ def figure() -> Figure:
         points=tuple(points),
         notes=(
             (
-                "Two replaced instances are shown where memory suffices, as in the paper: 93.3 % of "
-                f"the cases. Over all pairs Gemini's expectation is {expected:.1f} min."
+                "Two replaced instances are shown where memory suffices, as in the paper: 93.3 "
+                f"% of the cases. Over all pairs Gemini's expectation is {expected:.1f} min."
             ),
             "Strawman: Eq. (1) gives 8 + 90 + 8 = 106 min; the paper's 98 leaves one 8 out.",
             (
-                "HighFreq: the paper's 23.1 = 2.5 x 9.24 min takes t_ckpt = t_rtvl = 554 s; the size "
-                "gives 481 s. Here the 81 s of serialisation are part of t_ckpt, in model and "
-                "simulation."
+                "HighFreq: the paper's 23.1 = 2.5 x 9.24 min takes t_ckpt = t_rtvl = 554 s; the "
+                "size gives 481 s. Here the 81 s of serialisation are part of t_ckpt, in model "
+                "and simulation."
             ),
         ),
         kind="bars",

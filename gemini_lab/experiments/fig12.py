@@ -41,12 +41,12 @@ def figure() -> Figure:
         points=tuple(points),
         notes=(
             (
-                "HighFreq: ceil(481 / 62) = 8 iterations, 7.26 an hour; with 81 s of stall each, 6.24. "
-                "The text says nine iterations, 6.45 an hour; the figure's bar is 6.8."
+                "HighFreq: ceil(481 / 62) = 8 iterations, 7.26 an hour; with 81 s of stall each, "
+                "6.24. The text says nine iterations, 6.45 an hour; the figure's bar is 6.8."
             ),
             (
-                "Gemini by HighFreq: 8x. Gemini by Strawman: 10800 / 62 = 174x; the paper says more "
-                "than 170x."
+                "Gemini by HighFreq: 8x. Gemini by Strawman: 10800 / 62 = 174x; the paper says "
+                "more than 170x."
             ),
         ),
         kind="bars",

@@ -36,12 +36,14 @@ def figure() -> Figure:
         points=tuple(points),
         notes=(
             (
-                "The checkpoint fits with 23 to 30 % of the idle time to spare; so Gemini's iterations "
-                "take as long as those without checkpoints (paper: 1.00 to 1.02 times)."
+                "The checkpoint fits with 23 to 30 % of the idle time to spare; so Gemini's "
+                "iterations take as long as those without checkpoints (paper: 1.00 to 1.02 "
+                "times)."
             ),
             (
-                "Fitted: the rates. Of the iteration times only that of 40B is known here (45.3 s in "
-                "Fig. 13a, 43.5 s in Fig. 16), so no idle time of the paper stands at 10B and 20B."
+                "Fitted: the rates. Of the iteration times only that of 40B is known here (45.3 s "
+                "in Fig. 13a, 43.5 s in Fig. 16), so no idle time of the paper stands at 10B and "
+                "20B."
             ),
             "The 10B row of Table 2 is computed with hidden size 5120; its 2560 gives 3.75 B.",
         ),

@@ -35,8 +35,8 @@ def figure(*, days: float = 60.0, seeds: int = 10) -> Figure:
         notes=(
             *NOTES,
             (
-                "The paper's text: HighFreq loses 14.5 % without any failure. That is 81 / (9 x 62), "
-                "a share of compute; as a share of wall time it is 12.7 %."
+                "The paper's text: HighFreq loses 14.5 % without any failure. That is 81 / (9 x "
+                "62), a share of compute; as a share of wall time it is 12.7 %."
             ),
         ),
     )

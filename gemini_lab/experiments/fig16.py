@@ -44,16 +44,16 @@ def figure() -> Figure:
         except CapacityError:
             ours, text = None, "OOM"
         points += [
-            Point(series="iteration", x=name, y=seconds, origin="paper", how="Fig. 16, pixels",
+            Point(series="iteration time", x=name, y=seconds, origin="paper", how="Fig. 16, pixels",
                   text="" if seconds else "OOM"),
-            Point(series="iteration", x=name, y=ours, origin="model", text=text,
+            Point(series="iteration time", x=name, y=ours, origin="model", text=text,
                   how="Algorithm 2's chunks on a modelled wire, sub-buffers and copy engine"),
         ]  # fmt: skip
     return Figure(
         name="fig16",
         title="Fig. 16: iteration time by scheme, GPT-2 40B, 16 p3dn",
         x_label="scheme",
-        y_label="s",
+        y_label="iteration time, s",
         points=tuple(points),
         notes=(
             (
@@ -61,9 +61,9 @@ def figure() -> Figure:
                 "paper: more than 2 GB a GPU)."
             ),
             (
-                "Fitted, since they are not published: five spans (1.6 s and four of 1.025 s) and a "
-                "copy rate of 1.45 times the wire's. With many short spans plain interleaving would "
-                "cost nothing, since a copy then hides behind training traffic."
+                "Fitted, since they are not published: five spans (1.6 s and four of 1.025 s) and "
+                "a copy rate of 1.45 times the wire's. With many short spans plain interleaving "
+                "would cost nothing, since a copy then hides behind training traffic."
             ),
         ),
         kind="bars",

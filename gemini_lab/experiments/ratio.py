@@ -63,13 +63,13 @@ def points_at(
 
 NOTES: Final = (
     (
-        "The paper's lines are a formula: F failures a day cost 9, 26 or 112 minutes each, whenever "
-        "they come. In the simulation failures are random, can strike during a recovery, which then "
-        "starts anew, and roll back at most to the last checkpoint that is there."
+        "The paper's lines are a formula: F failures a day cost 9, 26 or 112 minutes each, "
+        "whenever they come. In the simulation failures are random, can strike during a recovery, "
+        "which then starts anew, and roll back at most to the last checkpoint that is there."
     ),
     (
-        "So the two differ where failures are frequent: a Strawman that fails every two hours loses "
-        "less a failure than 112 minutes, since there is not more to lose, but makes hardly any "
-        "checkpoint."
+        "So the two differ where failures are frequent: a Strawman that fails every two hours "
+        "loses less a failure than 112 minutes, since there is not more to lose, but makes hardly "
+        "any checkpoint."
     ),
 )
