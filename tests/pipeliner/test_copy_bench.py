@@ -1,0 +1,27 @@
+"""The `copy` bench measures what it names, at a small size."""
+
+import pytest
+
+from gemini_lab.bench import BENCHES
+from gemini_lab.pipeliner.bench import memory_rows, wire_rows
+from gemini_lab.units import MIB
+
+
+def test_memory_is_measured_beside_plain_memcpy() -> None:
+    rows = {row.name: row for row in memory_rows(3, payload_bytes=MIB, chunk_bytes=MIB // 4)}
+    assert {"memcpy", "slab", "slab with checksums", "checksum"} < set(rows)
+    assert all(len(row.values) == 3 and min(row.values) > 0 for row in rows.values())
+    ratio = rows["slab"].values[0] / rows["memcpy"].values[0]
+    assert rows["slab / memcpy"].values[0] == pytest.approx(ratio)
+
+
+@pytest.mark.slow
+def test_the_wire_is_measured_beside_bare_gloo() -> None:
+    rows = {row.name: row for row in wire_rows(2, payload_bytes=MIB, chunk_bytes=MIB // 4)}
+    assert set(rows) == {"bare Gloo", "a version", "a version / bare Gloo"}
+    ratio = rows["a version"].values[1] / rows["bare Gloo"].values[1]
+    assert rows["a version / bare Gloo"].values[1] == pytest.approx(ratio)
+
+
+def test_the_bench_stands_in_the_table() -> None:
+    assert BENCHES["copy"][0] == "gemini_lab.pipeliner.bench:bench_copy"
