@@ -306,7 +306,7 @@ def test_without_memfd_an_unlinked_file_does_the_same(monkeypatch):
 
 def test_an_agent_needs_no_torch_for_its_slab():
     program = (
-        "import sys, gemini_lab.checkpoint.slab;"
+        "import sys, gemini_lab.checkpoint.slab, gemini_lab.checkpoint.persistent;"
         "sys.exit(sorted({'torch', 'deepspeed'} & set(sys.modules)) or None)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
