@@ -1,0 +1,72 @@
+"""`gemini-lab profile`: an unchanged DeepSpeed script, really run."""
+
+from pathlib import Path
+
+import pytest
+
+from gemini_lab.cli import main
+from gemini_lab.errors import ConfigError
+from gemini_lab.profiler.command import profile_script
+from gemini_lab.profiler.profile import Profile
+
+SCRIPT = """
+import sys, deepspeed, torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+config = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    "zero_allow_untested_optimizer": True,
+}
+engine, *_ = deepspeed.initialize(model=model, config=config)
+for _ in range(2 * int(sys.argv[1])):
+    engine.backward(engine(torch.randn(4, 64)).square().mean())
+    engine.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two micro-batches make one iteration; the link's rate is named in the result."""
+    code = main(["profile", "--iterations=3", "--skip=2", "--link=1GB/s", str(script), "1000000"])
+    said = capfd.readouterr().out
+    assert code == 0
+    assert "network" in said
+    profile = Profile.from_json(Path("profile.json").read_text(encoding="utf-8"))
+    assert (profile.iterations, profile.world_size) == (3, 2)
+    assert "paced" in profile.conditions[0]
+    names = [c.name for c in profile.collectives]
+    assert names.count("reduce_scatter_tensor") % 2 == 0
+    assert {"all_gather_into_tensor", "reduce_scatter_tensor"} <= set(names)
+    full_bytes = 4 * (3 * 64 * 64)
+    assert sum(c.size_bytes for c in profile.collectives if "gather" in c.name) >= 2 * full_bytes
+    assert 0 < profile.update_s < profile.iteration_s
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
+    script: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "--iterations=20", str(script), "3"]) == 2
+    said = capfd.readouterr().err
+    assert "ended after 2 whole iterations; 23 that repeat are needed" in said
+    assert "ended (exit code" in said
+    assert not Path("profile.json").exists()
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no script"):
+        profile_script(tmp_path / "nothing.py")
