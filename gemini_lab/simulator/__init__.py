@@ -10,7 +10,9 @@ from gemini_lab.simulator.failures import (
 )
 from gemini_lab.simulator.outcome import Outcome, Recovery
 from gemini_lab.simulator.policy import POLICIES, Policy, Stream
+from gemini_lab.simulator.scenario import outages_of
 from gemini_lab.simulator.simulate import compare, simulate
+from gemini_lab.simulator.what_if import WhatIf, plan
 from gemini_lab.simulator.workload import Workload, paper_workload
 
 __all__ = [
@@ -21,11 +23,14 @@ __all__ = [
     "Policy",
     "Recovery",
     "Stream",
+    "WhatIf",
     "Workload",
     "compare",
     "llama_3",
     "opt_175b",
+    "outages_of",
     "paper_workload",
+    "plan",
     "poisson_failures",
     "read_trace",
     "simulate",

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from gemini_lab.errors import ConfigError
 
 Kind = Literal["software", "hardware", "rack"]
-KINDS: Final = ("software", "hardware", "rack")
+KINDS: Final[dict[str, Kind]] = {"software": "software", "hardware": "hardware", "rack": "rack"}
 DAY_S: Final = 86400.0
 
 
@@ -197,11 +197,11 @@ def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] 
         at_s, position = float(row["time"]), int(row["node"])
     except ValueError as error:
         raise ConfigError(f"{where}: time and node have to be numbers ({error})") from None
-    kind = row["kind"].strip()
-    if not 0 <= position < nodes or not at_s >= 0 or kind not in KINDS:
+    kind = KINDS.get(row["kind"].strip())
+    if not 0 <= position < nodes or not at_s >= 0 or kind is None:
         raise ConfigError(
-            f"{where}: time {at_s}, node {position}, kind {kind!r}; a time starts at 0, nodes are "
-            f"0 to {nodes - 1}, kinds are {KINDS}"
+            f"{where}: time {at_s}, node {position}, kind {row['kind']!r}; a time starts at 0, "
+            f"nodes are 0 to {nodes - 1}, kinds are {', '.join(KINDS)}"
         )
     positions: tuple[int, ...] = (position,)
     if kind == "rack":
@@ -210,7 +210,7 @@ def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] 
         positions = tuple(i for i, rack in enumerate(racks) if rack == racks[position])
     return Outage(
         at_s=at_s,
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         positions=positions,
         cause=(row.get("cause") or kind).strip(),
     )

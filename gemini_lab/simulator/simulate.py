@@ -185,6 +185,9 @@ class _Run:
                 iteration_s=factor * self.workload.iteration_s + self.policy.slowdown_s,
                 policy=self.policy,
             )
+            if missing and self.standbys:  # they came while training stood still
+                version = yield from self._rejoin(segment, 0.0)
+                continue
             self.segment, self.segment_start_s = segment, self.env.now
             try:
                 yield self.env.event()
@@ -326,11 +329,11 @@ class _Run:
         spares = iter(self.standbys)
         self.members = [name or next(spares, None) for name in self.members]
         self.standbys = list(spares)
-        self.blank = {p for p, name in enumerate(self.members) if name is None}
         self.memory_version = version
         self.stopped = (replace(segment, version=version), 0.0)
         try:
             yield from self._step("rejoin", self.workload.warm_up_s)
+            self.blank = {p for p, name in enumerate(self.members) if name is None}
         except simpy.Interrupt as interrupt:
             version = yield from self._recover(
                 interrupt.cause, replace(segment, version=version), 0.0

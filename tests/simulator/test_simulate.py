@@ -231,3 +231,23 @@ def test_what_cannot_be_simulated_is_refused_with_the_numbers():
         simulate(PAPER, gemini(PAPER), (), days=1, placement=plan_placement(nodes=8))
     with pytest.raises(ConfigError, match="days=0"):
         simulate(PAPER, gemini(PAPER), (), days=0)
+
+
+def test_a_machine_that_comes_while_a_shrunk_job_recovers_joins_at_once_afterwards():
+    """Lost at 1000 s, replaced 100 s later: in the middle of the recovery, of 268 s."""
+    workload = replace(paper_workload(), replacement_s=(100.0, 100.0))
+    outcome = simulate(workload, POLICIES[-1](workload), [hardware(1000.0, 3)], days=1)
+    assert outcome.down_s["rejoin"] == workload.warm_up_s
+    assert outcome.overhead_s < 1000
+
+
+def test_a_users_own_policy_is_simulated_like_the_others():
+    hourly = Policy(
+        name="hourly",
+        source="a user",
+        assumptions="",
+        persistent=Stream(every=58, delay_s=481.0, stall_s=81.0),
+        persistent_s=481.0,
+    )
+    first, second = compare(PAPER, [hardware(40_000.0, 3)], days=1, policies=[hourly, strawman])
+    assert first.recoveries[0].lost_s < second.recoveries[0].lost_s

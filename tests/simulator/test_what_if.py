@@ -1,0 +1,89 @@
+"""Claims about `plan`."""
+
+import pytest
+
+from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.simulator import plan
+
+ASKED = {
+    "params": "70B",
+    "nodes": 64,
+    "network": "400 Gbit/s",
+    "store": "20 Gbit/s",
+    "failures_per_node_per_day": 0.015,
+}
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return plan(**ASKED)
+
+
+def test_sizes_and_times_follow_from_what_was_given(answer):
+    """12 bytes a parameter, 64 shards, two replicas in two buffers, 60 % of 400 Gbit/s."""
+    assert answer.workload.checkpoint_bytes == 840 * 10**9
+    assert answer.workload.shard_bytes == 840 * 10**9 / 64
+    assert answer.memory_needed_bytes == 4 * answer.workload.shard_bytes
+    assert answer.checkpoint_s == pytest.approx(840e9 / 64 / 30e9)
+    assert answer.checkpoint_s < answer.workload.idle_s
+    assert answer.schedule.delay_s == pytest.approx(0, abs=1e-6)
+    assert answer.recovery_probability[1] == 1
+    assert answer.recovery_probability[2] == pytest.approx(1 - 1 / 63)
+
+
+def test_every_policy_gets_a_forecast_and_simulation_agrees_with_eq_1(answer):
+    assert len(answer.forecasts) == 7
+    for forecast in answer.forecasts:
+        if forecast.policy.name != "Odyssey":
+            assert forecast.outcome.wasted_s == pytest.approx(forecast.wasted_s, rel=0.15)
+    ratio = {f.policy.name: f.outcome.effective_ratio for f in answer.forecasts}
+    assert ratio["Gemini"] > ratio["HighFreq"] > ratio["Strawman"]
+
+
+def test_the_planners_own_m_meets_the_target(answer):
+    assert answer.proposal.met
+    assert answer.proposal.placement.replicas == 2
+    assert plan(**ASKED, target=0.9999999).proposal.placement.replicas == 3
+
+
+def test_every_number_that_was_not_given_is_named(answer):
+    text = str(answer)
+    assert "give `iteration_s`" in text
+    assert "give `idle_s`" in text
+    for forecast in answer.forecasts:
+        assert forecast.policy.assumptions in text
+    given = str(plan(**ASKED, iteration_s=30.0, idle_s=3.0))
+    assert "give `iteration_s`" not in given
+    assert "give `idle_s`" not in given
+
+
+def test_a_slow_network_shows_in_the_iteration():
+    slow = plan(**ASKED | {"network": "5 Gbit/s"}, iteration_s=30.0, idle_s=3.0)
+    assert slow.checkpoint_s > slow.workload.idle_s
+    assert slow.schedule.delay_s > 0
+    assert dict(slow.facts())["longer iterations"] != "no"
+
+
+def test_no_failures_waste_nothing():
+    answer = plan(**ASKED | {"failures_per_node_per_day": 0.0})
+    assert all(each.outcome.failures == 0 for each in answer.forecasts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"memory": "40 GB"}, CapacityError, "2 replicas need 48.9 GiB"),
+        ({"replicas": 65}, ConfigError, r"replicas=65 needs at least 65 nodes \(got 64\)"),
+        ({"network": "0 Gbit/s"}, ConfigError, "above zero"),
+        ({"store": 0}, ConfigError, "above zero"),
+        ({"failures_per_node_per_day": -0.1}, ConfigError, "-0.1"),
+        ({"params": "big"}, ConfigError, "'big'"),
+        ({"params": -1.0}, ConfigError, "-1"),
+        ({"iteration_s": 3.0, "idle_s": 4.0}, ConfigError, "do not fit"),
+        ({"gpus_per_node": 0}, ConfigError, "gpus_per_node"),
+        ({"standbys": -1}, ConfigError, "standbys=-1"),
+    ],
+)
+def test_the_impossible_is_refused_with_the_numbers(changes, error, message):
+    with pytest.raises(error, match=message):
+        plan(**ASKED | changes)
