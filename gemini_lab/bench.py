@@ -27,6 +27,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "placing N nodes, and their exact recovery probability",
     ),
     "simulator": ("gemini_lab.simulator.bench:bench", "30 days of N machines, policy by policy"),
+    "profiler": (
+        "gemini_lab.profiler.bench:bench",
+        "what watching costs each collective",
+    ),
     "copy": (
         "gemini_lab.pipeliner.bench:bench_copy",
         "into the slab and over the wire, beside memcpy and bare Gloo",

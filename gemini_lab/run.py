@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.events import Event, EventLog, read_events
+from gemini_lab.events import Event, EventLog
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Scenario
@@ -108,7 +108,7 @@ class Run:
         """What the run did so far, from its log."""
         from gemini_lab.report import RunReport  # noqa: PLC0415
 
-        return RunReport.from_events(read_events(self.folder / "events.jsonl"))
+        return RunReport.load(self.folder)
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
         """Call `watcher` with every event from now on, on the lab's thread."""

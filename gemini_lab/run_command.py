@@ -96,13 +96,15 @@ def hosts_of(options: argparse.Namespace) -> Any:
 class follow:  # noqa: N801  (a context manager that reads like a verb)
     """Show a run on the terminal: rank 0's lines, a progress line, and what goes wrong."""
 
-    def __init__(self, run: Run, *, total: int | None = None) -> None:
+    def __init__(self, run: Run, *, total: int | None = None, show_output: bool = True) -> None:
         self._run = run
+        self._show_output = show_output
         self._bar: Any = tqdm(total=total, unit="iteration", dynamic_ncols=True, disable=None)
 
     def __enter__(self) -> None:
         self._run.watch(self._see)
-        self._run.listen(self._hear)
+        if self._show_output:
+            self._run.listen(self._hear)
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

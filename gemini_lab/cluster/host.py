@@ -61,7 +61,7 @@ class WorkerHost:
         await self._is_ready.wait()
 
     async def hold_port(self, *, host: str, epoch: int) -> int:
-        """Hold a free port of `host` for the job's rendezvous; rank 0 will listen there."""
+        """Hold a free port of `host` for the job's rendezvous; the next worker listens there."""
         return int((await self._ask("listen", "listening", epoch, host=host))["port"])
 
     async def kill_all(self, *, epoch: int) -> None:

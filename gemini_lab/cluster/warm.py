@@ -88,7 +88,7 @@ class WarmParent:
             self._channel.send({"op": "killed", "epoch": message["epoch"]})
 
     def _listen(self, message: dict[str, Any]) -> None:
-        """Hold a port for the job's rendezvous, so that nobody takes it before rank 0 starts."""
+        """Hold a port for the job's rendezvous, so that nobody takes it meanwhile."""
         if self._listener is not None:
             self._listener.close()
         self._listener = socket.create_server((message["host"], 0), backlog=1024)
@@ -97,7 +97,7 @@ class WarmParent:
 
     def _fork(self, spec: dict[str, Any], fds: list[int]) -> None:
         channel_fd, output_fd = fds
-        listen_fd = self._listener.fileno() if self._listener and spec["rank"] == 0 else None
+        listen_fd = self._listener.fileno() if self._listener else None
         pid = os.fork()
         if pid == 0:
             self._become_worker(spec, channel_fd, output_fd, listen_fd)

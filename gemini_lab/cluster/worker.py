@@ -50,7 +50,7 @@ def distributed_environment(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def join_rendezvous(spec: dict[str, Any], listen_fd: int | None) -> Any:
-    """The job's store: rank 0 serves it on the port that was held for it, the others connect."""
+    """The job's store: the worker that was given its port serves it, the others connect."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
     host, _, port = spec["rendezvous"].rpartition(":")
@@ -109,7 +109,7 @@ def work(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     channel.send({"op": "finished"})
-    channel.receive()  # others may still need the store that rank 0 serves: wait to be ended
+    channel.receive()  # others may still need the store that one rank serves: wait
     return 0
 
 

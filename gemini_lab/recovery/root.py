@@ -365,6 +365,7 @@ class RootAgent:
         """Plan; then hold a port for the rendezvous, or wait for machines."""
         if self.state.phase == "inventory":
             yield from self._report_bad_copies()
+        before = self.state.members
         self._plan = plan = self._make_plan()
         self.state = replace(self.state, members=plan.members)
         spares = [node for node in self.living if node not in plan.members]
@@ -383,7 +384,9 @@ class RootAgent:
             kind="recovery_planned",
             data={"recovery": self._number(), "epoch": self.state.epoch, **plan.to_json()},
         )
-        yield Send(to=str(plan.members[0]), message={"op": "rendezvous", "epoch": self.state.epoch})
+        ready = [node for node in plan.members if node in before]  # a new machine still imports
+        host = (ready or plan.members)[0]
+        yield Send(to=str(host), message={"op": "rendezvous", "epoch": self.state.epoch})
         if len(spares) < self._job()["standbys"]:
             yield from self._ask_for_nodes("a standby was used")
 

@@ -1,0 +1,133 @@
+"""The main job: four nodes train, three failures strike, and the numbers stay the same.
+
+First a run that never fails, then the same job with a worker killed, a whole node killed, and the
+node with the root agent killed. What is printed comes from the two event logs.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.job import Job
+from gemini_lab.lab import Lab
+from gemini_lab.report import Comparison, RunReport
+from gemini_lab.run import Run
+from gemini_lab.run_command import follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the main job showed.
+
+    Attributes:
+        undisturbed: The run that never failed.
+        disturbed: The run with failures.
+        comparison: Whether every loss of every rank is the same, bit by bit.
+    """
+
+    undisturbed: RunReport
+    disturbed: RunReport
+    comparison: Comparison
+
+    def __str__(self) -> str:
+        return f"{self.disturbed}\n{loss_table(self.undisturbed, self.disturbed)}\n{self.verdict}"
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line."""
+        survived = len(self.disturbed.recoveries)
+        return f"{survived} failures survived; losses beside the run that never failed: " + str(
+            self.comparison
+        )
+
+
+def gpt_job(*, size: str = "small", iterations: int = 24, **options: Any) -> Job:
+    """The lab's own training job: a byte-level GPT on text, under DeepSpeed ZeRO-3.
+
+    Args:
+        size: A named size, see `gemini_lab.training.gpt.SIZES`.
+        iterations: Optimizer steps.
+        options: Further options of `gemini_lab.training.gpt_job`, such as `corpus=` or `seed=`.
+    """
+    args = ["--size", size, "--iterations", str(iterations)]
+    for name, value in options.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        args += ["--" + name.replace("_", "-"), text]
+    return Job(script="gemini_lab.training.gpt_job", args=args, module=True, name=f"gpt-{size}")
+
+
+def main_scenario(iterations: int) -> Scenario:
+    """A worker, a node and the root's node are killed at a quarter, a half and three quarters."""
+    return (
+        Scenario()
+        .add(WorkerCrash("rank-1"), iteration=max(1, iterations // 4))
+        .add(NodeLoss("rank-2"), iteration=max(2, iterations // 2))
+        .add(RootLoss(), iteration=max(3, 3 * iterations // 4))
+    )
+
+
+def loss_table(undisturbed: RunReport, disturbed: RunReport, *, rows: int = 8) -> str:
+    """Rank 0's losses of both runs, side by side, in decimal and as exact hexadecimal."""
+    pairs = [
+        (number, loss, disturbed.losses.get((number, rank)))
+        for (number, rank), loss in sorted(undisturbed.losses.items())
+        if rank == 0
+    ]
+    step = max(1, len(pairs) // rows)
+    shown = [pair for pair in pairs if pair[0] % step == 0 or pair is pairs[-1]]
+    lines = ["iteration   never failed                     with failures"]
+    for number, ours, theirs in shown:
+        other = "none" if theirs is None else f"{theirs:.6f} {theirs.hex()}"
+        lines.append(f"{number:9}   {ours:.6f} {ours.hex():<23} {other}")
+    return "\n".join(lines)
+
+
+def run_main_job(lab: Lab, job: Job, scenario: Scenario, *, iterations: int) -> Result:
+    """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
+    print("first, a run that never fails:")  # noqa: T201
+    undisturbed = _watched(lab.train(job, name="undisturbed", persistent_url=None), iterations)
+    print("\nnow the same job with failures:")  # noqa: T201
+    disturbed = _watched(
+        lab.train(job, name="with-failures", scenario=scenario, persist_every_iterations=10),
+        iterations,
+    )
+    reports = undisturbed.report(), disturbed.report()
+    return Result(
+        undisturbed=reports[0], disturbed=reports[1], comparison=reports[1].losses_match(reports[0])
+    )
+
+
+def _watched(run: Run, iterations: int) -> Run:
+    with follow(run, total=iterations, show_output=False):
+        return run.wait()
+
+
+def command(arguments: list[str]) -> int:
+    """`gemini-lab quickstart`: exit status 0 only if the losses are bit-identical."""
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab quickstart", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--standbys", type=int, default=1)
+    parser.add_argument("--size", default="small", help="of the GPT: tiny, small (25 M), ...")
+    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--corpus", help="text to train on; by default Python's own")
+    parser.add_argument("--scenario", type=Path, help="failures from a file instead of the three")
+    parser.add_argument("--folder", type=Path, default=Path("gemini-runs"))
+    options = parser.parse_args(arguments)
+    iterations = options.iterations
+    scenario = Scenario.load(options.scenario) if options.scenario else main_scenario(iterations)
+    corpus = {"corpus": options.corpus} if options.corpus else {}
+    job = gpt_job(size=options.size, iterations=iterations, **corpus)
+    with Lab(options.nodes, options.standbys, folder=options.folder) as lab:
+        print(f"{options.nodes} nodes and {options.standbys} standbys are up")  # noqa: T201
+        result = run_main_job(lab, job, scenario, iterations=iterations)
+    print(f"\n{result}")  # noqa: T201
+    if not result.comparison:
+        raise GeminiError(f"the losses differ: {result.comparison.first_difference}")
+    return 0
