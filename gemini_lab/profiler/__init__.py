@@ -1,11 +1,16 @@
 """Stage 1: when is the training network idle? (paper, section 5.4)."""
 
-from gemini_lab.profiler.profile import (
-    Collective,
-    CollectiveRecord,
-    IdleSpan,
-    Profile,
-    build_profile,
-)
+from gemini_lab.profiler.average import build_profile
+from gemini_lab.profiler.observe import IterationRecord, Profiler, SequenceChange
+from gemini_lab.profiler.profile import Collective, CollectiveRecord, IdleSpan, Profile
 
-__all__ = ["Collective", "CollectiveRecord", "IdleSpan", "Profile", "build_profile"]
+__all__ = [
+    "Collective",
+    "CollectiveRecord",
+    "IdleSpan",
+    "IterationRecord",
+    "Profile",
+    "Profiler",
+    "SequenceChange",
+    "build_profile",
+]

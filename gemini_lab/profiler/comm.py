@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
-
 from gemini_lab.errors import ConfigError
+from gemini_lab.profiler.clocks import DeviceClock, WallClock
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.profiler.operations import OPERATIONS, Operation
 from gemini_lab.profiler.profile import CollectiveRecord, Profile, first_difference
@@ -20,33 +19,6 @@ Pace = Callable[[str, int, Any], float]
 """From name, bytes and process group of a collective to the time (`time.monotonic`) at which the
 emulated link has carried it."""
 _MARK: Final = "_gemini_lab_seam"
-
-
-class WallClock:
-    """Stamps of a CPU backend: when the calling thread, or the backend's thread, gets there."""
-
-    def stamp(self) -> float:
-        """Now."""
-        return time.monotonic()
-
-    def between_s(self, start: float, end: float) -> float:
-        """Seconds from one stamp to another."""
-        return end - start
-
-
-class DeviceClock:
-    """Stamps of a CUDA backend: events on the current stream, read when the iteration is over."""
-
-    def stamp(self) -> Any:
-        """An event, recorded on the current stream."""
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def between_s(self, start: Any, end: Any) -> float:
-        """Seconds from one event to another; waits until the device has reached the second."""
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1000.0
 
 
 class _Call:

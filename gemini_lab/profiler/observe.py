@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.profiler.profile import CollectiveRecord, Profile, build_profile, first_difference
+from gemini_lab.profiler.average import build_profile
+from gemini_lab.profiler.profile import CollectiveRecord, Profile, first_difference
 
 ITERATIONS: Final = 20
 """How many iterations make a profile (paper, section 5.4)."""

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.emulation.link import LinkBucket, LinkPacer
-from gemini_lab.profiler.comm import CommSeam, DeviceClock, Pace, WallClock
+from gemini_lab.profiler.clocks import DeviceClock, WallClock
+from gemini_lab.profiler.comm import CommSeam, Pace
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.units import format_bytes

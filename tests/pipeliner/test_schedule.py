@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
-from gemini_lab.profiler.profile import CollectiveRecord, Profile, build_profile
+from gemini_lab.profiler.average import build_profile
+from gemini_lab.profiler.profile import CollectiveRecord, Profile
 from gemini_lab.units import GB, MB, MIB
 
 lengths_s = st.one_of(st.just(0.0), st.floats(1e-6, 10.0))

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.profiler.comm import CommSeam, DeviceClock
+from gemini_lab.profiler.clocks import DeviceClock
+from gemini_lab.profiler.comm import CommSeam
 from gemini_lab.profiler.observe import IterationRecord, Profiler
 from gemini_lab.profiler.profile import Profile
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.profiler.profile import CollectiveRecord, Profile, build_profile
+from gemini_lab.profiler.average import build_profile
+from gemini_lab.profiler.profile import CollectiveRecord, Profile
 
 
 def record(name: str, start_s: float, end_s: float, size_bytes: int = 100) -> CollectiveRecord:

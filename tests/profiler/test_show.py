@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.profiler.profile import CollectiveRecord, Profile, build_profile
+from gemini_lab.profiler.average import build_profile
+from gemini_lab.profiler.profile import CollectiveRecord, Profile
 from gemini_lab.profiler.show import BUSY, IDLE, PARTLY, report, timeline
 
 
