@@ -263,6 +263,8 @@ class _Run:
             self.recorder.planned(self.env.now, plan)
         retrieval_s = self._retrieval_s(plan)
         yield from self._step("retrieve", retrieval_s)
+        if self.recorder:
+            self.recorder.retrieved(self.env.now, plan, retrieval_s)
         self.blank = set(plan.missing)
         self.memory_version = plan.version if plan.tier == "memory" else None
         yield from self._step("warm_up", self.workload.warm_up_s)
