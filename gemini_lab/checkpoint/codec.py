@@ -22,6 +22,7 @@ _ORDERED: Final = 4
 _TENSOR: Final = 5
 _ARRAY: Final = 6
 _SCALAR: Final = 7  # numpy's own scalars
+_LENGTH_BYTES: Final = 8  # before a framed state
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray)
 
 
@@ -57,6 +58,19 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         raise IntegrityError(
             f"{len(data)} bytes of small state cannot be read: {error}; take another copy"
         ) from error
+
+
+def encode_framed(state: Any) -> bytes:
+    """As `encode`, after its own length: more bytes may follow."""
+    encoded = encode(state)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
+
+
+def decode_framed(data: bytes | bytearray | memoryview) -> Any:
+    """What `encode_framed` was given; whatever follows it in `data` is not looked at."""
+    view = memoryview(data)
+    end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
+    return decode(view[_LENGTH_BYTES:end])
 
 
 def _pack(state: Any) -> bytes:

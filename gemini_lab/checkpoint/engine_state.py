@@ -17,7 +17,7 @@ import xxhash
 from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.checkpoint import small_state
-from gemini_lab.checkpoint.codec import decode, encode
+from gemini_lab.checkpoint.codec import decode, decode_framed, encode, encode_framed
 from gemini_lab.checkpoint.layout import ShardLayout, TensorSpec, lay_out, require_same
 from gemini_lab.checkpoint.zero import own_part, partitions_of
 from gemini_lab.errors import (
@@ -31,7 +31,6 @@ from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview
 
-_LENGTH_BYTES: Final = 8  # before the small state
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 
 
@@ -103,15 +102,15 @@ class EngineState:
         small["identity"] = self._identity
         small["present"] = [self._tensor(index) is not None for index in range(len(self._slots))]
         small["extra"] = dict(extra or {})
-        encoded = encode(small)
-        room_bytes = self.layout.small_capacity_bytes - _LENGTH_BYTES
+        encoded = encode_framed(small)
+        room_bytes = self.layout.small_capacity_bytes
         if len(encoded) > room_bytes:
             raise CapacityError(
                 f"the small state takes {format_bytes(len(encoded))}, its room is "
                 f"{format_bytes(room_bytes)}; keep large objects out of the client state and the "
                 "data position"
             )
-        return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
+        return encoded
 
     def load(self, payload: Payload) -> dict[str, Any]:
         """Put a version back, so that the numbers that follow are those of a run that went on.
@@ -129,7 +128,7 @@ class EngineState:
         failure: GeminiError | None = None
         small: dict[str, Any] = {}
         try:
-            small = read_small(payload)
+            small = decode_framed(payload)
             self._require_fit(small, len(payload))
         except GeminiError as error:
             failure = error
@@ -261,18 +260,6 @@ class EngineState:
             if target is None:
                 target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
             target.data.copy_(_view(payload, spec))
-
-
-def read_small(payload: Payload) -> dict[str, Any]:
-    """The small state at the start of a payload.
-
-    Raises:
-        IntegrityError: The bytes are none.
-    """
-    view = memoryview(payload)
-    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    small: dict[str, Any] = decode(view[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    return small
 
 
 def _view(payload: Payload, spec: TensorSpec) -> torch.Tensor:

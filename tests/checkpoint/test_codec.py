@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini_lab.checkpoint.codec import decode, encode
+from gemini_lab.checkpoint.codec import decode, decode_framed, encode, encode_framed
 from gemini_lab.errors import IntegrityError, UnsupportedError
 
 scalars = (
@@ -139,3 +139,8 @@ def test_bytes_that_were_cut_short_are_refused():
     for end in range(len(data)):
         with pytest.raises(IntegrityError, match="small state cannot be read"):
             decode(data[:end])
+
+
+def test_a_framed_state_says_its_own_length():
+    state = {"a": (1, 2)}
+    assert decode_framed(encode_framed(state) + b"what follows") == state

@@ -1,54 +1,14 @@
 """A restored engine goes on with the very numbers of one that never stopped: real DeepSpeed."""
 
-import json
 import math
-import subprocess
-import sys
+import shutil
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from gemini_lab.checkpoint.layout import ShardLayout
 
 pytestmark = pytest.mark.slow
-SERVER = Path(__file__).with_name("zero_server.py")
-
-
-class Server:
-    """Runs requests on two fresh ranks each."""
-
-    def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.number = 0
-
-    def run(self, folder, **request):
-        """What each rank found; raises with a rank's error text if one failed."""
-        self.number += 1
-        request |= {"folder": str(folder), "number": self.number}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer, "the server ended"
-        errors = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
-        for path in folder.glob("error-*.txt"):
-            path.unlink()
-        if any(json.loads(answer)):
-            raise RuntimeError("\n".join(errors) or f"exit codes {answer}")
-        return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(30)
-
-
-@pytest.fixture(scope="module")
-def server():
-    started = Server()
-    yield started
-    started.close()
 
 
 CASES = [
@@ -95,6 +55,21 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
         assert after["restored"]["version"] == 3
         assert after["extra"] == {"note": ["kept", 1]}
         assert after["layout"] == before["layout"]
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")
+@pytest.mark.parametrize(
+    ("zero", "name"),
+    [({}, "FusedAdam"), ({"offload_optimizer": {"device": "cpu"}}, "DeepSpeedCPUAdam")],
+    ids=["fused", "offload"],
+)
+def test_deepspeeds_own_adams_are_restored_too(server, tmp_path, zero, name):
+    case = {"stage": 3, "optimizer": "FusedAdam", "zero": zero}
+    whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
+    resumed = server.run(tmp_path, case=case, seed=99, load=True)
+    for before, after in zip(whole, resumed, strict=True):
+        assert before["layout"]["optimizer"] == name
+        assert after["updates"] == before["updates"][3:]
 
 
 def test_a_version_from_before_the_first_step_can_be_restored(server, tmp_path):

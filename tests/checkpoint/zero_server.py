@@ -171,11 +171,15 @@ def whole(state):
 
 def full_weights(engine):
     """The model's fp32 weights, gathered by DeepSpeed."""
-    named = list(engine.module.named_parameters())
-    with deepspeed.zero.GatheredParameters([w for _, w in named if not w.requires_grad]):
-        frozen = {n: w.detach().float().clone() for n, w in named if not w.requires_grad}
-    trained = {n: safe_get_full_fp32_param(w).clone() for n, w in named if w.requires_grad}
-    return {name: weight.reshape(-1) for name, weight in {**trained, **frozen}.items()}
+    named = dict(engine.module.named_parameters())
+    weights = {}
+    with deepspeed.zero.GatheredParameters([*named.values()]):
+        for name, weight in named.items():
+            weights[name] = weight.detach().float().reshape(-1).clone()
+    for name, weight in named.items():
+        if weight.requires_grad and weight.dtype != torch.float32:
+            weights[name] = safe_get_full_fp32_param(weight).reshape(-1).clone()
+    return weights
 
 
 def work(request, rank):
