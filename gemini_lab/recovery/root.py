@@ -121,7 +121,14 @@ class RequestNodes:
     reason: str
 
 
-Instruction = WriteState | Send | Emit | RequestNodes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangUp:
+    """Close the connection to an agent that does not answer; it may join anew."""
+
+    node: str
+
+
+Instruction = WriteState | Send | Emit | RequestNodes | HangUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +245,8 @@ class RootAgent:
         yield Emit(kind="node_joined", data={"name": joined.node})
         if self.state.phase == "waiting":
             yield from self._decide(joined.at_s)
+        elif self.state.phase in {"fencing", "inventory"}:
+            yield self._question(joined.node)
 
     def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
         """A connection broke and came back: what was said in between is in `workers`."""
@@ -322,8 +331,16 @@ class RootAgent:
         self._protected, self._restored, self._finished = set(), set(), set()
         self._persist.cancel()
         for node in self.living:
-            yield Send(to=node, message={"op": "stop", "epoch": self.state.epoch})
+            yield self._question(node)
         yield from self._advance(at_s)
+
+    def _question(self, node: str) -> Send:
+        """What every living agent is asked in this phase, latecomers too."""
+        op = "stop" if self.state.phase == "fencing" else "inventory"
+        message = {"op": op, "epoch": self.state.epoch}
+        if op == "inventory" and node == _in_order(self.living)[0]:
+            message["persistent_url"] = self._settings().persistent_url
+        return Send(to=node, message=message)
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in RESTARTING and phase != "fencing":
@@ -350,11 +367,8 @@ class RootAgent:
         phase = self.state.phase
         if phase == "fencing" and self._answers.keys() >= self.living.keys():
             yield from self._enter("inventory", at_s)
-            for index, node in enumerate(_in_order(self.living)):
-                message = {"op": "inventory", "epoch": self.state.epoch}
-                if index == 0:
-                    message |= {"persistent_url": self._settings().persistent_url}
-                yield Send(to=node, message=message)
+            for node in self.living:
+                yield self._question(node)
         elif phase == "inventory" and self._answers.keys() >= self.living.keys():
             self._inventory = self._answers
             yield from self._decide(at_s)
@@ -530,6 +544,7 @@ class RootAgent:
         phase = self.state.phase
         if phase in {"fencing", "inventory"} and at_s - self._entered_s > PHASE_LIMIT_S:
             for node in [node for node in self.living if node not in self._answers]:
+                yield HangUp(node=node)
                 yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
         elif phase == "rendezvous" and at_s - self._entered_s > PHASE_LIMIT_S:
             yield from self._begin(at_s, cause="no answer", lost=[])

@@ -18,6 +18,7 @@ from gemini_lab.errors import LaunchError
 from gemini_lab.recovery.root import (
     Emit,
     FromAgent,
+    HangUp,
     Happening,
     Instruction,
     JobCancelled,
@@ -140,6 +141,9 @@ class RootShell:
                     self._emit(instruction.kind, instruction.data)
                 case RequestNodes():
                     self._request_nodes(instruction.wanted, instruction.reason)
+                case HangUp():
+                    if instruction.node in self._channels:
+                        self._drop(instruction.node)
 
     async def _write(self, state: RunState) -> None:
         """Store the state while this node is root; a store that is away is waited for."""
