@@ -88,8 +88,9 @@ def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
     if recovery.version is None:
         yield "  nothing was planned"
         return
+    why = f": {recovery.reason}" if recovery.tier != "memory" and recovery.reason else ""
     yield from textwrap.wrap(
-        f"version {recovery.version} from {recovery.tier}: {recovery.reason}",
+        f"loaded version {recovery.version} from {recovery.tier}{why}",
         WIDTH, initial_indent="  ", subsequent_indent="    ",
     )  # fmt: skip
     for rejected in recovery.rejected:
