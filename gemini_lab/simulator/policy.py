@@ -172,6 +172,7 @@ def shadow(workload: Workload, *, shadow_nodes: int | None = None) -> Policy:
 
 def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
     """Odyssey: goes on with the nodes that are left, without waiting for a replacement."""
+    replicas = min(replicas, workload.nodes)
     return Policy(
         name="Odyssey",
         source="Zhou and others: Odyssey, arXiv 2508.21613",

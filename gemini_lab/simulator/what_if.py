@@ -89,7 +89,7 @@ class WhatIf:
     def facts(self) -> list[tuple[str, str]]:
         """Question and answer, in words."""
         chances = ", ".join(f"k = {k}: {p:.4%}" for k, p in self.recovery_probability.items())
-        delay_s = self.schedule.delay_s
+        delay_s, every = self.schedule.delay_s, self.schedule.every_iterations
         return [
             ("checkpoint", format_bytes(self.workload.checkpoint_bytes)),
             ("shard of a node", format_bytes(self.workload.shard_bytes)),
@@ -97,8 +97,14 @@ class WhatIf:
             ("time to send the replicas", format_seconds(self.checkpoint_s)),
             ("idle time of an iteration", format_seconds(self.workload.idle_s)),
             (
-                "longer iterations",
-                "no" if delay_s < 1e-3 else f"{format_seconds(delay_s)} each (model)",
+                "a version is sent",
+                f"every {every} iterations, to be worth its delay"
+                if every > 1
+                else "every iteration",
+            ),
+            (
+                "it lengthens its iteration",
+                "no" if delay_s < 1e-3 else f"by {format_seconds(delay_s)} (model)",
             ),
             ("memory suffices for k lost nodes", chances),
             ("m that the planner picks", self.proposal.reason),
@@ -150,6 +156,7 @@ def plan(
     idle_s: float | None = None,
     standbys: int = 1,
     racks: Sequence[str] | None = None,
+    max_overhead: float | None = 0.03,
     target: float = 0.999,
     seed: int = 0,
 ) -> WhatIf:
@@ -168,6 +175,8 @@ def plan(
         idle_s: Network idle time of an iteration; without it, the paper's share.
         standbys: Machines that wait.
         racks: Failure domain of each node.
+        max_overhead: Share of the iteration that replicas may cost on average; where sending every
+            version costs more, only every j-th is sent. None sends every version.
         target: Chance with which the planner's own m has to make memory suffice for 30 days.
         seed: Of the simulation.
 
@@ -190,7 +199,7 @@ def plan(
             f"{format_bytes(workload.shard_bytes)}, {BUFFERS} buffers each), but there are "
             f"{format_bytes(room)}; lower `replicas`, or use more nodes or memory"
         )
-    ours = gemini(workload, replicas=replicas)
+    ours = gemini(workload, replicas=replicas, max_overhead=max_overhead)
     repair_s = workload.detection_s + ours.serialise_s + ours.peer_s
     if not standbys:
         repair_s += sum(workload.replacement_s) / 2
@@ -199,7 +208,7 @@ def plan(
         placement=placement,
         memory_needed_bytes=needed,
         checkpoint_s=(replicas - 1) * workload.shard_bytes / workload.network_bytes_per_s,
-        schedule=chunk_schedule(workload, replicas=replicas),
+        schedule=chunk_schedule(workload, replicas=replicas, max_overhead=max_overhead),
         recovery_probability={
             k: float(recovery_probability(placement, k)) for k in range(1, min(nodes, 4) + 1)
         },
@@ -271,15 +280,21 @@ def _forecasts(
     forecasts = []
     for policy in _policies(workload):
         used, where = (ours, placement) if policy.name == ours.name else (policy, None)
-        stream = used.memory or used.persistent
-        assert stream is not None
-        cycle_s = stream.every * (workload.iteration_s + used.slowdown_s) + stream.stall_s
-        delay_s = stream.stall_s + stream.delay_s
-        wasted_s = wasted_time_s(
-            checkpoint_s=delay_s,
-            interval_s=max(cycle_s, delay_s),
-            retrieval_s=used.peer_s if used.memory else used.persistent_s,
-        )
+        wasted_s = _wasted_s(workload, used)
         outcome = simulate(workload, used, outages, days=days, placement=where, seed=seed)
         forecasts.append(Forecast(policy=used, wasted_s=wasted_s, outcome=outcome))
     return tuple(forecasts)
+
+
+def _wasted_s(workload: Workload, policy: Policy) -> float:
+    """Eq. (1) when one node is lost and replaced; with m = 1 no memory has its shard then."""
+    in_memory = policy.memory is not None and policy.replicas > 1
+    stream = policy.memory if in_memory else policy.persistent
+    assert stream is not None
+    cycle_s = stream.every * (workload.iteration_s + policy.slowdown_s) + stream.stall_s
+    checkpoint_s = stream.stall_s + stream.delay_s
+    return wasted_time_s(
+        checkpoint_s=checkpoint_s,
+        interval_s=max(cycle_s, checkpoint_s),
+        retrieval_s=policy.peer_s if in_memory else policy.persistent_s,
+    )

@@ -61,7 +61,32 @@ def test_a_slow_network_shows_in_the_iteration():
     slow = plan(**ASKED | {"network": "5 Gbit/s"}, iteration_s=30.0, idle_s=3.0)
     assert slow.checkpoint_s > slow.workload.idle_s
     assert slow.schedule.delay_s > 0
-    assert dict(slow.facts())["longer iterations"] != "no"
+    assert dict(slow.facts())["it lengthens its iteration"] != "no"
+
+
+def test_where_replicas_cost_too_much_they_are_sent_more_rarely():
+    asked = ASKED | {"network": "5 Gbit/s", "iteration_s": 30.0, "idle_s": 3.0}
+    always, rarely = plan(**asked, max_overhead=None), plan(**asked, max_overhead=0.05)
+    assert always.schedule.every_iterations == 1
+    assert rarely.schedule.every_iterations > 1
+    assert rarely.schedule.mean_iteration_s <= 30.0 * 1.05
+    ratios = [
+        next(f.outcome.effective_ratio for f in each.forecasts if f.policy.name == "Gemini")
+        for each in (always, rarely)
+    ]
+    assert ratios[0] < ratios[1]
+
+
+def test_one_replica_saves_no_lost_node():
+    answer = plan(**ASKED | {"replicas": 1})
+    gemini = next(f for f in answer.forecasts if f.policy.name == "Gemini")
+    assert answer.recovery_probability[1] == 0
+    assert "memory" not in gemini.outcome.by_tier
+    assert gemini.outcome.wasted_s == pytest.approx(gemini.wasted_s, rel=0.15)
+
+
+def test_a_single_node_can_be_asked_about():
+    assert plan(**ASKED | {"nodes": 1, "params": "1B", "replicas": 1}).workload.nodes == 1
 
 
 def test_no_failures_waste_nothing():
