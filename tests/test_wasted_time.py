@@ -82,6 +82,14 @@ def test_a_gpu_of_128_holds_9_4_gb_of_the_100b_checkpoint():
     assert MODELS["GPT-2 100B"].checkpoint_bytes / 128 / 1e9 == pytest.approx(9.4, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "gigabits"), [("100B", 602), ("40B", 243), ("20B", 122), ("10B", 59)]
+)
+def test_an_instance_of_16_has_so_many_gigabits_of_checkpoint(name, gigabits):
+    size = MODELS[f"GPT-2 {name}"].checkpoint_bytes / 16
+    assert size * 8 / 1e9 == pytest.approx(gigabits, abs=0.6)
+
+
 def test_two_replicas_in_two_buffers_fit_the_papers_machines():
     """Table 1: 301 GB of a p4d for 100 B, 122 GB of a p3dn for 40 B."""
     for model, machine, gigabytes in [

@@ -7,8 +7,7 @@ import statistics
 from gemini_lab.experiments.figure import Figure, Point
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.simulator import Outage, Policy, Workload, paper_workload, simulate
-from gemini_lab.simulator.policy import gemini, highfreq, strawman
-from gemini_lab.wasted_time import wasted_time_s
+from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
 
 PAPER = {
     "Strawman": (98.0, 98.0, 98.0),
@@ -26,10 +25,11 @@ def figure() -> Figure:
     for policy in (strawman(workload), highfreq(workload), gemini(workload)):
         for replaced in range(3):
             x = f"{replaced} replaced"
+            expected_s = expected_wasted_s(workload, policy, replaced=replaced > 0)
             points += [
                 Point(series=policy.name, x=x, y=PAPER[policy.name][replaced], origin="paper",
                       how="Fig. 10, pixels"),
-                Point(series=policy.name, x=x, y=model_s(workload, policy, replaced) / 60,
+                Point(series=policy.name, x=x, y=expected_s / 60,
                       origin="model", how="Eq. (1)"),
                 simulated(workload, policy, replaced),
             ]  # fmt: skip
@@ -54,20 +54,6 @@ def figure() -> Figure:
         ),
         kind="bars",
         log_y=True,
-    )
-
-
-def model_s(workload: Workload, policy: Policy, replaced: int) -> float:
-    """Eq. (1) for a policy; t_ckpt holds the serialisation during which training stands still."""
-    stream = policy.memory or policy.persistent
-    assert stream is not None
-    retrieval_s = policy.persistent_s
-    if policy.memory:
-        retrieval_s = policy.peer_s if replaced else 0.0
-    return wasted_time_s(
-        checkpoint_s=stream.stall_s + stream.delay_s,
-        interval_s=stream.every * (workload.iteration_s + policy.slowdown_s) + stream.stall_s,
-        retrieval_s=retrieval_s,
     )
 
 

@@ -10,7 +10,13 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement.planner import Placement
-from gemini_lab.placement.probability import ENUMERATION_LIMIT, Estimate, estimate, holder_sets
+from gemini_lab.placement.probability import (
+    ENUMERATION_LIMIT,
+    Estimate,
+    check_form,
+    estimate,
+    holder_sets,
+)
 
 RACK_LIMIT: Final = 12
 """Racks whose 2^R states `loss_probability` looks at one by one, at most."""
@@ -72,14 +78,11 @@ def loss_probability(
     adds up chances of loss, so that a small one keeps its digits.
 
     Raises:
-        ConfigError: A chance is outside 0 to 1, the placement is random or uneven, or racks can
-            fail and there are more than `RACK_LIMIT` of them.
+        ConfigError: A chance is outside 0 to 1, the placement has no closed form, or racks can fail
+            and there are more than `RACK_LIMIT` of them.
     """
     _check_chances(node_chance, rack_chance)
-    if placement.strategy in {"random", "uneven"}:
-        raise ConfigError(
-            f"a {placement.strategy} placement has no closed form; use sampled_loss_probability"
-        )
+    check_form(placement, instead="sampled_loss_probability")
     names = _names(placement, racks) if rack_chance else ()
     if len(names) > RACK_LIMIT:
         raise ConfigError(

@@ -42,14 +42,11 @@ def recovery_probability(placement: Placement, lost: int) -> Fraction:
         lost: k, the nodes lost at once.
 
     Raises:
-        ConfigError: k is out of range, or the placement is random or uneven, which have no form.
+        ConfigError: k is out of range, or the placement has no closed form: it is random or
+            uneven, or some shards have more copies.
     """
     _check(placement, lost)
-    if placement.strategy in {"random", "uneven"}:
-        raise ConfigError(
-            f"a {placement.strategy} placement has no closed form; use enumerated_probability "
-            "(small clusters) or sampled_probability"
-        )
+    check_form(placement, instead="enumerated_probability (small clusters) or sampled_probability")
     replicas = placement.replicas
     sizes = Counter(len(group) for group in placement.groups)
     groups = sizes.pop(replicas, 0)
@@ -105,6 +102,16 @@ def recovery_bound(placement: Placement, lost: int) -> Fraction:
         if len(kept) <= lost
     )
     return max(Fraction(0), 1 - Fraction(fatal, math.comb(placement.nodes, lost)))
+
+
+def check_form(placement: Placement, *, instead: str) -> None:
+    """Refuse a placement whose chances have no closed form, naming what to use `instead`."""
+    what = placement.strategy
+    if any(len(kept) > placement.replicas for kept in placement.holders):
+        what = f"{what} and more copies of some shards"
+    elif what not in {"random", "uneven"}:
+        return
+    raise ConfigError(f"a placement with {what} has no closed form; use {instead}")
 
 
 def holder_sets(placement: Placement) -> frozenset[frozenset[int]]:

@@ -8,7 +8,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
-from gemini_lab.wasted_time import checkpoint_every
+from gemini_lab.wasted_time import checkpoint_every, wasted_time_s
 
 THREE_HOURS_S: Final = 3 * 3600.0
 """BLOOM's interval, the Strawman's and that of Gemini's persistent tier (section 7.1)."""
@@ -198,3 +198,30 @@ POLICIES: Final[tuple[Callable[[Workload], Policy], ...]] = (
 
 def _three_hours(workload: Workload) -> int:
     return max(1, round(THREE_HOURS_S / workload.iteration_s))
+
+
+def expected_wasted_s(workload: Workload, policy: Policy, *, replaced: bool = True) -> float:
+    """Mean wasted time of a failure by Eq. (1), where memory suffices if it can.
+
+    t_ckpt holds the time that training stands still for a checkpoint. With m = 1 no memory has the
+    shard of a node that is gone.
+
+    Args:
+        workload: The job.
+        policy: Who protects it.
+        replaced: Whether a node and its memory are gone; else only processes died.
+    """
+    in_memory = policy.memory is not None and (policy.replicas > 1 or not replaced)
+    stream = policy.memory if in_memory else policy.persistent
+    if stream is None:
+        raise ConfigError(f"{policy.name} has no persistent checkpoints to fall back to; give some")
+    cycle_s = stream.every * (workload.iteration_s + policy.slowdown_s) + stream.stall_s
+    checkpoint_s = stream.stall_s + stream.delay_s
+    retrieval_s = policy.persistent_s
+    if in_memory:
+        retrieval_s = policy.peer_s if replaced else 0.0
+    return wasted_time_s(
+        checkpoint_s=checkpoint_s,
+        interval_s=max(cycle_s, checkpoint_s),
+        retrieval_s=retrieval_s,
+    )

@@ -18,12 +18,11 @@ from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.failures import FailureRate, poisson_failures
 from gemini_lab.simulator.outcome import Outcome
-from gemini_lab.simulator.policy import POLICIES, Policy, gemini
+from gemini_lab.simulator.policy import POLICIES, Policy, expected_wasted_s, gemini
 from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
 from gemini_lab.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes
-from gemini_lab.wasted_time import wasted_time_s
 
 TOKENS_PER_GPU: Final = 8 * 512
 FLOPS_PER_GPU: Final = 6 * 100.3e9 * TOKENS_PER_GPU / 62
@@ -280,21 +279,7 @@ def _forecasts(
     forecasts = []
     for policy in _policies(workload):
         used, where = (ours, placement) if policy.name == ours.name else (policy, None)
-        wasted_s = _wasted_s(workload, used)
+        wasted_s = expected_wasted_s(workload, used)
         outcome = simulate(workload, used, outages, days=days, placement=where, seed=seed)
         forecasts.append(Forecast(policy=used, wasted_s=wasted_s, outcome=outcome))
     return tuple(forecasts)
-
-
-def _wasted_s(workload: Workload, policy: Policy) -> float:
-    """Eq. (1) when one node is lost and replaced; with m = 1 no memory has its shard then."""
-    in_memory = policy.memory is not None and policy.replicas > 1
-    stream = policy.memory if in_memory else policy.persistent
-    assert stream is not None
-    cycle_s = stream.every * (workload.iteration_s + policy.slowdown_s) + stream.stall_s
-    checkpoint_s = stream.stall_s + stream.delay_s
-    return wasted_time_s(
-        checkpoint_s=checkpoint_s,
-        interval_s=max(cycle_s, checkpoint_s),
-        retrieval_s=policy.peer_s if in_memory else policy.persistent_s,
-    )

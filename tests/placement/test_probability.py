@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -122,6 +123,29 @@ def test_random_losses_agree_with_enumeration(strategy):
     placement = plan_placement(nodes=11, replicas=2, strategy=strategy, seed=3)
     found = sampled_probability(placement, 3, trials=20_000, seed=1)
     assert found.low <= enumerated_probability(placement, 3) <= found.high
+
+
+def test_mixed_is_not_the_optimum_for_five_nodes():
+    """Some placement has three fatal sets, the bound of Theorem 1; Algorithm 1 has four."""
+    fewest = min(
+        len({frozenset((i, other)) for i, other in enumerate(others)})
+        for others in itertools.product(range(5), repeat=5)
+        if all(other != i for i, other in enumerate(others))
+    )
+    assert fewest == 3
+    assert len(holder_sets(plan_placement(nodes=5))) == 4
+
+
+def test_more_copies_of_some_shards_are_not_passed_off_as_plain_groups():
+    plain = plan_placement(nodes=4)
+    more = replace(plain, holders=((0, 1, 2), (1, 0, 2), *plain.holders[2:]))
+    for chance in (
+        lambda: recovery_probability(more, 2),
+        lambda: loss_probability(more, node_chance=0.1),
+    ):
+        with pytest.raises(ConfigError, match="group and more copies of some shards"):
+            chance()
+    assert enumerated_probability(more, 2) == Fraction(5, 6)
 
 
 def test_what_has_no_form_is_refused_with_the_way_out():
