@@ -1,6 +1,6 @@
 """Placement where nodes have different amounts of memory for checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gemini_lab.errors import CapacityError, ConfigError
@@ -35,6 +35,49 @@ def shards_that_fit(
             f"{format_bytes(shard_bytes)}); give it more memory or use more nodes"
         )
     return fits
+
+
+def seat_guests(
+    holders: Mapping[int, tuple[int, ...]],
+    *,
+    groups: Sequence[Sequence[int]],
+    fits: Sequence[int],
+    replicas: int,
+    racks: Sequence[str] | None = None,
+) -> tuple[tuple[int, ...], ...] | None:
+    """Holders of all shards, where nodes without a group put their copies into one group each.
+
+    Args:
+        holders: Of the shards of the nodes in `groups`, each of which keeps m shards already.
+        groups: Nodes with room for m shards or more.
+        fits: Room of every node, in shards.
+        replicas: Copies of each shard, m.
+        racks: A guest prefers hosts outside its own rack.
+
+    Returns:
+        Holders by node, owner first; `None` if no group has room left for some guest.
+    """
+    left = [count - replicas for count in fits]
+    seated = dict(holders)
+    for guest in range(len(fits)):
+        if guest in seated:
+            continue
+        offers = []
+        for group in groups:
+            hosts = sorted(
+                (racks is not None and racks[node] == racks[guest], -left[node], node)
+                for node in group
+                if left[node] > 0
+            )[: replicas - 1]
+            if len(hosts) == replicas - 1:
+                offers.append(([near for near, _, _ in hosts], hosts))
+        if not offers:
+            return None
+        _, hosts = min(offers)
+        for _, _, node in hosts:
+            left[node] -= 1
+        seated[guest] = (guest, *(node for _, _, node in hosts))
+    return tuple(seated[node] for node in range(len(fits)))
 
 
 def fill_by_capacity(

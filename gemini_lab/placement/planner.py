@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement.domains import spread_groups, spread_notes
-from gemini_lab.placement.memory import fill_by_capacity, shards_that_fit
+from gemini_lab.placement.memory import fill_by_capacity, seat_guests, shards_that_fit
 
 STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random")
 """What `plan_placement` can be asked for; `"auto"` is Algorithm 1."""
@@ -127,7 +127,9 @@ def plan_placement(
             that is possible, and `Placement.notes` says where it is not.
         memory_bytes: Memory that each position has for checkpoints; needs `shard_bytes`.
         shard_bytes: Size of one shard. Each kept shard takes two buffers of it: the complete
-            version and the one being written.
+            version and the one being written. Where a node has no room for m shards, the others
+            form groups and take its shard in as a guest's; where they have no room either, copies
+            go wherever there is room.
         seed: For `"random"`.
 
     Raises:
@@ -147,7 +149,9 @@ def plan_placement(
         fits = shards_that_fit(nodes=nodes, memory_bytes=memory_bytes, shard_bytes=shard_bytes)
         if any(count < replicas for count in fits):
             strategy, groups = "uneven", (tuple(range(nodes)),)
-            holders = fill_by_capacity(fits=fits, replicas=replicas, racks=racks)
+            holders = _with_guests(fits, replicas, racks) or fill_by_capacity(
+                fits=fits, replicas=replicas, racks=racks
+            )
     notes = spread_notes(holders, racks) if racks is not None and replicas > 1 else ()
     return Placement(
         nodes=nodes,
@@ -206,3 +210,26 @@ def _send_on(
         for place, owner in enumerate(group):
             holders[owner] = (owner, *[group[(place + shift) % size] for shift in shifts])
     return tuple(holders)
+
+
+def _with_guests(
+    fits: Sequence[int], replicas: int, racks: Sequence[str] | None
+) -> tuple[tuple[int, ...], ...] | None:
+    """Algorithm 1 among the nodes with room for m shards, which take in those of the others.
+
+    A guest's copies all go to one group, so that few sets of nodes are fatal; `None` if no group
+    has room left for some guest.
+    """
+    hosts = [node for node, count in enumerate(fits) if count >= replicas]
+    if len(hosts) < replicas:
+        return None
+    core = plan_placement(
+        nodes=len(hosts),
+        replicas=replicas,
+        racks=None if racks is None else [racks[host] for host in hosts],
+    )
+    holders = {
+        hosts[i]: tuple(hosts[position] for position in kept) for i, kept in enumerate(core.holders)
+    }
+    groups = [[hosts[position] for position in group] for group in core.groups]
+    return seat_guests(holders, groups=groups, fits=fits, replicas=replicas, racks=racks)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.placement.memory import fill_by_capacity
 from gemini_lab.recovery.plan import Copy, plan_recovery
 
 CLUSTERS = st.integers(1, 40).flatmap(
@@ -145,6 +146,24 @@ def test_uneven_memory_is_respected_and_used_whenever_it_can_be(fits, replicas):
     else:
         with pytest.raises(CapacityError, match=f"room for {sum(fits)}"):
             plan_placement(**settings)
+
+
+def test_a_short_node_is_a_guest_of_one_group_and_leaves_few_fatal_sets():
+    """Node 7 has room for its own shard only: seven hosts make two groups and a ring of three."""
+    placement = plan_placement(nodes=8, memory_bytes=[8] * 7 + [2], shard_bytes=1)
+    assert placement.strategy == "uneven"
+    assert placement.kept_by(7) == (7,)
+    assert placement.holders[:2] == ((0, 1), (1, 0))
+    scattered = fill_by_capacity(fits=[4] * 7 + [1], replicas=2)
+    fatal = {frozenset(kept) for kept in scattered}
+    assert len({frozenset(kept) for kept in placement.holders}) == 6 <= len(fatal)
+
+
+def test_a_guest_prefers_hosts_outside_its_rack():
+    placement = plan_placement(
+        nodes=5, memory_bytes=[9, 9, 9, 9, 2], shard_bytes=1, racks=["a", "a", "a", "b", "a"]
+    )
+    assert placement.holders[4] == (4, 3)
 
 
 def test_a_node_too_small_for_its_own_shard_is_named():
