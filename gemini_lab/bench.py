@@ -31,6 +31,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.profiler.bench:bench",
         "what watching costs each collective",
     ),
+    "links": (
+        "gemini_lab.emulation.bench:bench",
+        "a job on a paced link, beside one that the kernel shapes (root)",
+    ),
     "copy": (
         "gemini_lab.pipeliner.bench:bench_copy",
         "into the slab and over the wire, beside memcpy and bare Gloo",

@@ -6,12 +6,13 @@ sending direction; in ring algorithms and ring-like placements a node receives a
 """
 
 import fcntl
+import math
 import mmap
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -22,7 +23,11 @@ from gemini_lab.units import format_bytes
 
 _FREE_AT: Final = struct.Struct("d")
 
-WIRE_SHARE: Final[dict[str, Callable[[int], float]]] = {
+Shares = Mapping[str, Callable[[int], float]]
+"""For each operation: from the number n of nodes to the share of the full tensor's bytes that
+crosses a node's link, one way."""
+
+RING: Final[Shares] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "inference_all_reduce": lambda n: 2 * (n - 1) / n,
     "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
@@ -42,7 +47,7 @@ WIRE_SHARE: Final[dict[str, Callable[[int], float]]] = {
     "isend": lambda _: 1.0,
     "batch_isend_irecv": lambda _: 0.5,
 }
-"""For n nodes, the share of the full tensor's bytes that crosses a node's link, one way.
+"""Ring algorithms, as NCCL's: what a link between GPU machines carries.
 
 Ring all-gather and ring reduce-scatter pass every part but one over each link: (n-1)/n. A ring
 all-reduce is one after the other: 2(n-1)/n. In an all-to-all each node keeps 1/n of what it has. A
@@ -51,16 +56,27 @@ scatter moves (n-1)/n over the root's link, which is the slowest. A message goes
 link once, so of a batch of sends and receives half; receiving calls and barriers are free.
 """
 
+GLOO: Final[Shares] = {
+    **RING,
+    "reduce_scatter": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter_tensor": lambda n: 2 * (n - 1) / n,
+    "broadcast": lambda n: float(math.ceil(math.log2(n))),
+}
+"""What torch's Gloo really sends, where it differs: for comparison with a link that the kernel
+shapes. Counted at the interfaces of 2 and 4 nodes: its reduce-scatter sends as much as an
+all-reduce, and its broadcast is a tree in which the root sends log2(n) times."""
 
-def wire_bytes(name: str, size_bytes: int, *, nodes: int) -> float:
+
+def wire_bytes(name: str, size_bytes: int, *, nodes: int, shares: Shares = RING) -> float:
     """Bytes that a collective of `size_bytes` sends over each node's link.
 
     Args:
-        name: The operation's name; one that is not in `WIRE_SHARE` sends nothing.
+        name: The operation's name; one that is not in `shares` sends nothing.
         size_bytes: The full tensor's size.
         nodes: How many nodes the group spans; a group on one node uses no link.
+        shares: The algorithms' formulas.
     """
-    return size_bytes * WIRE_SHARE[name](nodes) if name in WIRE_SHARE and nodes > 1 else 0.0
+    return size_bytes * shares[name](nodes) if name in shares and nodes > 1 else 0.0
 
 
 class LinkBucket:
@@ -136,9 +152,13 @@ class LinkPacer:
     Args:
         bucket: The node's.
         ranks_per_node: Rank r runs on node r // ranks_per_node.
+        shares: What each operation sends: `RING`, or `GLOO`.
     """
 
-    def __init__(self, bucket: LinkBucket, *, ranks_per_node: int = 1) -> None:
+    def __init__(
+        self, bucket: LinkBucket, *, ranks_per_node: int = 1, shares: Shares = RING
+    ) -> None:
+        self._shares = shares
         self.bucket = bucket
         self._ranks_per_node = ranks_per_node
         self._shapes: dict[Any, tuple[int, int]] = {}
@@ -146,7 +166,9 @@ class LinkPacer:
     def __call__(self, name: str, size_bytes: int, group: Any) -> float:
         """Reserve the link for one collective; when it will be done, by `time.monotonic`."""
         nodes, here = self._shape(group)
-        return self.bucket.reserve(wire_bytes(name, size_bytes, nodes=nodes) / here)
+        return self.bucket.reserve(
+            wire_bytes(name, size_bytes, nodes=nodes, shares=self._shares) / here
+        )
 
     def _shape(self, group: Any) -> tuple[int, int]:
         """How many nodes the group spans, and how many of its ranks share this one."""

@@ -39,11 +39,11 @@ class Calibration:
     """What `plan_chunks` needs to know of the machine, under the names that it takes.
 
     Attributes:
-        alpha_s: Start-up time of a message; the slowest rank's.
-        bandwidth_bytes_per_s: The wire's rate (B); the slowest rank's.
+        alpha_s: Start-up time of a message; the same on every rank.
+        bandwidth_bytes_per_s: The wire's rate (B); the same on every rank.
         copy_bytes_per_s: Rate of a plain memory copy here.
         hash_bytes_per_s: Rate of the checksum here.
-        worst_error: See `WireFit`; this rank's.
+        worst_error: See `WireFit`.
         conditions: What made the machine unlike its bare self.
     """
 
@@ -114,8 +114,8 @@ def calibrate(
 ) -> Calibration:
     """Measure the machine; every rank of `group` calls it at the same time.
 
-    Every rank sends to the next and receives from the one before it, as checkpoints do. All ranks
-    get the same alpha and B: the slowest rank's.
+    Every rank sends to the next and receives from the one before it, as checkpoints do. For each
+    size the slowest rank's time counts, so that all ranks get the same alpha and B.
 
     Args:
         group: Used by nothing else meanwhile.
@@ -129,16 +129,15 @@ def calibrate(
     """
     if group.world_size < 2:
         raise ConfigError("a wire needs two ranks to be measured (got 1); start more workers")
-    samples = []
+    medians_ns = []
     for size_bytes in sizes:
         times = [_exchange_s(group, size_bytes, carry) for _ in range(repeats + 1)]
-        samples.append((size_bytes, statistics.median(times[1:])))  # the first one warms up
-    fit = fit_wire(samples)
-    ours = [round(fit.alpha_s * 1e9), round(fit.bandwidth_bytes_per_s)]
-    theirs = group.all_gather(ours)
+        medians_ns.append(round(statistics.median(times[1:]) * 1e9))  # the first one warms up
+    slowest_ns = [max(ranks) for ranks in zip(*group.all_gather(medians_ns), strict=True)]
+    fit = fit_wire([(size, ns / 1e9) for size, ns in zip(sizes, slowest_ns, strict=True)])
     return Calibration(
-        alpha_s=max(alpha_ns for alpha_ns, _ in theirs) / 1e9,
-        bandwidth_bytes_per_s=float(min(rate for _, rate in theirs)),
+        alpha_s=fit.alpha_s,
+        bandwidth_bytes_per_s=fit.bandwidth_bytes_per_s,
         copy_bytes_per_s=copy_rate(repeats=repeats),
         hash_bytes_per_s=hash_rate(repeats=repeats),
         worst_error=fit.worst_error,

@@ -123,7 +123,7 @@ class ChunkSchedule:
             ConfigError: The text is not a schedule.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: Any = json.loads(text)
             chunks = tuple(Chunk(**chunk) for chunk in fields["chunks"])
             return cls(**fields | {"chunks": chunks, "notes": tuple(fields["notes"])})
         except (KeyError, TypeError, ValueError) as error:

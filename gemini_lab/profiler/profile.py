@@ -197,7 +197,7 @@ class Profile:
             ConfigError: The text is not a profile.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: Any = json.loads(text)
             return cls(
                 **fields
                 | {

@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
-from gemini_lab.emulation.link import LinkBucket, LinkPacer
+from gemini_lab.emulation.link import GLOO, LinkBucket, LinkPacer
 from gemini_lab.profiler.clocks import DeviceClock, WallClock
 from gemini_lab.profiler.comm import CommSeam, Pace
 from gemini_lab.profiler.observe import Profiler
@@ -40,15 +41,23 @@ class ProfiledSteps:
         iterations: How many iterations make the profile.
         skip: How many pass before.
         link: The emulated link of this rank, if it has one.
+        conditions: See `Profile.conditions`.
     """
 
     def __init__(
-        self, step: Any, *, iterations: int, skip: int, link: LinkBucket | None = None
+        self,
+        step: Any,
+        *,
+        iterations: int,
+        skip: int,
+        link: LinkBucket | None = None,
+        conditions: Sequence[str] = (),
     ) -> None:
         self._step = step
         self._iterations = iterations
         self._skip = skip
         self._link = link
+        self._conditions = list(conditions)
         self._seam: CommSeam | None = None
         self._profiler: Profiler | None = None
         self.seen = 0
@@ -68,18 +77,17 @@ class ProfiledSteps:
 
     def _attach(self) -> None:
         on_device = torch.cuda.is_available() and dist.get_backend() == "nccl"
-        pace: Pace | None = LinkPacer(self._link) if self._link else None
+        pace: Pace | None = LinkPacer(self._link, shares=GLOO) if self._link else None
         clock = DeviceClock() if on_device else WallClock()
         self._seam = CommSeam(clock=clock, pace=pace).attach()
-        conditions = []
         if self._link is not None:
             rate = format_bytes(self._link.bytes_per_s)
-            conditions.append(f"each rank on a link paced to {rate}/s")
+            self._conditions.append(f"each rank on a link paced to {rate}/s")
         self._profiler = Profiler(
             iterations=self._iterations,
             skip=self._skip,
             world_size=dist.get_world_size(),
-            conditions=conditions,
+            conditions=self._conditions,
         )
 
     def _end_iteration(self, seam: CommSeam) -> None:
@@ -108,7 +116,11 @@ def main(arguments: list[str]) -> int:
         link = LinkBucket(path, bytes_per_s=options.link_bytes_per_s)
         path.unlink()
     steps = ProfiledSteps(
-        DeepSpeedEngine.step, iterations=options.iterations, skip=options.skip, link=link
+        DeepSpeedEngine.step,
+        iterations=options.iterations,
+        skip=options.skip,
+        link=link,
+        conditions=options.condition,
     )
 
     def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,6 +135,7 @@ def main(arguments: list[str]) -> int:
         assert steps.profile is not None
         if dist.get_rank() == 0:
             Path(options.output).write_text(steps.profile.to_json(), encoding="utf-8")
+        dist.barrier()  # rank 0 keeps the store that the others still use
         dist.destroy_process_group()
         return 0
     needed = options.skip + options.iterations
@@ -140,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", type=int, required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--link-bytes-per-s", type=float, default=0.0)
+    parser.add_argument("--condition", action="append", default=[])
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     return parser

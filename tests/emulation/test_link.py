@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.emulation.link import WIRE_SHARE, LinkBucket, group_shape, wire_bytes
+from gemini_lab.emulation.link import GLOO, RING, LinkBucket, group_shape, wire_bytes
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.operations import OPERATIONS
 
@@ -60,17 +60,33 @@ def test_ring_algorithms_send_their_share_over_each_link(name: str, expected: fl
     assert wire_bytes(name, 100, nodes=4) == expected
 
 
-@given(st.sampled_from(sorted(WIRE_SHARE)), st.integers(0, 10**9))
+@given(st.sampled_from(sorted(RING)), st.integers(0, 10**9))
 def test_a_group_on_one_node_uses_no_link(name: str, size_bytes: int) -> None:
     assert wire_bytes(name, size_bytes, nodes=1) == 0.0
 
 
 def test_every_operation_that_sends_has_its_formula() -> None:
     receiving = {"recv", "irecv", "barrier"}
-    assert set(OPERATIONS) - receiving == set(WIRE_SHARE)
+    assert set(OPERATIONS) - receiving == set(RING) == set(GLOO)
 
 
 def test_ranks_of_a_node_share_its_part_of_the_ring() -> None:
     assert group_shape(range(8), rank=5, ranks_per_node=4) == (2, 4)
     assert group_shape([1, 5], rank=5, ranks_per_node=4) == (2, 1)
     assert group_shape([0, 1, 2, 3], rank=1, ranks_per_node=4) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "expected"),
+    [
+        ("all_gather_into_tensor", 2, 0.50),
+        ("reduce_scatter_tensor", 2, 1.00),
+        ("all_reduce", 4, 1.50),
+        ("reduce_scatter_tensor", 4, 1.50),
+        ("broadcast", 4, 2.00),
+    ],
+)
+def test_gloo_sends_what_was_counted_at_its_interfaces(
+    name: str, nodes: int, expected: float
+) -> None:
+    assert GLOO[name](nodes) == expected

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
-from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
+from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, _check_settings, plan_chunks
 from gemini_lab.profiler.average import build_profile
 from gemini_lab.profiler.profile import CollectiveRecord, Profile
 from gemini_lab.units import GB, MB, MIB
@@ -204,13 +204,17 @@ def test_an_unsteady_profile_is_named_in_the_notes() -> None:
         ({"mu": 0.0}, "mu=0.0"),
         ({"mu": 1.1}, "mu=1.1"),
         ({"max_overhead": 0.0}, "max_overhead=0.0"),
-        ({"scheme": "magic"}, "choose one of"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(wrong: dict, message: str) -> None:
     right = {"checkpoint_bytes": 10, "bandwidth_bytes_per_s": 100.0}
     with pytest.raises(ConfigError, match=message):
         plan_chunks(profile_of([1.0]), **(right | wrong))
+
+
+def test_an_unknown_scheme_is_refused_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"'magic' is unknown; choose one of.*'gemini'"):
+        _check_settings(scheme="magic", replicas=2, sub_buffers=4, mu=0.8, max_overhead=None)
 
 
 def fig16(scheme: Scheme, **changed: float) -> ChunkSchedule:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemini_lab.cli import main
+from gemini_lab.emulation.namespaces import why_not
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.command import profile_script
 from gemini_lab.profiler.profile import Profile
@@ -65,6 +66,23 @@ def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
     assert "ended after 2 whole iterations; 23 that repeat are needed" in said
     assert "ended (exit code" in said
     assert not Path("profile.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("script")
+def test_a_script_is_profiled_on_links_that_the_kernel_shapes() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    profile = profile_script(
+        Path("train.py"), ["1000000"], iterations=2, skip=2, kernel_link_bytes_per_s=10e6
+    )
+    assert profile.iterations == 2
+    assert "the kernel shapes" in profile.conditions[0]
+
+
+def test_a_link_is_of_one_kind(script: Path) -> None:
+    with pytest.raises(ConfigError, match="ask for one of them"):
+        profile_script(script, link_bytes_per_s=1e6, kernel_link_bytes_per_s=1e6)
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
