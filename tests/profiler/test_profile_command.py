@@ -1,5 +1,7 @@
 """`gemini-lab profile`: an unchanged DeepSpeed script, really run."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from gemini_lab.profiler.command import profile_script
 from gemini_lab.profiler.profile import Profile
 
 SCRIPT = """
-import sys, deepspeed, torch
+import sys, deepspeed, deepspeed.ops, torch
 from torch import nn
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
@@ -25,8 +29,12 @@ config = {
 }
 engine, *_ = deepspeed.initialize(model=model, config=config)
 for _ in range(2 * int(sys.argv[1])):
-    engine.backward(engine(torch.randn(4, 64)).square().mean())
+    loss = engine(torch.randn(4, 64)).square().mean()
+    engine.backward(loss)
     engine.step()
+    if len(sys.argv) > 2 and engine.global_rank == 0:
+        with open(sys.argv[2], "a") as losses:
+            print(loss.item().hex(), file=losses)
 """
 
 
@@ -55,6 +63,20 @@ def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixtu
     full_bytes = 4 * (3 * 64 * 64)
     assert sum(c.size_bytes for c in profile.collectives if "gather" in c.name) >= 2 * full_bytes
     assert 0 < profile.update_s < profile.iteration_s
+
+
+@pytest.mark.slow
+def test_watching_and_pacing_leave_the_losses_bit_identical(script: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    plain = [*torchrun, "--nproc-per-node=2", str(script), "8", "plain.txt"]
+    subprocess.run(plain, check=True, timeout=240)
+    args = ["8", "watched.txt"]
+    profile_script(script, args, iterations=5, skip=2, link_bytes_per_s=10e6)
+    expected = Path("plain.txt").read_text(encoding="utf-8").split()
+    watched = Path("watched.txt").read_text(encoding="utf-8").split()
+    assert len(expected) == 16
+    assert len(watched) >= 14
+    assert watched == expected[: len(watched)]
 
 
 @pytest.mark.slow
