@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from gemini_lab.checkpoint.keeper import persistent_tier
 from gemini_lab.cluster.etcd import EmbeddedEtcd
 from gemini_lab.cluster.launch import Hosts
 from gemini_lab.cluster.operator import MpiOperator, Operator
@@ -125,7 +126,10 @@ class Lab:
         if self.run is not None and not self.run.is_over:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
         job.check()
-        self._check_train(Settings.parse(settings), scenario or Scenario())
+        checked = Settings.parse(settings)
+        self._check_train(checked, scenario or Scenario())
+        if checked.persistent_url is not None:
+            persistent_tier(checked.persistent_url).check()
         run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
         run = Run(
             folder=_fresh(self.folder / run_name), number=next(self._numbers), job=job,

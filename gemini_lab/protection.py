@@ -110,6 +110,9 @@ class LiveProtection(Protected):
             racks=session.spec["racks"],
         )
         self._state = EngineState(engine, data=data, client_state=client_state)
+        url = self._settings.persistent_url
+        if url is not None and self._rank == 0 and session.spec["plan"]["version"] is None:
+            persistent_tier(url).check()
         self._group = CheckpointGroup(
             session.store, rank=self._rank, world_size=session.spec["world_size"]
         )

@@ -32,6 +32,8 @@ LAB_GRACE_S: Final = 5.0  # without a lab for so long, an agent ends
 _JOB_FIELDS: Final = (
     "nodes", "workers_per_node", "racks", "settings", "script", "module", "args", "cwd", "env",
 )  # fmt: skip
+CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
+_MOMENTS: Final = ("start_s", "end_s", "failed_at_s")
 BACKLOG_EVENTS: Final = 10_000  # kept for a lab that is not connected yet
 
 
@@ -205,7 +207,9 @@ class Agent:
 
     async def _serve_lab(self, channel: Channel) -> None:
         self.lab = channel
-        self._clock_offset_s = channel.peer["at_s"] - time.time()
+        offset_s = channel.peer["at_s"] - time.time()
+        if abs(offset_s) > CLOCK_TRUST_S:
+            self._clock_offset_s = offset_s
         while self._backlog:
             channel.send(self._backlog.popleft())
         while (message := await channel.receive()) is not None:
@@ -262,8 +266,11 @@ class Agent:
         self._event({"op": "event", "kind": kind, "at_s": time.time(), "data": data})
 
     def _event(self, message: Message) -> None:
-        at_s = message["at_s"] + self._clock_offset_s
-        self._to_lab({**message, "at_s": at_s, "node": self.config.name})
+        offset_s = self._clock_offset_s
+        moments = {k: v + offset_s for k, v in message["data"].items() if k in _MOMENTS}
+        data = {**message["data"], **moments}
+        at_s = message["at_s"] + offset_s
+        self._to_lab({**message, "at_s": at_s, "node": self.config.name, "data": data})
 
     def _to_lab(self, message: Message) -> None:
         if self.lab is None or self.lab.is_closed:

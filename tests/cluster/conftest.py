@@ -1,0 +1,101 @@
+"""Real nodes: MPI starts them, etcd keeps them in step, DeepSpeed trains on them."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gemini_lab import Lab
+from gemini_lab.cluster.etcd import find_etcd
+from gemini_lab.cluster.launch import find_mpiexec
+from gemini_lab.errors import LaunchError
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.report import RunReport
+from gemini_lab.run import Run
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """Everything here is slow; without MPI or etcd it is skipped."""
+    for item in items:
+        if Path(item.fspath).parent == HERE:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(400))
+            for find in (find_mpiexec, find_etcd):
+                try:
+                    find()
+                except LaunchError as error:
+                    item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+def processes_of_labs() -> list[psutil.Process]:
+    """All agents, warm parents, workers and etcd servers of any lab on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if "gemini_lab.cluster" in command or "gemini_lab-etcd" in command:
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def leaves_nothing() -> Iterator[None]:
+    """Fail if a test leaves a process or an etcd folder behind."""
+    before = {process.pid for process in processes_of_labs()}
+    yield
+    left = [process for process in processes_of_labs() if process.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert alive == []
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Iterator[Lab]:
+    """Four nodes and a standby; runs come one after the other."""
+    with Lab(4, 1, folder=tmp_path_factory.mktemp("lab")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> Callable[..., RunReport]:
+    """The report of a job that never fails, by its arguments."""
+    known: dict[tuple[int, int], RunReport] = {}
+
+    def report(*, iterations: int, nodes: int = 4) -> RunReport:
+        if (iterations, nodes) not in known:
+            with Lab(nodes, 0, folder=tmp_path_factory.mktemp("undisturbed")) as quiet:
+                run = quiet.train(gpt_job(size="tiny", iterations=iterations), persistent_url=None)
+                known[iterations, nodes] = run.wait(200).report()
+        return known[iterations, nodes]
+
+    return report
+
+
+@pytest.fixture
+def script(tmp_path) -> Callable[[str], Path]:
+    """Writes a training script and returns its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def finish(run: Run, timeout_s: float = 200) -> RunReport:
+    """Wait for a run that has to succeed."""
+    return run.wait(timeout_s).report()
+
+
+def shell(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run `gemini-lab` as a user does."""
+    import sys
+
+    return subprocess.run(
+        [sys.executable, "-m", "gemini_lab.cli", *arguments],
+        capture_output=True, text=True, timeout=timeout_s, env=os.environ, check=False,
+    )  # fmt: skip

@@ -1,0 +1,275 @@
+"""Bad input is refused before anything starts; bad luck loses nothing and leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+
+from gemini_lab import Job, Lab
+from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import NodeLoss, StoreFull, WorkerCrash
+from gemini_lab.injector.scenario import Scenario
+
+from .conftest import processes_of_labs, shell
+
+TINY_SCRIPT = """
+    import sys, torch, deepspeed, gemini_lab
+
+    width = WIDTH if WIDTH else 16
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": STAGE},
+              "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
+              "gemini": GEMINI}
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=config)
+    state = {"seen": 0}
+    protected = gemini_lab.protect(engine, client_state=state)
+    torch.manual_seed(100 + protected.step)
+    for step in range(protected.step, STEPS):
+        state["seen"] += 1
+        loss = engine(torch.randn(4, 8)).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+    assert state["seen"] == STEPS, state
+    print("seen", state["seen"])
+"""
+
+
+def tiny_script(**values) -> str:
+    defaults = {"STAGE": 1, "STEPS": 12, "GEMINI": {}, "WIDTH": 0}
+    text = textwrap.dedent(TINY_SCRIPT)
+    for name, value in {**defaults, **values}.items():
+        text = text.replace(name, repr(value))
+    return text
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+def test_more_replicas_than_nodes_are_refused_before_anything_starts(lab):
+    with pytest.raises(ConfigError, match=r"replicas=5.*4"):
+        lab.train(gpt_job(size="tiny"), replicas=5)
+
+
+def test_a_script_that_is_not_there_is_refused(lab):
+    with pytest.raises(ConfigError, match="no script 'nowhere.py'"):
+        lab.train(Job(script="nowhere.py"))
+
+
+def test_an_unknown_setting_is_refused_with_those_there_are(lab):
+    with pytest.raises(ConfigError, match="replica_count.*replicas"):
+        lab.train(gpt_job(size="tiny"), replica_count=2)
+
+
+def test_a_persistent_tier_that_cannot_be_written_is_refused(lab, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises((ConfigError, OSError, Exception), match="file"):
+        lab.train(gpt_job(size="tiny"), persistent_url=str(blocked / "below"))
+
+
+def test_an_unknown_host_is_reported_with_what_mpi_said(tmp_path):
+    with pytest.raises(LaunchError, match="no-such-host"):
+        Lab(1, 0, hosts=["no-such-host.invalid"], etcd="127.0.0.1:1", folder=tmp_path)
+
+
+def test_an_etcd_that_does_not_answer_is_reported(tmp_path):
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:1 did not answer"):
+        Lab(1, 0, etcd="127.0.0.1:1", folder=tmp_path)
+
+
+def test_a_missing_mpiexec_is_reported_with_the_way_out(tmp_path):
+    code = "from gemini_lab import Lab; Lab(1, 0, folder='runs')"
+    hidden = textwrap.dedent(f"""
+        import sys, shutil
+        sys.executable = "/nowhere/python"
+        shutil.which = lambda name: None
+        {code}
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={**os.environ, "PATH": "/nowhere"},
+    )  # fmt: skip
+    assert "pip install 'gemini-lab[embedded]'" in done.stderr
+
+
+# -- scripts of all kinds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_users_own_script_survives_a_crash_with_its_client_state(lab, script, stage):
+    path = script(tiny_script(STAGE=stage, STEPS=30))
+    scenario = Scenario().add(WorkerCrash("rank-1"), iteration=5)
+    run = lab.train(Job(script=str(path)), scenario=scenario, persistent_url=None).wait(200)
+    assert len(run.report().recoveries) == 1
+    assert "seen 30" in (run.folder / "output" / "rank-0.log").read_text()
+
+
+def test_a_script_that_never_calls_protect_runs_and_says_so(lab, script):
+    path = script("import torch.distributed as dist; dist.init_process_group('gloo'); print(1)")
+    run = lab.train(Job(script=str(path)), persistent_url=None).wait(100)
+    assert '"unprotected"' in (run.folder / "events.jsonl").read_text()
+
+
+def test_a_script_with_an_error_fails_the_run_with_its_traceback(lab, script):
+    path = script("raise ValueError('no such layer')")
+    with pytest.raises(RunFailedError, match="no such layer"):
+        lab.train(Job(script=str(path)), persistent_url=None).wait(100)
+
+
+def test_zero_stage_0_is_refused_in_the_script_with_the_way_out(lab, script):
+    path = script(tiny_script(STAGE=0))
+    with pytest.raises(RunFailedError, match="stage"):
+        lab.train(Job(script=str(path)), persistent_url=None).wait(100)
+
+
+def test_a_model_that_changes_between_restarts_is_refused_with_what_differs(lab, script, tmp_path):
+    text = tiny_script(STEPS=30).replace("width = 0 if 0 else 16", GROWING)
+    path = script(text.replace("MARK", repr(str(tmp_path / "mark"))))
+    scenario = Scenario().add(WorkerCrash("rank-1"), iteration=5)
+    with pytest.raises(RunFailedError, match="changed since"):
+        lab.train(Job(script=str(path)), scenario=scenario, persistent_url=None).wait(100)
+
+
+GROWING = (
+    "import os, time; width = 24 if os.path.exists(MARK) else 16; time.sleep(1); open(MARK, 'w')"
+)
+
+
+def test_memory_that_does_not_suffice_is_refused_with_the_numbers(lab, script):
+    """Chunks larger than all memory make the slab's room for a shard larger than the machine."""
+    text = tiny_script(STAGE=3).replace("width = 0 if 0 else 16", "width = 2**31")
+    text = text.replace("torch.nn.Linear(8, width)", "torch.nn.Linear(8, 16)")
+    text = text.replace("torch.nn.Linear(width, 1)", "torch.nn.Linear(16, 1)")
+    text = text.replace(
+        "protected = gemini_lab.protect",
+        "from gemini_lab.checkpoint.layout import ShardLayout as L\n"
+        "import gemini_lab.checkpoint.engine_state as E\n"
+        "import dataclasses\n"
+        "old = E.EngineState._lay_out\n"
+        "E.EngineState._lay_out = lambda s, c: dataclasses.replace(old(s, c), payload_bytes=2**42)\n"
+        "protected = gemini_lab.protect",
+    )
+    with pytest.raises(RunFailedError, match=r"memory"):
+        lab.train(Job(script=str(script(text))), persistent_url=None).wait(100)
+
+
+# -- bad luck ------------------------------------------------------------------------------------
+
+
+def test_a_full_store_disturbs_nothing_but_is_told(lab, undisturbed):
+    job = gpt_job(size="tiny", iterations=16)
+    scenario = Scenario().add(StoreFull(), iteration=3)
+    run = lab.train(job, scenario=scenario, persist_every_iterations=2).wait(200)
+    report = run.report()
+    assert report.losses_match(undisturbed(iterations=16))
+    assert report.traffic.persistent_failures
+
+
+def test_without_a_standby_the_run_waits_until_the_operator_brings_a_machine(
+    undisturbed, tmp_path, leaves_nothing
+):
+    with Lab(4, 0, folder=tmp_path) as small:
+        scenario = Scenario().add(NodeLoss("rank-2"), iteration=5)
+        run = small.train(
+            gpt_job(size="tiny", iterations=12), scenario=scenario, persistent_url=None
+        )
+        report = run.wait(200).report()
+    assert report.losses_match(undisturbed(iterations=12))
+    assert '"recovery_waiting"' in (run.folder / "events.jsonl").read_text()
+
+
+def test_etcd_that_is_away_for_seconds_does_not_stop_training(lab, undisturbed):
+    etcd = next(p for p in processes_of_labs() if p.name() == "etcd")
+    job = gpt_job(size="tiny", iterations=60)
+    run = lab.train(job, persistent_url=None)
+    while run.iteration < 5:
+        time.sleep(0.05)
+    etcd.suspend()
+    before = run.iteration
+    time.sleep(5)
+    during = run.iteration
+    etcd.resume()
+    report = run.wait(200).report()
+    assert during > before
+    assert report.losses_match(undisturbed(iterations=60))
+
+
+def test_two_labs_run_at_once_on_one_machine(tmp_path, leaves_nothing):
+    with Lab(2, 0, folder=tmp_path / "a") as one, Lab(2, 0, folder=tmp_path / "b") as other:
+        runs = [
+            each.train(gpt_job(size="tiny", iterations=6, seed=seed), persistent_url=None)
+            for seed, each in enumerate((one, other))
+        ]
+        losses = [run.wait(200).report().losses for run in runs]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_killed_owner_leaves_no_process(tmp_path, leaves_nothing, deadly):
+    code = textwrap.dedent("""
+        from gemini_lab import Lab
+        from gemini_lab.experiments.quickstart import gpt_job
+        lab = Lab(2, 1, folder="runs")
+        run = lab.train(gpt_job(size="tiny", iterations=10000))
+        while run.iteration < 3: pass
+        print("trains", flush=True)
+        run.wait()
+    """)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout.readline() == "trains\n"
+    owner.send_signal(deadly)
+    owner.wait(30)
+    deadline = time.monotonic() + 20
+    while any(str(tmp_path) in p.cwd() for p in living()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def living() -> list[psutil.Process]:
+    found = []
+    for process in processes_of_labs():
+        try:
+            process.cwd()
+        except psutil.Error:
+            continue
+        found.append(process)
+    return found
+
+
+def test_a_shell_breaks_a_live_run_and_reports_on_it(lab, undisturbed):
+    job = gpt_job(size="tiny", iterations=40)
+    run = lab.train(job, persistent_url=None)
+    while run.iteration < 4:
+        time.sleep(0.05)
+    assert (run.folder / "control.json").stat().st_mode & 0o077 == 0
+    done = shell("inject", str(run.folder), "worker_crash", "rank-3")
+    assert done.stdout.startswith("worker_crash on node-"), done.stderr
+    wrong = shell("inject", str(run.folder), "node_loss", "node-99")
+    assert wrong.returncode == 2
+    assert "node-99" in wrong.stderr
+    run.wait(200)
+    told = shell("report", str(run.folder), "--json")
+    assert len(json.loads(told.stdout)["recoveries"]) == 1
+    late = shell("inject", str(run.folder), "worker_crash", "rank-3")
+    assert "no live run" in late.stderr
+
+
+def test_a_run_can_be_stopped_and_the_lab_trains_on(lab):
+    run = lab.train(gpt_job(size="tiny", iterations=10_000), persistent_url=None)
+    while run.iteration < 2:
+        time.sleep(0.05)
+    threading.Timer(0.1, run.stop).start()
+    with pytest.raises(RunFailedError, match="stopped by its owner"):
+        run.wait(60)
+    lab.train(gpt_job(size="tiny", iterations=3), persistent_url=None).wait(100)

@@ -1,0 +1,109 @@
+"""Each kind of failure, for real, on training nodes: the losses stay those of a quiet run."""
+
+import random
+
+import pytest
+
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import (
+    BitFlip,
+    LinkCut,
+    NodeFreeze,
+    NodeLoss,
+    NodesLoss,
+    RootLoss,
+    WorkerCrash,
+    WorkerHang,
+)
+from gemini_lab.injector.scenario import Scenario
+
+ITERATIONS = 16
+
+
+@pytest.mark.parametrize(
+    ("failure", "tier"),
+    [
+        (WorkerCrash("rank-1"), "local"),
+        (NodeLoss("rank-2"), "peer"),
+        (RootLoss(), "peer"),
+        (NodeFreeze("rank-3"), "peer"),
+        (WorkerHang("rank-0"), "local"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_training_resumes_from_memory_with_the_same_losses(lab, undisturbed, failure, tier):
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    scenario = Scenario().add(failure, iteration=6)
+    report = (
+        lab.train(job, scenario=scenario, persistent_url=None, min_progress_s=6.0)
+        .wait(200)
+        .report()
+    )
+    assert len(report.recoveries) >= 1
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    receipts = report.recoveries[0].receipts
+    assert tier in {receipt.tier for receipt in receipts}
+    assert all(receipt.verified for receipt in receipts)
+    assert len(receipts) == 4
+
+
+def test_a_cut_link_that_comes_back_costs_nothing(lab, undisturbed):
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    scenario = Scenario().add(LinkCut("rank-2"), iteration=5)
+    report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
+    assert report.recoveries == ()
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+
+
+def test_a_flipped_bit_is_stepped_over_at_the_next_recovery(lab, undisturbed):
+    """The owner's copy is damaged; its peer's takes its place, and an event says so."""
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    run = lab.train(job, persistent_url=None)
+    stop_and_damage(run)
+    report = run.wait(200).report()
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    assert any("shard 1" in text for r in report.recoveries for text in r.rejected)
+
+
+def stop_and_damage(run) -> None:
+    """When iteration 6 is done: stop a worker so that no version moves, flip, then kill it."""
+    import threading
+
+    struck = threading.Event()
+
+    def watch(event):
+        if event.kind == "iteration" and run.iteration >= 6 and not struck.is_set():
+            struck.set()
+            run.inject(WorkerHang("rank-1"))
+            run.inject(BitFlip("rank-1", shard=1))
+            run.inject(WorkerCrash("rank-1"))
+
+    run.watch(watch)
+
+
+def test_two_lost_nodes_of_one_group_send_everyone_to_the_persistent_tier(lab, undisturbed):
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    scenario = Scenario().add(NodesLoss(("rank-2", "rank-3")), iteration=9)
+    run = lab.train(job, scenario=scenario, persist_every_iterations=3)
+    report = run.wait(300).report()
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    assert {receipt.tier for receipt in report.recoveries[0].receipts} <= {"persistent"}
+
+
+def test_without_any_version_left_training_starts_anew_with_the_same_losses(lab, undisturbed):
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    scenario = Scenario().add(NodesLoss(("rank-0", "rank-1")), iteration=4)
+    report = lab.train(job, scenario=scenario, persistent_url=None).wait(300).report()
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+
+
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6) for _ in range(2)])
+def test_random_failures_at_random_moments_leave_the_losses_alone(lab, undisturbed, seed):
+    """The seed stands in the test's name: the same one draws the same failures."""
+    print(f"seed {seed}")
+    scenario = Scenario.random(seed, ranks=4, duration_s=25.0, rate_per_s=0.15)
+    iterations = 80
+    job = gpt_job(size="tiny", iterations=iterations)
+    run = lab.train(job, scenario=scenario, persist_every_iterations=10)
+    report = run.wait(380).report()
+    assert report.losses_match(undisturbed(iterations=iterations))
