@@ -9,11 +9,12 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
 from gemini_lab.checkpoint.keeper import persistent_tier
+from gemini_lab.cluster.agent import address_towards
 from gemini_lab.cluster.etcd import EmbeddedEtcd
 from gemini_lab.cluster.launch import Hosts
 from gemini_lab.cluster.operator import MpiOperator, Operator
@@ -82,24 +83,31 @@ class Lab:
         self._bringing = 0
         self._is_closed = False
         machines = _machines(hosts, nodes + standbys)
-        self._embedded = None if etcd else EmbeddedEtcd(_own_host(machines))
-        try:
-            address = EtcdAddress.parse(etcd) if etcd else self._embedded_address()
+        with ExitStack() as undo:  # what was started is ended again if the rest does not start
+            address = EtcdAddress.parse(etcd) if etcd else _embed_etcd(machines, undo)
             prefix = f"gemini_lab/{secrets.token_hex(6)}"
             self._store = EtcdStore(address, prefix)
-            self._mpi = operator or MpiOperator(
+            undo.callback(self._store.close)
+            self._operator = operator or MpiOperator(
                 etcd=address, prefix=prefix, lease_s=lease_s, warm=warm, hosts=machines,
                 threads=None if machines.names else _threads(nodes * workers_per_node),
                 log_folder=self.folder / "agents",
             )  # fmt: skip
-            self._token = getattr(self._mpi, "token", "")
+            undo.callback(self._operator.clear)
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
             self._thread.start()
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+            undo.callback(self._stop_loop)
+            self._lease = self._store.grant(LAB_LEASE_S)
+            self._store.put("lab", "here", lease=self._lease)
+            self._control_token = secrets.token_hex(16)
+            self._control_address = self._await(self._open_control(), timeout_s=JOIN_S)
+            undo.callback(self._leave)
+            agents = self._operator.bring(nodes + standbys)
+            self._await(self._connect(agents), timeout_s=JOIN_S)
+            self._undo = undo.pop_all()
+        self._spawn(self._keep_lease())
+        self._spawn(self._tick())
         atexit.register(self.close)
 
     def train(
@@ -137,7 +145,7 @@ class Lab:
             living=lambda: list(self._members), racks=self._nodes_by_rack(), root=self.root,
             workers_per_node=self.workers_per_node,
         )  # fmt: skip
-        if "persistent_url" not in settings and not self._spans_machines:
+        if "persistent_url" not in settings and self._operator.is_local:
             settings["persistent_url"] = str(run.folder / "persistent")
         record = {
             **job.to_json(), "id": run.number, "nodes": self.nodes, "standbys": self.standbys,
@@ -164,17 +172,7 @@ class Lab:
         atexit.unregister(self.close)
         if self.run is not None and not self.run.is_over:
             self.run.take(self._event("run_failed", reason="the lab was closed"))
-        if hasattr(self, "_thread") and self._thread.is_alive():
-            with suppress(TimeoutError):
-                self._await(self._say_goodbye(), timeout_s=20)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
-        if hasattr(self, "_mpi"):
-            self._mpi.clear()
-        if hasattr(self, "_store"):
-            self._store.close()
-        if self._embedded is not None:
-            self._embedded.close()
+        self._undo.close()
         if self.run is not None:
             self.run.take(self._event("lab_closed"))
             self.run.close()
@@ -191,9 +189,14 @@ class Lab:
 
     # -- start and end -------------------------------------------------------------------------
 
-    def _embedded_address(self) -> EtcdAddress:
-        assert self._embedded is not None
-        return self._embedded.address
+    def _leave(self) -> None:
+        """Have the agents end, and take this lab's keys out of the store."""
+        with suppress(TimeoutError):
+            self._await(self._say_goodbye(), timeout_s=20)
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
 
     def _check_train(self, settings: Settings, scenario: Scenario) -> None:
         plan_placement(
@@ -212,19 +215,6 @@ class Lab:
         for number, rack in enumerate(self._racks or []):
             nodes.setdefault(rack, []).append(f"node-{number}")
         return nodes
-
-    @property
-    def _spans_machines(self) -> bool:
-        return bool(getattr(self._mpi, "hosts", Hosts()).names)
-
-    def _start(self) -> None:
-        self._lease = self._store.grant(LAB_LEASE_S)
-        self._store.put("lab", "here", lease=self._lease)
-        self._await(self._connect(self._mpi.bring(self.nodes + self.standbys)), timeout_s=JOIN_S)
-        self._control_token = secrets.token_hex(16)
-        self._control_address = self._await(self._open_control(), timeout_s=JOIN_S)
-        self._spawn(self._keep_lease())
-        self._spawn(self._tick())
 
     async def _open_control(self) -> str:
         self._server, port = await serve("127.0.0.1", self._control_token, self._serve_control)
@@ -249,7 +239,7 @@ class Lab:
         for agent in agents:
             hello = {"role": "lab", "name": "lab", "at_s": time.time()}
             try:
-                channel = await connect(agent["address"], self._token, hello, timeout_s=10)
+                channel = await connect(agent["address"], self._operator.token, hello, timeout_s=10)
             except (OSError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent['name']} listens on {agent['address']}, which this machine does not "
@@ -313,7 +303,7 @@ class Lab:
             return
         self._bringing += count
         try:
-            await self._connect(await asyncio.to_thread(self._mpi.bring, count))
+            await self._connect(await asyncio.to_thread(self._operator.bring, count))
         except (CapacityError, LaunchError) as error:
             if self.run is not None:
                 self.run.take(self._event("note", text=f"no new node: {error}"))
@@ -398,13 +388,20 @@ def _machines(hosts: Sequence[str] | str | Path | None, wanted: int) -> Hosts:
     return found
 
 
-def _own_host(machines: Hosts) -> str:
-    """The address of the embedded etcd: loopback, unless other machines must reach it."""
-    if not machines.names:
-        return "127.0.0.1"
-    from gemini_lab.cluster.agent import address_towards  # noqa: PLC0415
-
-    return address_towards(f"{machines.names[-1]}:22")
+def _embed_etcd(machines: Hosts, undo: ExitStack) -> EtcdAddress:
+    """Start etcd on loopback or, for other machines, on this one's address towards them."""
+    host = "127.0.0.1"
+    if machines.names:
+        try:
+            host = address_towards(f"{machines.names[-1]}:22")
+        except OSError as error:
+            raise LaunchError(
+                f"the host {machines.names[-1]} is not known here ({error}); check its name, or "
+                "name a running etcd that all hosts reach with etcd="
+            ) from error
+    embedded = EmbeddedEtcd(host)
+    undo.callback(embedded.close)
+    return embedded.address
 
 
 def _threads(workers: int) -> int:

@@ -411,7 +411,7 @@ class Agent:
         )  # fmt: skip
         self._to_root(
             {"op": "exited", "rank": worker.rank, "epoch": worker.epoch, "code": code,
-             "output": output}
+             "output": output, "error": worker.error}
         )  # fmt: skip
 
     def _background(self, work: Any) -> None:
