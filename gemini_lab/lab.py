@@ -77,6 +77,8 @@ class Lab:
         self.nodes, self.standbys, self.workers_per_node = nodes, standbys, workers_per_node
         self.folder = Path(folder).absolute()
         self.run: Run | None = None
+        self.ready: set[str] = set()
+        self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
         self.root: str | None = None
         self._members: dict[str, Channel] = {}
         self._numbers = itertools.count(1)
@@ -142,7 +144,7 @@ class Lab:
         run = Run(
             folder=_fresh(self.folder / run_name), number=next(self._numbers), job=job,
             scenario=scenario or Scenario(), obey=self._obey, stop=self._cancel,
-            living=lambda: list(self._members), racks=self._nodes_by_rack(), root=self.root,
+            living=lambda: self.living, racks=self._nodes_by_rack(), root=self.root,
             workers_per_node=self.workers_per_node,
         )  # fmt: skip
         if "persistent_url" not in settings and self._operator.is_local:
@@ -163,6 +165,24 @@ class Lab:
         self.run = run
         self._store.put("job", json.dumps(record))
         return run
+
+    @property
+    def living(self) -> tuple[str, ...]:
+        """Names of the nodes whose agents live, standbys included."""
+        return tuple(name for name in self._members if name not in self._silent)
+
+    def wait_until_ready(self, timeout_s: float = 120.0) -> None:
+        """Wait until all nodes and standbys are there and have imported what workers need.
+
+        Raises:
+            TimeoutError: Some are not ready in time.
+        """
+        wanted = self.nodes + self.standbys
+        deadline_s = time.monotonic() + timeout_s
+        while (count := len(self.ready & set(self.living))) < wanted:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{count} of {wanted} nodes are ready after {timeout_s:.0f} s")
+            time.sleep(0.05)
 
     def close(self) -> None:
         """End every process of the lab and give all its memory back."""
@@ -276,6 +296,7 @@ class Lab:
             elif message["op"] == "need_nodes":
                 self._spawn(self._bring(message["wanted"]))
         self._members.pop(name, None)
+        self.ready.discard(name)
 
     async def _take(self, message: dict[str, Any]) -> None:
         event = Event(
@@ -283,6 +304,12 @@ class Lab:
         )
         if event.kind == "root_elected":
             self.root = event.data["name"]
+        elif event.kind == "node_ready":
+            self.ready.add(event.data["name"])
+        elif event.kind == "node_lost":
+            self._silent.add(event.data["name"])
+        elif event.kind == "node_joined":
+            self._silent.discard(event.data["name"])
         run = self.run
         if run is None:
             return
@@ -298,7 +325,7 @@ class Lab:
 
     async def _bring(self, wanted: int) -> None:
         """Ask the operator for the machines that are missing and not already on their way."""
-        count = wanted - len(self._members) - self._bringing
+        count = wanted - len(self.living) - self._bringing
         if count <= 0 or self._is_closed:
             return
         self._bringing += count

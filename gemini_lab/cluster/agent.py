@@ -102,6 +102,7 @@ class Agent:
         _say({"name": self.config.name, "address": self.address, "pid": os.getpid()})
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
+        self._background(self._say_when_ready())
         self._background(self._keep_lease())
         self._background(self._watch_store())
         await self._stop.wait()
@@ -120,6 +121,12 @@ class Agent:
         with suppress(StoreUnavailableError):
             await self.membership.leave()
         await asyncio.sleep(0.05)  # for the readers of the closed connections to end
+
+    async def _say_when_ready(self) -> None:
+        started_s = time.monotonic()
+        await self.host.ready()
+        import_s = time.monotonic() - started_s
+        self.emit("node_ready", name=self.config.name, import_s=import_s)
 
     async def _keep_lease(self) -> None:
         while True:

@@ -186,8 +186,13 @@ def test_without_a_standby_the_run_waits_until_the_operator_brings_a_machine(und
     assert '"recovery_waiting"' in (run.folder / "events.jsonl").read_text()
 
 
+def is_etcd(process: psutil.Process, endpoint: str) -> bool:
+    return process.name() == "etcd" and f"http://{endpoint}" in process.cmdline()
+
+
 def test_etcd_that_is_away_for_seconds_does_not_stop_training(lab, undisturbed):
-    etcd = next(p for p in processes_of_labs() if p.name() == "etcd")
+    endpoint = lab._store.address.endpoints[0]
+    etcd = next(p for p in processes_of_labs() if is_etcd(p, endpoint))
     job = gpt_job(size="tiny", iterations=60)
     run = lab.train(job, persistent_url=None)
     while run.iteration < 5:
