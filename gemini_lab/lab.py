@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from html import escape
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -206,6 +207,16 @@ class Lab:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._members)} agents"
         return f"<Lab: {self.nodes} nodes, {self.standbys} standbys, {state}>"
+
+    def _repr_html_(self) -> str:
+        agents = ", ".join(f"{n} (root)" if n == self.root else n for n in sorted(self._members))
+        rows = {
+            "lab": "closed" if self._is_closed else "open",
+            "trains on": f"{self.nodes} nodes, {self.standbys} standbys beside them",
+            "agents there": agents or "none", "last run": self.run or "none", "folder": self.folder,
+        }  # fmt: skip
+        cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
+        return f"<table>{''.join(cells)}</table>"
 
     # -- start and end -------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from gemini_lab.units import format_bytes
 
 # %% [markdown]
 # The settings. `size="tiny"` is a GPT of half a million parameters. For the 25 million of the
-# command `gemini-lab quickstart`, take `size="small"` and `iterations=24`, and some ten minutes.
+# command `gemini-lab quickstart`, take `size="small"` and `iterations=24`: that takes about five
+# minutes. Without a notebook open: `papermill 00_quickstart.ipynb out.ipynb -p size small -p
+# iterations 24`.
 
 # %% tags=["parameters"]
 nodes = 4  # four or more
@@ -87,15 +89,15 @@ print(failed.losses_match(quiet))
 
 # %%
 _, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
-axes.set(xlabel="seconds since the job was submitted", ylabel="iterations done")
+axes.set(xlabel="seconds since the run's first iteration", ylabel="iterations done")
 for report in (quiet, failed):
     mine = [each for each in report.iterations if each.rank == 0]
-    since_s = [each.ended_at_s - report.started_at_s for each in mine]
+    begin_s = mine[0].ended_at_s
+    since_s = [each.ended_at_s - begin_s for each in mine]
     axes.plot(since_s, [each.number for each in mine], label=report.name)
 axes.legend(frameon=False)
 for each in failed.recoveries:
-    span_s = [at_s - failed.started_at_s for at_s in (each.failed_at_s, each.resumed_at_s)]
-    axes.axvspan(*span_s, color="0.88")
+    axes.axvspan(each.failed_at_s - begin_s, each.resumed_at_s - begin_s, color="0.88")
 
 # %% [markdown]
 # ## 5. What did a recovery do?
@@ -136,9 +138,9 @@ print(f"measured, mean of the {len(wasted.measured_s)} failures: {wasted.measure
 
 # %% [markdown]
 # **Beside the paper.** Section 7.2 gives 1.5 iterations for a failure that leaves the machines
-# whole: a formula's result, for jobs whose transfer takes a whole iteration. Ours are this
-# machine's measurements, over failures of both kinds; with so small a model, loading shards weighs
-# more than sending them.
+# whole: a formula's result, for jobs that spread the transfer over a whole iteration. Ours is a
+# measurement on this machine: the mean of three failures, of both kinds. Three are few, so it moves
+# when you run it again.
 
 # %%
 print("paper, formula:       1.5 iterations wasted by a failure")
