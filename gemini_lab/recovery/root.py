@@ -231,9 +231,13 @@ class RootAgent:
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING:
             return list(self._begin(at_s, cause="root_lost", lost=[]))
-        for joined in self.living.values():
-            if joined.epoch == self.state.epoch:
-                self._finished |= {int(r) for r, s in joined.workers.items() if s == "finished"}
+        working = {
+            int(rank): status for joined in self.living.values() if joined.epoch == self.state.epoch
+            for rank, status in joined.workers.items()
+        }  # fmt: skip
+        if phase == "running" and working.keys() < set(self._ranks()):
+            return list(self._begin(at_s, cause="worker_exited", lost=[]))
+        self._finished = {rank for rank, status in working.items() if status == "finished"}
         self._protected = set(self._ranks())
         return list(self._finish_if_all_did(at_s))
 
