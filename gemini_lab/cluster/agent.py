@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import psutil
+
 from gemini_lab.checkpoint.keeper import MemoryKeeper, persistent_tier
 from gemini_lab.cluster.host import Worker, WorkerHost
 from gemini_lab.cluster.local import Message
@@ -362,6 +364,7 @@ class Agent:
                     "world_size": job["nodes"] * per_node, "node": node,
                     "epoch": message["epoch"], "members": plan["members"], "plan": plan,
                     "rendezvous": message["rendezvous"], "fingerprint": message["fingerprint"],
+                    "interface": interface_of(self.address.rpartition(":")[0]),
                     **{name: job[name] for name in _JOB_FIELDS},
                 })  # fmt: skip
 
@@ -459,6 +462,14 @@ def address_towards(endpoint: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))
         return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with this IP address, if there is one."""
+    for name, entries in psutil.net_if_addrs().items():
+        if address in (entry.address for entry in entries):
+            return str(name)
+    return None
 
 
 def _say(record: dict[str, Any]) -> None:

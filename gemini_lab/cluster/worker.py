@@ -88,6 +88,10 @@ def work(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     os.environ.update(distributed_environment(spec))
+    if spec["interface"] is not None:
+        # Otherwise they use what the host's own name means, which is often a loopback address.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, spec["interface"])
     os.environ.update(spec["env"])
     sys.path.insert(0, spec["cwd"])
     os.chdir(spec["cwd"])

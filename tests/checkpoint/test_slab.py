@@ -204,7 +204,7 @@ def test_a_writer_killed_at_any_line_leaves_a_whole_version(slab):
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_version(slab):
     seed = random.randrange(2**32)
-    print("seed", seed)  # noqa: T201
+    print("seed", seed)
     moments = random.Random(seed)
     write(slab, 0, 1)
     for _ in range(15):
