@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final, cast
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.pipeliner.agreement import encode, mean_profile
 from gemini_lab.pipeliner.calibration import SIZES, Calibration, calibrate
 from gemini_lab.pipeliner.group import CheckpointGroup
@@ -102,11 +102,7 @@ class Conductor:
         self._seam.begin_update()
 
     def end_iteration(self, version: int) -> bool:
-        """The update is done and `version` is there; returns whether it is to be sent.
-
-        Raises:
-            CapacityError: The naive scheme needs a larger buffer.
-        """
+        """The update is done and `version` is there; returns whether it is to be sent."""
         record = self._seam.begin_iteration()
         self._age += 1
         if record is not None and not self._is_over:
@@ -162,7 +158,7 @@ class Conductor:
     def _give_up(self, why: str) -> None:
         self._is_over = True
         self._leave_route()
-        self._say(f"{why}, so versions leave in the background, not in idle spans")
+        self._say(f"versions leave in the background, not in idle spans: {why}")
 
     def _leave_route(self) -> None:
         self.schedule = None
@@ -183,10 +179,14 @@ class Conductor:
         if calibration is None:
             return
         mine = self._group.rank
-        by_size = {
-            size_bytes: self._schedule(agreed, calibration, size_bytes)
-            for size_bytes in set(self._sizes)
-        }
+        try:
+            by_size = {
+                size_bytes: self._schedule(agreed, calibration, size_bytes)
+                for size_bytes in set(self._sizes)
+            }
+        except CapacityError as error:
+            self._give_up(f"the scheme was refused: {error}")
+            return
         schedules = dict(enumerate(by_size[size_bytes] for size_bytes in self._sizes))
         self._every = max(schedule.every_iterations for schedule in by_size.values())
         self._transfer.route = ScheduledRoute(
