@@ -1,10 +1,12 @@
 # make quickstart   set everything up and run the main job
 # make test         set everything up and run the tests
+# make notebooks    make the notebooks from notebooks/src
+# make students     the same without solutions, into build/students
 
 VENV ?= .venv
 export VENV
 
-.PHONY: quickstart test lint set-up
+.PHONY: quickstart test lint notebooks students set-up
 
 quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
@@ -16,6 +18,12 @@ lint: set-up
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+notebooks: set-up
+	$(VENV)/bin/python notebooks/build.py
+
+students: set-up
+	$(VENV)/bin/python notebooks/build.py --students
 
 set-up:
 	.ci/set-up

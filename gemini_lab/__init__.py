@@ -4,30 +4,83 @@ The names below load when they are first used, so that importing the package cos
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from gemini_lab.injector import (
+        BitFlip,
+        LinkCut,
+        NodeFreeze,
+        NodeLoss,
+        NodesLoss,
+        RackLoss,
+        RootLoss,
+        Scenario,
+        StoreFull,
+        WorkerCrash,
+        WorkerHang,
+    )
     from gemini_lab.job import Job
     from gemini_lab.lab import Lab
     from gemini_lab.placement import Placement, plan_placement
     from gemini_lab.protection import protect
+    from gemini_lab.report import RunReport
     from gemini_lab.run import Run
     from gemini_lab.settings import Settings
+    from gemini_lab.simulator import plan
 
-_HOMES = {
+_HOMES: Final = {
+    "BitFlip": "gemini_lab.injector",
     "Job": "gemini_lab.job",
     "Lab": "gemini_lab.lab",
+    "LinkCut": "gemini_lab.injector",
+    "NodeFreeze": "gemini_lab.injector",
+    "NodeLoss": "gemini_lab.injector",
+    "NodesLoss": "gemini_lab.injector",
     "Placement": "gemini_lab.placement",
+    "RackLoss": "gemini_lab.injector",
+    "RootLoss": "gemini_lab.injector",
     "Run": "gemini_lab.run",
+    "RunReport": "gemini_lab.report",
+    "Scenario": "gemini_lab.injector",
     "Settings": "gemini_lab.settings",
+    "StoreFull": "gemini_lab.injector",
+    "WorkerCrash": "gemini_lab.injector",
+    "WorkerHang": "gemini_lab.injector",
+    "plan": "gemini_lab.simulator",
     "plan_placement": "gemini_lab.placement",
     "protect": "gemini_lab.protection",
 }
 
-__all__ = ["Job", "Lab", "Placement", "Run", "Settings", "plan_placement", "protect"]
+__all__ = [
+    "BitFlip",
+    "Job",
+    "Lab",
+    "LinkCut",
+    "NodeFreeze",
+    "NodeLoss",
+    "NodesLoss",
+    "Placement",
+    "RackLoss",
+    "RootLoss",
+    "Run",
+    "RunReport",
+    "Scenario",
+    "Settings",
+    "StoreFull",
+    "WorkerCrash",
+    "WorkerHang",
+    "plan",
+    "plan_placement",
+    "protect",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'gemini_lab' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -27,6 +27,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "placing N nodes, and their exact recovery probability",
     ),
     "simulator": ("gemini_lab.simulator.bench:bench", "30 days of N machines, policy by policy"),
+    "restart": (
+        "gemini_lab.recovery.bench:bench",
+        "failure to the next finished iteration, warm and cold in turn",
+    ),
     "profiler": (
         "gemini_lab.profiler.bench:bench",
         "what watching costs each collective",

@@ -14,6 +14,7 @@ KINDS: Final[dict[str, str]] = {
     # the lab and its nodes
     "lab_started": "the lab's nodes are up: nodes, standbys, names, root, etcd",
     "node_joined": "an agent registered: address, standby",
+    "node_ready": "its warm parent has imported what workers need: name, import_s",
     "node_lost": "a node is gone: cause",
     "node_requested": "the operator was asked for a machine: reason",
     "link_cut": "a connection between root agent and agent broke but came back: peer",

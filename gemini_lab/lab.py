@@ -9,11 +9,13 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from html import escape
 from pathlib import Path
 from typing import Any, Final, Self
 
 from gemini_lab.checkpoint.keeper import persistent_tier
+from gemini_lab.cluster.agent import address_towards
 from gemini_lab.cluster.etcd import EmbeddedEtcd
 from gemini_lab.cluster.launch import Hosts
 from gemini_lab.cluster.operator import MpiOperator, Operator
@@ -76,30 +78,39 @@ class Lab:
         self.nodes, self.standbys, self.workers_per_node = nodes, standbys, workers_per_node
         self.folder = Path(folder).absolute()
         self.run: Run | None = None
+        self.ready: set[str] = set()
+        self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
         self.root: str | None = None
         self._members: dict[str, Channel] = {}
         self._numbers = itertools.count(1)
         self._bringing = 0
         self._is_closed = False
         machines = _machines(hosts, nodes + standbys)
-        self._embedded = None if etcd else EmbeddedEtcd(_own_host(machines))
-        try:
-            address = EtcdAddress.parse(etcd) if etcd else self._embedded_address()
+        with ExitStack() as undo:  # what was started is ended again if the rest does not start
+            address = EtcdAddress.parse(etcd) if etcd else _embed_etcd(machines, undo)
             prefix = f"gemini_lab/{secrets.token_hex(6)}"
             self._store = EtcdStore(address, prefix)
-            self._mpi = operator or MpiOperator(
+            undo.callback(self._store.close)
+            self._operator = operator or MpiOperator(
                 etcd=address, prefix=prefix, lease_s=lease_s, warm=warm, hosts=machines,
                 threads=None if machines.names else _threads(nodes * workers_per_node),
                 log_folder=self.folder / "agents",
             )  # fmt: skip
-            self._token = getattr(self._mpi, "token", "")
+            undo.callback(self._operator.clear)
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
             self._thread.start()
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+            undo.callback(self._stop_loop)
+            self._lease = self._store.grant(LAB_LEASE_S)
+            self._store.put("lab", "here", lease=self._lease)
+            self._control_token = secrets.token_hex(16)
+            self._control_address = self._await(self._open_control(), timeout_s=JOIN_S)
+            undo.callback(self._leave)
+            agents = self._operator.bring(nodes + standbys)
+            self._await(self._connect(agents), timeout_s=JOIN_S)
+            self._undo = undo.pop_all()
+        self._spawn(self._keep_lease())
+        self._spawn(self._tick())
         atexit.register(self.close)
 
     def train(
@@ -134,10 +145,10 @@ class Lab:
         run = Run(
             folder=_fresh(self.folder / run_name), number=next(self._numbers), job=job,
             scenario=scenario or Scenario(), obey=self._obey, stop=self._cancel,
-            living=lambda: list(self._members), racks=self._nodes_by_rack(), root=self.root,
+            living=lambda: self.living, racks=self._nodes_by_rack(), root=self.root,
             workers_per_node=self.workers_per_node,
         )  # fmt: skip
-        if "persistent_url" not in settings and not self._spans_machines:
+        if "persistent_url" not in settings and self._operator.is_local:
             settings["persistent_url"] = str(run.folder / "persistent")
         record = {
             **job.to_json(), "id": run.number, "nodes": self.nodes, "standbys": self.standbys,
@@ -156,6 +167,24 @@ class Lab:
         self._store.put("job", json.dumps(record))
         return run
 
+    @property
+    def living(self) -> tuple[str, ...]:
+        """Names of the nodes whose agents live, standbys included."""
+        return tuple(name for name in self._members if name not in self._silent)
+
+    def wait_until_ready(self, timeout_s: float = 120.0) -> None:
+        """Wait until all nodes and standbys are there and have imported what workers need.
+
+        Raises:
+            TimeoutError: Some are not ready in time.
+        """
+        wanted = self.nodes + self.standbys
+        deadline_s = time.monotonic() + timeout_s
+        while (count := len(self.ready & set(self.living))) < wanted:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{count} of {wanted} nodes are ready after {timeout_s:.0f} s")
+            time.sleep(0.05)
+
     def close(self) -> None:
         """End every process of the lab and give all its memory back."""
         if self._is_closed:
@@ -164,17 +193,7 @@ class Lab:
         atexit.unregister(self.close)
         if self.run is not None and not self.run.is_over:
             self.run.take(self._event("run_failed", reason="the lab was closed"))
-        if hasattr(self, "_thread") and self._thread.is_alive():
-            with suppress(TimeoutError):
-                self._await(self._say_goodbye(), timeout_s=20)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
-        if hasattr(self, "_mpi"):
-            self._mpi.clear()
-        if hasattr(self, "_store"):
-            self._store.close()
-        if self._embedded is not None:
-            self._embedded.close()
+        self._undo.close()
         if self.run is not None:
             self.run.take(self._event("lab_closed"))
             self.run.close()
@@ -189,11 +208,26 @@ class Lab:
         state = "closed" if self._is_closed else f"{len(self._members)} agents"
         return f"<Lab: {self.nodes} nodes, {self.standbys} standbys, {state}>"
 
+    def _repr_html_(self) -> str:
+        agents = ", ".join(f"{n} (root)" if n == self.root else n for n in sorted(self._members))
+        rows = {
+            "lab": "closed" if self._is_closed else "open",
+            "trains on": f"{self.nodes} nodes, {self.standbys} standbys beside them",
+            "agents there": agents or "none", "last run": self.run or "none", "folder": self.folder,
+        }  # fmt: skip
+        cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
     # -- start and end -------------------------------------------------------------------------
 
-    def _embedded_address(self) -> EtcdAddress:
-        assert self._embedded is not None
-        return self._embedded.address
+    def _leave(self) -> None:
+        """Have the agents end, and take this lab's keys out of the store."""
+        with suppress(TimeoutError):
+            self._await(self._say_goodbye(), timeout_s=20)
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
 
     def _check_train(self, settings: Settings, scenario: Scenario) -> None:
         plan_placement(
@@ -212,19 +246,6 @@ class Lab:
         for number, rack in enumerate(self._racks or []):
             nodes.setdefault(rack, []).append(f"node-{number}")
         return nodes
-
-    @property
-    def _spans_machines(self) -> bool:
-        return bool(getattr(self._mpi, "hosts", Hosts()).names)
-
-    def _start(self) -> None:
-        self._lease = self._store.grant(LAB_LEASE_S)
-        self._store.put("lab", "here", lease=self._lease)
-        self._await(self._connect(self._mpi.bring(self.nodes + self.standbys)), timeout_s=JOIN_S)
-        self._control_token = secrets.token_hex(16)
-        self._control_address = self._await(self._open_control(), timeout_s=JOIN_S)
-        self._spawn(self._keep_lease())
-        self._spawn(self._tick())
 
     async def _open_control(self) -> str:
         self._server, port = await serve("127.0.0.1", self._control_token, self._serve_control)
@@ -249,7 +270,7 @@ class Lab:
         for agent in agents:
             hello = {"role": "lab", "name": "lab", "at_s": time.time()}
             try:
-                channel = await connect(agent["address"], self._token, hello, timeout_s=10)
+                channel = await connect(agent["address"], self._operator.token, hello, timeout_s=10)
             except (OSError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent['name']} listens on {agent['address']}, which this machine does not "
@@ -286,6 +307,7 @@ class Lab:
             elif message["op"] == "need_nodes":
                 self._spawn(self._bring(message["wanted"]))
         self._members.pop(name, None)
+        self.ready.discard(name)
 
     async def _take(self, message: dict[str, Any]) -> None:
         event = Event(
@@ -293,6 +315,12 @@ class Lab:
         )
         if event.kind == "root_elected":
             self.root = event.data["name"]
+        elif event.kind == "node_ready":
+            self.ready.add(event.data["name"])
+        elif event.kind == "node_lost":
+            self._silent.add(event.data["name"])
+        elif event.kind == "node_joined":
+            self._silent.discard(event.data["name"])
         run = self.run
         if run is None:
             return
@@ -308,12 +336,12 @@ class Lab:
 
     async def _bring(self, wanted: int) -> None:
         """Ask the operator for the machines that are missing and not already on their way."""
-        count = wanted - len(self._members) - self._bringing
+        count = wanted - len(self.living) - self._bringing
         if count <= 0 or self._is_closed:
             return
         self._bringing += count
         try:
-            await self._connect(await asyncio.to_thread(self._mpi.bring, count))
+            await self._connect(await asyncio.to_thread(self._operator.bring, count))
         except (CapacityError, LaunchError) as error:
             if self.run is not None:
                 self.run.take(self._event("note", text=f"no new node: {error}"))
@@ -398,13 +426,20 @@ def _machines(hosts: Sequence[str] | str | Path | None, wanted: int) -> Hosts:
     return found
 
 
-def _own_host(machines: Hosts) -> str:
-    """The address of the embedded etcd: loopback, unless other machines must reach it."""
-    if not machines.names:
-        return "127.0.0.1"
-    from gemini_lab.cluster.agent import address_towards  # noqa: PLC0415
-
-    return address_towards(f"{machines.names[-1]}:22")
+def _embed_etcd(machines: Hosts, undo: ExitStack) -> EtcdAddress:
+    """Start etcd on loopback or, for other machines, on this one's address towards them."""
+    host = "127.0.0.1"
+    if machines.names:
+        try:
+            host = address_towards(f"{machines.names[-1]}:22")
+        except OSError as error:
+            raise LaunchError(
+                f"the host {machines.names[-1]} is not known here ({error}); check its name, or "
+                "name a running etcd that all hosts reach with etcd="
+            ) from error
+    embedded = EmbeddedEtcd(host)
+    undo.callback(embedded.close)
+    return embedded.address
 
 
 def _threads(workers: int) -> int:

@@ -225,6 +225,10 @@ class LiveProtection(Protected):
         layout = self._state.layout
         sizes = [size for (size,) in self._group.all_gather([layout.payload_bytes])]
         self._sizes = sizes
+        slots = [(shard, sizes[shard]) for shard in self._kept_shards()]
+        fd = self._session.request_slab(
+            slots=slots, chunk_bytes=self._settings.chunk_bytes, layout=layout.to_json()
+        )
         expected = self._session.spec["fingerprint"]
         if expected is not None and expected != layout.fingerprint:
             raise ConfigError(
@@ -232,10 +236,6 @@ class LiveProtection(Protected):
                 f"(fingerprint {layout.fingerprint[:12]}, saved {expected[:12]}); restart with the "
                 "script as it was, or start a new run"
             )
-        slots = [(shard, sizes[shard]) for shard in self._kept_shards()]
-        fd = self._session.request_slab(
-            slots=slots, chunk_bytes=self._settings.chunk_bytes, layout=layout.to_json()
-        )
         self._session.emit(
             "protected", shard_bytes=layout.payload_bytes, fingerprint=layout.fingerprint,
             settings=self._settings.to_json(), placement=self._placement.to_json(),

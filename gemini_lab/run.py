@@ -1,10 +1,13 @@
 """`Run`: a job under way on a lab, as its owner sees it."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from gemini_lab.report import RunReport
 
 CONTROL_FILE: Final = "control.json"
+GLANCE_S: Final = 0.1
+"""Between two looks of a progress bar at its run."""
 
 
 class Run:
@@ -86,6 +91,39 @@ class Run:
             raise RunFailedError(f"{self.folder.name} failed: {self.failure}")
         return self
 
+    def progress(self, total: int | None = None, *, until: int | None = None) -> "Run":
+        """Show a bar, and failures as they come, from the cell that calls this.
+
+        An interrupt ends the bar, not the run.
+
+        Args:
+            total: Iterations of the job, the bar's full length.
+            until: Return once every rank has finished so many; by default at the end.
+
+        Raises:
+            RunFailedError: The run was given up; the message says why.
+        """
+        from tqdm.auto import tqdm  # noqa: PLC0415
+
+        from gemini_lab.run_command import describe  # noqa: PLC0415 - it imports this module
+
+        goal = math.inf if until is None else until
+        seen: SimpleQueue[Event] = SimpleQueue()
+        self.watch(seen.put)
+        try:
+            with tqdm(total=total, initial=self.iteration, unit="iteration") as bar:
+                is_last = False
+                while not is_last:
+                    is_last = self._over.wait(GLANCE_S) or self.iteration >= goal
+                    while not seen.empty():
+                        if told := describe(seen.get()):
+                            bar.write(told)
+                    bar.set_postfix_str(f"{self.phase}, nodes {' '.join(self.members)}")
+                    bar.update(self.iteration - bar.n)
+        finally:
+            self._watchers = [each for each in self._watchers if each != seen.put]
+        return self.wait() if self.is_over else self
+
     def stop(self) -> None:
         """End the run; its log and persistent versions stay."""
         if not self.is_over:
@@ -120,6 +158,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.folder.name}: iteration {self.iteration}, {self.phase}>"
+
+    def _repr_html_(self) -> str:
+        nodes = ", ".join(f"{n} (root)" if n == self.root else n for n in self.members)
+        rows = {
+            "run": self.folder.name, "phase": self.phase, "iteration": self.iteration,
+            "nodes": nodes, "failure": self.failure or "none", "folder": self.folder,
+        }  # fmt: skip
+        cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
+        return f"<table>{''.join(cells)}</table>"
 
     # -- for the lab ---------------------------------------------------------------------------
 

@@ -2,18 +2,7 @@
 
 A slab belongs to a node's agent and is mapped by the worker that fills it. For each shard it keeps
 two buffers: one with a complete version, one being written. Whoever has the descriptor can attach,
-for the slab describes itself:
-
-    slab header    magic, size, chunk size, slots, checksum
-    per slot, twice:
-        buffer header   seal | shard | version | payload bytes | digest of the digest table
-        digest table    one xxh3_64 a chunk
-        payload         page-aligned
-
-The seal is the checksum of the four fields after it, and 0 while a buffer is written. It is the
-first word that a write clears and the last one that it sets, each with one aligned 8-byte store:
-a writer killed at any instruction leaves the other buffer's version whole, and a header with a
-flipped bit is no complete version.
+for the slab describes itself (`slab_form`).
 """
 
 import mmap
@@ -21,81 +10,33 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
 from gemini_lab.checkpoint.memory import require_memory
+from gemini_lab.checkpoint.slab_form import (
+    BUFFERS,
+    PAGE_BYTES,
+    Buffer,
+    Bytes,
+    CopyInfo,
+    SlotSpec,
+    Words,
+    chunk_digest,
+    count_chunks,
+    header_bytes,
+    read_header,
+    slab_bytes,
+    write_header,
+)
 from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 from gemini_lab.units import format_bytes
 
-Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
+__all__ = ["CopyInfo", "ReadBuffer", "Slab", "SlotSpec", "WriteBuffer", "bad_chunks",
+           "chunk_digest", "flip_bit", "slab_bytes"]  # fmt: skip
 
-_MAGIC: Final = int.from_bytes(b"GEMSLAB1", "little")
-_PAGE: Final = 4096
-_WORD: Final = 8
-_SEAL, _SHARD, _VERSION, _PAYLOAD_BYTES, _TABLE_DIGEST = range(5)
-_HEADER_WORDS: Final = 5
-_BUFFERS: Final = 2
 _THREADED_BYTES: Final = 32 * 2**20  # below this, threads cost more than they save
-
-
-def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
-    """The checksum (xxh3_64) under which a chunk is stored and sent."""
-    return xxhash.xxh3_64_intdigest(data.data if isinstance(data, np.ndarray) else data)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSpec:
-    """One shard that a slab keeps: its number and the room for its payload."""
-
-    shard: int
-    payload_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CopyInfo:
-    """A complete version of a shard; two copies with the same `digest` hold the same bytes."""
-
-    shard: int
-    version: int
-    payload_bytes: int
-    digest: int
-
-
-class _Buffer:
-    """Header, digest table and room for the payload of one version of one shard."""
-
-    def __init__(self, memory: Bytes, start: int, slot: SlotSpec, chunk_bytes: int) -> None:
-        table_start, payload_start, end = _buffer_extent(start, slot.payload_bytes, chunk_bytes)
-        self.shard = slot.shard
-        self.header: Words = memory[start : start + _HEADER_WORDS * _WORD].view(np.uint64)
-        chunks = _chunk_count(slot.payload_bytes, chunk_bytes)
-        self.table: Words = memory[table_start : table_start + chunks * _WORD].view(np.uint64)
-        self.payload: Bytes = memory[payload_start : payload_start + slot.payload_bytes]
-        self.end = end
-
-    def copy(self) -> CopyInfo | None:
-        """The complete version in this buffer, if its header is whole."""
-        seal, *fields = (int(word) for word in self.header)
-        shard, version, payload_bytes, digest = fields
-        if seal != _seal(fields) or shard != self.shard or payload_bytes > self.payload.nbytes:
-            return None
-        return CopyInfo(shard, version, payload_bytes, digest)
-
-    def open(self, version: int) -> None:
-        self.header[_SEAL] = 0
-        self.header[_SHARD] = self.shard
-        self.header[_VERSION] = version
-
-    def complete(self, payload_bytes: int, digests: Words) -> None:
-        self.header[_PAYLOAD_BYTES] = payload_bytes
-        self.header[_TABLE_DIGEST] = chunk_digest(digests.tobytes())
-        self.header[_SEAL] = _seal([int(word) for word in self.header[1:]])
 
 
 class WriteBuffer:
@@ -106,7 +47,7 @@ class WriteBuffer:
         digests: Checksums of the chunks sealed so far, `uint64`, in order.
     """
 
-    def __init__(self, buffer: _Buffer, version: int, chunk_bytes: int) -> None:
+    def __init__(self, buffer: Buffer, version: int, chunk_bytes: int) -> None:
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
         self._digested_bytes: dict[int, int | None] = {}  # by sealed chunk; None: digest was given
@@ -121,7 +62,7 @@ class WriteBuffer:
 
     def chunk_count(self, payload_bytes: int) -> int:
         """How many chunks cover a payload of that size."""
-        return _chunk_count(payload_bytes, self._chunk_bytes)
+        return count_chunks(payload_bytes, self._chunk_bytes)
 
     def seal_chunk(self, index: int, digest: int | None = None) -> None:
         """Store the chunk's checksum: `digest` from its sender, or computed here from its bytes."""
@@ -160,12 +101,12 @@ class ReadBuffer:
         digests: The chunks' checksums, `uint64`, in order.
     """
 
-    def __init__(self, buffer: _Buffer, info: CopyInfo, chunk_bytes: int) -> None:
+    def __init__(self, buffer: Buffer, info: CopyInfo, chunk_bytes: int) -> None:
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
         self.info = info
         self.data = buffer.payload[: info.payload_bytes].data
-        self.digests = buffer.table[: _chunk_count(info.payload_bytes, chunk_bytes)]
+        self.digests = buffer.table[: count_chunks(info.payload_bytes, chunk_bytes)]
 
     def bad_chunks(self) -> list[int]:
         """The chunks whose bytes do not match their checksums; all are read."""
@@ -183,13 +124,13 @@ class Slab:
         self.fd = fd
         self._mmap = memory
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
-        self.chunk_bytes, self.slots = _read_slab_header(self.memory)
-        start = _slab_header_bytes(len(self.slots))
-        self._buffers: dict[int, list[_Buffer]] = {}
+        self.chunk_bytes, self.slots = read_header(self.memory)
+        start = header_bytes(len(self.slots))
+        self._buffers: dict[int, list[Buffer]] = {}
         for slot in self.slots:
             pair = self._buffers[slot.shard] = []
-            for _ in range(_BUFFERS):
-                pair.append(_Buffer(self.memory, start, slot, self.chunk_bytes))
+            for _ in range(BUFFERS):
+                pair.append(Buffer(self.memory, start, slot, self.chunk_bytes))
                 start = pair[-1].end
 
     @classmethod
@@ -214,7 +155,7 @@ class Slab:
         try:
             _reserve(fd, size_bytes)
             memory = mmap.mmap(fd, size_bytes)
-            _write_slab_header(np.frombuffer(memory, np.uint64), slots, chunk_bytes, size_bytes)
+            write_header(np.frombuffer(memory, np.uint64), slots, chunk_bytes, size_bytes)
             return cls(fd, memory)
         except BaseException:
             os.close(fd)
@@ -228,7 +169,7 @@ class Slab:
             IntegrityError: What is there is no slab, or its header was damaged.
         """
         size_bytes = os.fstat(fd).st_size
-        if size_bytes == 0 or size_bytes % _PAGE:
+        if size_bytes == 0 or size_bytes % PAGE_BYTES:
             raise IntegrityError(f"descriptor {fd} has {size_bytes} bytes: no slab has that size")
         fd = os.dup(fd)
         try:
@@ -257,7 +198,7 @@ class Slab:
             held = copies[index]
             return (held is not None and held.version < version, held.version if held else -1)
 
-        return WriteBuffer(pair[min(range(_BUFFERS), key=worth)], version, self.chunk_bytes)
+        return WriteBuffer(pair[min(range(BUFFERS), key=worth)], version, self.chunk_bytes)
 
     def copies(self) -> list[CopyInfo]:
         """The complete versions that are here; their payloads are not read."""
@@ -295,9 +236,9 @@ class Slab:
 
     def discard(self, shard: int, version: int) -> None:
         """Make a complete version not exist here any more (one that a recovery fell behind)."""
-        self._find(shard, version)[0].header[_SEAL] = 0
+        self._find(shard, version)[0].discard()
 
-    def _pair(self, shard: int) -> list[_Buffer]:
+    def _pair(self, shard: int) -> list[Buffer]:
         if shard not in self._buffers:
             raise ConfigError(
                 f"this slab keeps no shard {shard}, but {sorted(self._buffers)}; "
@@ -305,7 +246,7 @@ class Slab:
             )
         return self._buffers[shard]
 
-    def _find(self, shard: int, version: int) -> tuple[_Buffer, CopyInfo]:
+    def _find(self, shard: int, version: int) -> tuple[Buffer, CopyInfo]:
         for buffer in self._pair(shard):
             info = buffer.copy()
             if info is not None and info.version == version:
@@ -339,75 +280,6 @@ def flip_bit(slab: Slab, shard: int, version: int, byte_offset: int, bit: int) -
     """Flip one bit in the payload of a complete version, as failing memory does."""
     payload = np.asarray(slab.read(shard, version).data)
     payload[byte_offset] ^= np.uint8(1 << bit)
-
-
-def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int) -> int:
-    """The memory that a slab for `slots` takes, headers and checksums included.
-
-    Raises:
-        ConfigError: A shard stands twice, or a size is not above zero.
-    """
-    shards = [slot.shard for slot in slots]
-    if len(set(shards)) != len(shards):
-        raise ConfigError(f"a slab keeps each shard once, but was asked for {shards}")
-    if chunk_bytes <= 0 or any(slot.payload_bytes <= 0 for slot in slots):
-        raise ConfigError(
-            f"chunk and payload sizes must be above zero (chunk_bytes={chunk_bytes}, "
-            f"payloads {[slot.payload_bytes for slot in slots]})"
-        )
-    end = _slab_header_bytes(len(slots))
-    for slot in slots:
-        for _ in range(_BUFFERS):
-            end = _buffer_extent(end, slot.payload_bytes, chunk_bytes)[-1]
-    return end
-
-
-def _chunk_count(payload_bytes: int, chunk_bytes: int) -> int:
-    return -(-payload_bytes // chunk_bytes)
-
-
-def _pages(size_bytes: int) -> int:
-    """`size_bytes` rounded up to whole pages."""
-    return -(-size_bytes // _PAGE) * _PAGE
-
-
-def _buffer_extent(start: int, payload_bytes: int, chunk_bytes: int) -> tuple[int, int, int]:
-    """Where a buffer at `start` has its digest table and its payload, and where it ends."""
-    table = start + _HEADER_WORDS * _WORD
-    payload = _pages(table + _chunk_count(payload_bytes, chunk_bytes) * _WORD)
-    return table, payload, payload + _pages(payload_bytes)
-
-
-def _seal(fields: Sequence[int]) -> int:
-    """The word that marks a header with these fields as complete; never 0."""
-    return chunk_digest(np.array(fields, np.uint64).tobytes()) or 1
-
-
-def _slab_header_bytes(slots: int) -> int:
-    return _pages((5 + 2 * slots) * _WORD)
-
-
-def _write_slab_header(
-    words: Words, slots: Sequence[SlotSpec], chunk_bytes: int, size_bytes: int
-) -> None:
-    table = [number for slot in slots for number in (slot.shard, slot.payload_bytes)]
-    fields = [_MAGIC, size_bytes, chunk_bytes, len(slots), *table]
-    words[: len(fields) + 1] = [*fields, _seal(fields)]
-
-
-def _read_slab_header(memory: Bytes) -> tuple[int, tuple[SlotSpec, ...]]:
-    """Chunk size and slots; raises `IntegrityError` if a bit of the header is wrong."""
-    words = memory.view(np.uint64)
-    magic, size_bytes, chunk_bytes, count = (int(word) for word in words[:4])
-    end = 4 + 2 * count
-    fits = magic == _MAGIC and size_bytes == memory.nbytes and end < len(words)
-    if not fits or int(words[end]) != _seal([int(word) for word in words[:end]]):
-        raise IntegrityError(
-            f"{format_bytes(memory.nbytes)} of memory hold no slab, or its header was damaged; "
-            "its node's copies are lost: restore from another holder"
-        )
-    table = [int(word) for word in words[4:end]]
-    return chunk_bytes, tuple(map(SlotSpec, table[::2], table[1::2]))
 
 
 def _anonymous_file() -> int:

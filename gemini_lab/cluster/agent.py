@@ -79,6 +79,7 @@ class Agent:
         self._clock_offset_s = 0.0
         self._root: Channel | None = None
         self._root_record: RootRecord | None = None
+        self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
         self._backlog: deque[Message] = deque(maxlen=BACKLOG_EVENTS)
@@ -102,6 +103,7 @@ class Agent:
         _say({"name": self.config.name, "address": self.address, "pid": os.getpid()})
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
+        self._background(self._say_when_ready())
         self._background(self._keep_lease())
         self._background(self._watch_store())
         await self._stop.wait()
@@ -121,6 +123,12 @@ class Agent:
             await self.membership.leave()
         await asyncio.sleep(0.05)  # for the readers of the closed connections to end
 
+    async def _say_when_ready(self) -> None:
+        started_s = time.monotonic()
+        await self.host.ready()
+        import_s = time.monotonic() - started_s
+        self.emit("node_ready", name=self.config.name, import_s=import_s)
+
     async def _keep_lease(self) -> None:
         while True:
             await asyncio.sleep(self.config.lease_s / 4)
@@ -135,32 +143,49 @@ class Agent:
                     await self.host.kill_all(epoch=self.epoch)
 
     async def _rejoin(self) -> None:
-        """The lease ran out, so another node may have this one's place: start over as a new one."""
-        await self._resign()
-        await self.host.kill_all(epoch=self.epoch)
-        self.emit("note", text=f"{self.config.name} lost its lease, stopped its workers, rejoins")
+        """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
+        self.emit("note", text=f"{self.config.name} lost its lease and took another")
+        await self._end_older_workers(await self.membership.read())
 
     async def _watch_store(self) -> None:
+        is_away = False
         while True:
             await asyncio.sleep(self.membership.poll_s)
-            with suppress(StoreUnavailableError):
+            try:
                 items = await self.membership.read()
+                if is_away:
+                    self._settled_s = time.monotonic() + 2 * self.config.lease_s
+                is_away = False
                 await self._obey_store(items)
                 self._watch_lab(items)
-                continue
-            self._watch_lab(None)
+            except StoreUnavailableError:
+                is_away = True
+                self._watch_lab(None)
 
     async def _obey_store(self, items: dict[str, str]) -> None:
+        """Act on what the store says.
+
+        A store that was away may have let leases run out of nodes that live: until they have had
+        time to take new ones, nobody is declared lost and no other root is elected.
+        """
         record = RootRecord.from_text(items["root"]) if "root" in items else None
+        is_settled = time.monotonic() > self._settled_s
         if self._shell is not None:
-            if record != self._shell.record:
+            if record is None and not is_settled:
+                await self.membership.reclaim(self._shell.record)
+            elif record != self._shell.record:
                 await self._resign()
             else:
-                self._shell.observe(items)
-        elif record is None and (won := await self.membership.campaign(items)) is not None:
-            self._become_root(won)
+                self._shell.observe(items, is_settled=is_settled)
+        elif record is None and is_settled:
+            won = await self.membership.campaign(items)
+            if won is not None:
+                self._become_root(won)
         self._root_record = record or self._root_record
+        await self._end_older_workers(items)
+
+    async def _end_older_workers(self, items: dict[str, str]) -> None:
         state = json.loads(items.get("state", '{"epoch": 0}'))
         if state["epoch"] > self.epoch and self.host.workers:
             self.epoch = state["epoch"]
@@ -181,7 +206,7 @@ class Agent:
                 {"op": "need_nodes", "wanted": wanted, "reason": reason}
             ),
         )  # fmt: skip
-        self._shell_task = asyncio.create_task(self._act_as_root(self._shell))
+        self._shell_task = self._background(self._act_as_root(self._shell))
 
     async def _act_as_root(self, shell: RootShell) -> None:
         try:
@@ -411,13 +436,14 @@ class Agent:
         )  # fmt: skip
         self._to_root(
             {"op": "exited", "rank": worker.rank, "epoch": worker.epoch, "code": code,
-             "output": output}
+             "output": output, "error": worker.error}
         )  # fmt: skip
 
-    def _background(self, work: Any) -> None:
+    def _background(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
+        return task
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -7,6 +7,7 @@ however it ends.
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -56,13 +57,18 @@ class EmbeddedEtcd:
         binary = find_etcd()
         folder = tempfile.mkdtemp(prefix="gemini_lab-etcd-")
         client, peer = (f"http://{host}:{free_port(host)}" for _ in range(2))
-        self.address = EtcdAddress(endpoints=(client.removeprefix("http://"),))
+        endpoint = client.removeprefix("http://")
+        open_to_all = EtcdAddress(endpoints=(endpoint,))
+        self.address = EtcdAddress(
+            endpoints=(endpoint,), user="root", password=secrets.token_hex(16)
+        )
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "gemini_lab.cluster.etcd", binary, folder, client, peer],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
-            self._wait_until_ready(folder)
+            self._wait_until_ready(folder, open_to_all)
+            self._close_to_strangers(binary)
         except BaseException:
             self.close()
             raise
@@ -73,8 +79,24 @@ class EmbeddedEtcd:
         self._keeper.stdin.close()
         self._keeper.wait()
 
-    def _wait_until_ready(self, folder: str) -> None:
-        store = EtcdStore(self.address, "gemini_lab/probe")
+    def _close_to_strangers(self, binary: str) -> None:
+        """Want a password: whoever could write here could have nodes run any script."""
+        control = Path(binary).with_name("etcdctl")
+        endpoint = f"--endpoints={self.address.endpoints[0]}"
+        for command in (
+            ["user", "add", "root", "--interactive=false"],
+            ["user", "grant-role", "root", "root"],
+            ["auth", "enable"],
+        ):
+            done = subprocess.run(
+                [str(control), endpoint, *command], input=self.address.password, text=True,
+                capture_output=True, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                raise LaunchError(f"etcd refused to take a password: {done.stderr.strip()}")
+
+    def _wait_until_ready(self, folder: str, address: EtcdAddress) -> None:
+        store = EtcdStore(address, "gemini_lab/probe")
         deadline_s = time.monotonic() + START_S
         while True:
             try:

@@ -27,6 +27,7 @@ class Worker:
     output_fd: int
     pid: int | None = None
     status: str = "running"
+    error: Message | None = None  # its type and text, when the script ended with an exception
     output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES))
     partial: bytes = b""
 
@@ -176,6 +177,8 @@ class WorkerHost:
         for message, fds in messages:
             if message["op"] == "finished":
                 worker.status = "finished"
+            elif message["op"] == "error":
+                worker.error = message
             self._on_message(worker, message, fds)
         if not is_open:
             asyncio.get_running_loop().remove_reader(worker.channel)

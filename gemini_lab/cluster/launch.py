@@ -103,9 +103,10 @@ def launch_agents(
             start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
+        advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
         raise LaunchError(
             f"mpiexec did not start {len(configs)} agents within {LAUNCH_S:.0f} s on "
-            f"{', '.join(hosts) or 'this machine'}; try `ssh HOST true` by hand for each host"
+            f"{', '.join(hosts) or 'this machine'}; {advice}"
         ) from error
     line = next((text for text in done.stdout.splitlines() if text.startswith("[{")), None)
     if line is None:

@@ -101,6 +101,11 @@ class Membership:
             return None
         return record
 
+    async def reclaim(self, record: RootRecord) -> None:
+        """Write the root's record again if the store has lost it, and nobody else has the place."""
+        lease, text = self._lease, record.to_text()
+        await self.call(lambda: self.store.create("root", text, lease=lease))
+
     async def write_as_root(self, record: RootRecord, key: str, value: str) -> bool:
         """Write only while `record` is the root: a deposed root changes nothing."""
         text = record.to_text()

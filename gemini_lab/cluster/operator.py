@@ -17,7 +17,17 @@ from gemini_lab.errors import CapacityError
 
 
 class Operator(Protocol):
-    """Where machines come from; an EC2 Auto Scaling group would be another one."""
+    """Where machines come from; an EC2 Auto Scaling group would be another one.
+
+    Attributes:
+        token: The secret with which its agents were started.
+    """
+
+    token: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all its agents are on this machine, and see its folders."""
 
     def bring(self, count: int) -> list[dict[str, Any]]:
         """Start agents on `count` machines: `name`, `address` and `pid` of each.
@@ -72,6 +82,11 @@ class MpiOperator:
         if not hosts:
             self._local_sessions += [agent["pid"] for agent in agents]
         return agents
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all its agents are on this machine, and see its folders."""
+        return not self.hosts.names
 
     def clear(self) -> None:
         """Kill what is left in the sessions of agents on this machine, such as frozen ones."""

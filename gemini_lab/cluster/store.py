@@ -190,11 +190,15 @@ class EtcdStore:
         import etcd3  # noqa: PLC0415  (gRPC's threads start with its import)
 
         host, port = _host_and_port(endpoint)
-        return etcd3.client(
+        client = etcd3.client(
             host=host, port=port, timeout=self.timeout_s,
             user=self.address.user, password=self.address.password,
             ca_cert=self.address.ca_cert, cert_cert=self.address.cert, cert_key=self.address.key,
         )  # fmt: skip
+        if self.address.ca_cert is None:
+            # The token goes along as metadata too; gRPC refuses the other form without TLS.
+            client.call_credentials = None
+        return client
 
     def _drop(self) -> None:
         if self._client is not None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,8 @@ def work(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> int:
     sys.path.insert(0, spec["cwd"])
     os.chdir(spec["cwd"])
     channel = LocalChannel.adopt(channel_fd)
+    # DeepSpeed calls torch by its older names: nothing that a script's author could mend.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     try:
         avoid_shared_memory_collectives()
         store = join_rendezvous(spec, listen_fd)

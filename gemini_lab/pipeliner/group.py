@@ -24,8 +24,12 @@ class CheckpointGroup:
     def __init__(self, store: Any, *, rank: int, world_size: int, timeout_s: float = 1800) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._group = dist.ProcessGroupGloo(
-            dist.PrefixStore("gemini_lab", store), rank, world_size, timedelta(seconds=timeout_s)
+        torch_distributed: Any = dist  # its stubs leave out what this class stands on
+        self._group: Any = torch_distributed.ProcessGroupGloo(
+            torch_distributed.PrefixStore("gemini_lab", store),
+            rank,
+            world_size,
+            timedelta(seconds=timeout_s),
         )
 
     def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:

@@ -242,7 +242,7 @@ def send_copy(copy: ReadBuffer, chunk_bytes: int, *, to: int, group: CheckpointG
     group.send(header, to)
     group.send(torch.from_numpy(copy.digests.view(np.int64)), to)
     payload = torch.from_numpy(np.asarray(copy.data))
-    for chunk in payload.split(chunk_bytes):
+    for chunk in torch.split(payload, chunk_bytes):
         group.send(chunk, to)
 
 

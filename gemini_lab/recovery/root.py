@@ -31,6 +31,7 @@ RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", 
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
+FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
 MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
 PHASE_LIMIT_S: Final = 60.0  # an agent that answers nothing for so long counts as lost
 FINISH_LIMIT_S: Final = 600.0  # for the last version's way to the persistent tier
@@ -230,9 +231,13 @@ class RootAgent:
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING:
             return list(self._begin(at_s, cause="root_lost", lost=[]))
-        for joined in self.living.values():
-            if joined.epoch == self.state.epoch:
-                self._finished |= {int(r) for r, s in joined.workers.items() if s == "finished"}
+        working = {
+            int(rank): status for joined in self.living.values() if joined.epoch == self.state.epoch
+            for rank, status in joined.workers.items()
+        }  # fmt: skip
+        if phase == "running" and working.keys() < set(self._ranks()):
+            return list(self._begin(at_s, cause="worker_exited", lost=[]))
+        self._finished = {rank for rank, status in working.items() if status == "finished"}
         self._protected = set(self._ranks())
         return list(self._finish_if_all_did(at_s))
 
@@ -506,12 +511,13 @@ class RootAgent:
             return
         attempts = self.state.attempts + 1
         self.state = replace(self.state, attempts=attempts)
-        if attempts >= (MAX_ATTEMPTS if message["code"] > 0 else MAX_KILLS):
-            reason = (
-                f"rank {message['rank']} on {node} ended with exit status {message['code']}, the "
-                f"{attempts}th failure without a new iteration:\n{message['output']}"
-            )
-            yield from self._fail(at_s, reason)
+        error = message.get("error") or {}
+        is_final = error.get("type") in FINAL_ERRORS
+        if is_final or attempts >= (MAX_ATTEMPTS if message["code"] > 0 else MAX_KILLS):
+            told = f"{error['type']}: {error['text']}" if is_final else message["output"]
+            times = "" if is_final else f" (failure {attempts} without a new iteration)"
+            where = f"rank {message['rank']} on {node}, exit status {message['code']}{times}"
+            yield from self._fail(at_s, f"{where}: {told}")
             return
         yield from self._begin(at_s, cause="worker_exited", lost=[])
 

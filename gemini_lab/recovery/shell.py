@@ -95,13 +95,18 @@ class RootShell:
             for channel in self._channels.values():
                 channel.close()
 
-    def observe(self, items: dict[str, str]) -> None:
-        """Take note of the store's content, which the node's agent reads a few times a second."""
+    def observe(self, items: dict[str, str], *, is_settled: bool) -> None:
+        """Take note of the store's content, which the node's agent reads a few times a second.
+
+        Args:
+            items: All keys.
+            is_settled: Whether a node that is missing is lost.
+        """
         if self._root is None:
             return
         now = time.time()
         addresses = node_addresses(items)
-        for node in [node for node in self._channels if node not in addresses]:
+        for node in [n for n in self._channels if is_settled and n not in addresses]:
             self._drop(node)
             self._happenings.put_nowait(NodeLost(at_s=now, node=node, cause="lease"))
         for node, address in addresses.items():

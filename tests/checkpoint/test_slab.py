@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini_lab.checkpoint import slab as slab_module
+from gemini_lab.checkpoint import slab_form
 from gemini_lab.checkpoint.memory import free_memory
-from gemini_lab.checkpoint.slab import Slab, SlotSpec, chunk_digest, flip_bit, slab_bytes
+from gemini_lab.checkpoint.slab import Slab, SlotSpec, chunk_digest, flip_bit
+from gemini_lab.checkpoint.slab_form import slab_bytes
 from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 
 CHUNK = 1000
@@ -160,7 +162,7 @@ def kill_at_line(number: int) -> None:
 
     def trace(frame, event, _):
         nonlocal left
-        if frame.f_code.co_filename != slab_module.__file__:
+        if frame.f_code.co_filename not in {slab_module.__file__, slab_form.__file__}:
             return None
         if event == "line":
             left -= 1

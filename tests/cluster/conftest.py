@@ -1,5 +1,6 @@
 """Real nodes: MPI starts them, etcd keeps them in step, DeepSpeed trains on them."""
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -32,13 +33,17 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.skip(reason=str(error)))
 
 
+os.environ["GEMINI_LAB_TESTS"] = MARK = f"tests-{os.getpid()}"
+
+
 def processes_of_labs() -> list[psutil.Process]:
-    """All agents, warm parents, workers and etcd servers of any lab on this machine."""
+    """All agents, warm parents, workers and etcd servers that these tests started."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if "gemini_lab.cluster" in command or "gemini_lab-etcd" in command:
-            found.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_ours = process.environ().get("GEMINI_LAB_TESTS") == MARK
+            if is_ours and "gemini_lab" in " ".join(process.cmdline()):
+                found.append(process)
     return found
 
 

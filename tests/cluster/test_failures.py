@@ -29,7 +29,7 @@ ITERATIONS = 16
         (NodeFreeze("rank-3"), "peer"),
         (WorkerHang("rank-0"), "local"),
     ],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_training_resumes_from_memory_with_the_same_losses(lab, undisturbed, failure, tier):
     job = gpt_job(size="tiny", iterations=ITERATIONS)
@@ -100,7 +100,6 @@ def test_without_any_version_left_training_starts_anew_with_the_same_losses(lab,
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6) for _ in range(2)])
 def test_random_failures_at_random_moments_leave_the_losses_alone(lab, undisturbed, seed):
     """The seed stands in the test's name: the same one draws the same failures."""
-    print(f"seed {seed}")
     scenario = Scenario.random(seed, ranks=4, duration_s=25.0, rate_per_s=0.15)
     iterations = 80
     job = gpt_job(size="tiny", iterations=iterations)

@@ -242,12 +242,23 @@ def test_a_new_root_leaves_a_healthy_run_alone():
     first = Story().start()
     left = RunState.from_json(first.states[-1].to_json())
     second = Story(nodes=0, state=left)
-    for node in first.copies:
+    for rank, node in enumerate(first.copies):
         second.root.living[node] = NodeJoined(
-            at_s=9.0, node=node, epoch=left.epoch, workers={"0": "running"}
+            at_s=9.0, node=node, epoch=left.epoch, workers={str(rank): "running"}
         )
     assert second.root.take_over(9.0) == []
     assert second.root.state.phase == "running"
+
+
+def test_a_new_root_restarts_workers_that_died_while_there_was_none():
+    first = Story().start()
+    left = RunState.from_json(first.states[-1].to_json())
+    second = Story(nodes=0, state=left)
+    second.copies = dict(first.copies)
+    for node in second.copies:
+        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch, workers={})
+    second.do(second.root.take_over(9.0))
+    assert second.plan()["version"] == 3
 
 
 def test_a_copy_that_fails_to_load_is_stepped_over_and_a_version_that_fails_twice_rejected():

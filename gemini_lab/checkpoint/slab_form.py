@@ -1,0 +1,167 @@
+"""The form of a slab: what lies where in its memory, and what makes a version in it complete.
+
+    slab header    magic, size, chunk size, slots, checksum
+    per slot, twice:
+        buffer header   seal | shard | version | payload bytes | digest of the digest table
+        digest table    one xxh3_64 a chunk
+        payload         page-aligned
+
+The seal is the checksum of the four fields after it, and 0 while a buffer is written. It is the
+first word that a write clears and the last one that it sets, each with one aligned 8-byte store:
+a writer killed at any instruction leaves the other buffer's version whole, and a header with a
+flipped bit is no complete version.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from gemini_lab.errors import ConfigError, IntegrityError
+from gemini_lab.units import format_bytes
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+
+PAGE_BYTES: Final = 4096
+BUFFERS: Final = 2
+"""Buffers of each slot: one with a complete version, one being written."""
+_MAGIC: Final = int.from_bytes(b"GEMSLAB1", "little")
+_WORD: Final = 8
+_SEAL, _SHARD, _VERSION, _PAYLOAD_BYTES, _TABLE_DIGEST = range(5)
+_HEADER_WORDS: Final = 5
+
+
+def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
+    """The checksum (xxh3_64) under which a chunk is stored and sent."""
+    return xxhash.xxh3_64_intdigest(data.data if isinstance(data, np.ndarray) else data)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """One shard that a slab keeps: its number and the room for its payload."""
+
+    shard: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyInfo:
+    """A complete version of a shard; two copies with the same `digest` hold the same bytes."""
+
+    shard: int
+    version: int
+    payload_bytes: int
+    digest: int
+
+
+class Buffer:
+    """Header, digest table and room for the payload of one version of one shard."""
+
+    def __init__(self, memory: Bytes, start: int, slot: SlotSpec, chunk_bytes: int) -> None:
+        table_start, payload_start, end = _buffer_extent(start, slot.payload_bytes, chunk_bytes)
+        self.shard = slot.shard
+        self.header: Words = memory[start : start + _HEADER_WORDS * _WORD].view(np.uint64)
+        chunks = count_chunks(slot.payload_bytes, chunk_bytes)
+        self.table: Words = memory[table_start : table_start + chunks * _WORD].view(np.uint64)
+        self.payload: Bytes = memory[payload_start : payload_start + slot.payload_bytes]
+        self.end = end
+
+    def copy(self) -> CopyInfo | None:
+        """The complete version in this buffer, if its header is whole."""
+        seal, *fields = (int(word) for word in self.header)
+        shard, version, payload_bytes, digest = fields
+        if seal != _seal(fields) or shard != self.shard or payload_bytes > self.payload.nbytes:
+            return None
+        return CopyInfo(shard, version, payload_bytes, digest)
+
+    def discard(self) -> None:
+        """Make what is here no complete version, with one store."""
+        self.header[_SEAL] = 0
+
+    def open(self, version: int) -> None:
+        """Say that `version` is being written, before a byte of it is."""
+        self.discard()
+        self.header[_SHARD] = self.shard
+        self.header[_VERSION] = version
+
+    def complete(self, payload_bytes: int, digests: Words) -> None:
+        """Make what was written the complete version; the seal is the very last store."""
+        self.header[_PAYLOAD_BYTES] = payload_bytes
+        self.header[_TABLE_DIGEST] = chunk_digest(digests.tobytes())
+        self.header[_SEAL] = _seal([int(word) for word in self.header[1:]])
+
+
+def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int) -> int:
+    """The memory that a slab for `slots` takes, headers and checksums included.
+
+    Raises:
+        ConfigError: A shard stands twice, or a size is not above zero.
+    """
+    shards = [slot.shard for slot in slots]
+    if len(set(shards)) != len(shards):
+        raise ConfigError(f"a slab keeps each shard once, but was asked for {shards}")
+    if chunk_bytes <= 0 or any(slot.payload_bytes <= 0 for slot in slots):
+        raise ConfigError(
+            f"chunk and payload sizes must be above zero (chunk_bytes={chunk_bytes}, "
+            f"payloads {[slot.payload_bytes for slot in slots]})"
+        )
+    end = header_bytes(len(slots))
+    for slot in slots:
+        for _ in range(BUFFERS):
+            end = _buffer_extent(end, slot.payload_bytes, chunk_bytes)[-1]
+    return end
+
+
+def count_chunks(payload_bytes: int, chunk_bytes: int) -> int:
+    """How many chunks cover a payload."""
+    return -(-payload_bytes // chunk_bytes)
+
+
+def _pages(size_bytes: int) -> int:
+    """`size_bytes` rounded up to whole pages."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _buffer_extent(start: int, payload_bytes: int, chunk_bytes: int) -> tuple[int, int, int]:
+    """Where a buffer at `start` has its digest table and its payload, and where it ends."""
+    table = start + _HEADER_WORDS * _WORD
+    payload = _pages(table + count_chunks(payload_bytes, chunk_bytes) * _WORD)
+    return table, payload, payload + _pages(payload_bytes)
+
+
+def _seal(fields: Sequence[int]) -> int:
+    """The word that marks a header with these fields as complete; never 0."""
+    return chunk_digest(np.array(fields, np.uint64).tobytes()) or 1
+
+
+def header_bytes(slots: int) -> int:
+    """Size of the header of a slab with so many slots."""
+    return _pages((5 + 2 * slots) * _WORD)
+
+
+def write_header(
+    words: Words, slots: Sequence[SlotSpec], chunk_bytes: int, size_bytes: int
+) -> None:
+    """Write a slab's header: what is needed to attach, and its checksum."""
+    table = [number for slot in slots for number in (slot.shard, slot.payload_bytes)]
+    fields = [_MAGIC, size_bytes, chunk_bytes, len(slots), *table]
+    words[: len(fields) + 1] = [*fields, _seal(fields)]
+
+
+def read_header(memory: Bytes) -> tuple[int, tuple[SlotSpec, ...]]:
+    """Chunk size and slots; raises `IntegrityError` if a bit of the header is wrong."""
+    words = memory.view(np.uint64)
+    magic, size_bytes, chunk_bytes, count = (int(word) for word in words[:4])
+    end = 4 + 2 * count
+    fits = magic == _MAGIC and size_bytes == memory.nbytes and end < len(words)
+    if not fits or int(words[end]) != _seal([int(word) for word in words[:end]]):
+        raise IntegrityError(
+            f"{format_bytes(memory.nbytes)} of memory hold no slab, or its header was damaged; "
+            "its node's copies are lost: restore from another holder"
+        )
+    table = [int(word) for word in words[4:end]]
+    return chunk_bytes, tuple(map(SlotSpec, table[::2], table[1::2]))
