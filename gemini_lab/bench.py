@@ -43,6 +43,14 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.pipeliner.bench:bench_copy",
         "into the slab and over the wire, beside memcpy and bare Gloo",
     ),
+    "overhead": (
+        "gemini_lab.experiments.overhead:bench",
+        "checkpoints every iteration beside the same script under plain torchrun",
+    ),
+    "schemes": (
+        "gemini_lab.experiments.schemes:bench",
+        "the five schemes of the paper's Fig. 16 on one paced link",
+    ),
 }
 """Name: (`module:function` taking the repeats and returning rows, help)."""
 

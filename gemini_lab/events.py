@@ -30,9 +30,11 @@ KINDS: Final[dict[str, str]] = {
     # training; rank stands in every one
     "iteration": "one optimizer step ended: rank, iteration, duration_s, waited_s, values",
     "version_complete": "this rank's shard and the replicas it receives are whole: rank, version, "
-    "sent_bytes, local_s, duration_s",
+    "sent_bytes, local_s, duration_s, next_version",
     "transfer": "checkpoint chunks that left in one span: rank, version, peer, sent_bytes, "
     "start_s, end_s",
+    "profiled": "the ranks agreed on a profile and on the chunks to follow it: rank, profile, "
+    "schedule, calibration",
     "collective": "a training collective: rank, name, sent_bytes, start_s, end_s",
     # failures
     "injected": "the injector acted: failure, target",

@@ -13,7 +13,8 @@ from gemini_lab.checkpoint.keeper import persistent_tier
 from gemini_lab.checkpoint.slab import Slab
 from gemini_lab.errors import ConfigError, GeminiError, IntegrityError
 from gemini_lab.pipeliner.group import CheckpointGroup
-from gemini_lab.pipeliner.transfer import Done, Job, Transfer, receive_copy, send_copy
+from gemini_lab.pipeliner.traffic import Traffic, open_link
+from gemini_lab.pipeliner.transfer import Job, receive_copy, send_copy
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.session import WorkerSession
@@ -118,15 +119,17 @@ class LiveProtection(Protected):
         )
         self._slab = self._open_slab()
         self.step = self._restore()
-        self._transfer = Transfer(
-            group=self._group, slab=self._slab, rank=self._rank,
-            sends_to=self._peers_that_keep(self._rank), receives_from=self._kept_shards()[1:],
-            on_done=self._say_complete,
+        self._traffic = Traffic(
+            settings=self._settings, group=self._group, slab=self._slab, sizes=self._sizes,
+            sends_to=self._peers_that_keep(self._rank), receives_from=self._replicas_here(),
+            link=open_link(self._settings, session.spec, self._group),
+            ranks_per_node=session.spec["workers_per_node"],
+            on_device=torch.device(engine.device).type == "cuda", emit=session.emit,
         )  # fmt: skip
         self._wrap_step()
         session.on_finish = self.finish
         self._began = time.perf_counter()
-        if session.spec["plan"]["version"] is None:
+        if session.spec["plan"]["version"] is None and not self._traffic.is_sent(0):
             self._send_version()
 
     def log(self, **values: float) -> None:
@@ -144,8 +147,10 @@ class LiveProtection(Protected):
 
     def finish(self) -> None:
         """Wait until the last version is whole everywhere."""
-        self._transfer.wait()
-        self._transfer.close()
+        self._traffic.wait()
+        if not self._traffic.is_sent(self._state.version):
+            self._send_version()
+        self._traffic.close()
 
     # -- every iteration ---------------------------------------------------------------------
 
@@ -161,7 +166,7 @@ class LiveProtection(Protected):
 
         def step(*args: Any, **kwargs: Any) -> Any:
             is_update = self._engine.is_gradient_accumulation_boundary()
-            waited_s = self._transfer.wait() if is_update else 0.0
+            waited_s = self._traffic.wait() if is_update else 0.0
             result = inner(*args, **kwargs)
             if is_update:
                 self._after_update(waited_s)
@@ -179,7 +184,8 @@ class LiveProtection(Protected):
         self._is_computing = False
         self._began = now
         self._session.emit("iteration", **self._last)
-        self._send_version()
+        if self._traffic.is_due(self._state.version):
+            self._send_version()
 
     def _send_version(self) -> None:
         layout = self._state.layout
@@ -191,15 +197,9 @@ class LiveProtection(Protected):
         ]
         for spec, tensor in zip(layout.tensors, self._state.tensors(), strict=True):
             pieces.append((spec.offset_bytes, tensor))
-        self._transfer.start(
+        self._traffic.send(
             Job(version=self._state.version, pieces=pieces, payload_bytes=layout.payload_bytes)
         )
-
-    def _say_complete(self, done: Done) -> None:
-        self._session.emit(
-            "version_complete", version=done.version, sent_bytes=done.sent_bytes,
-            local_s=done.local_s, duration_s=done.duration_s,
-        )  # fmt: skip
 
     # -- who keeps what ------------------------------------------------------------------------
 
@@ -214,9 +214,17 @@ class LiveProtection(Protected):
         others = range(self._session.spec["world_size"])
         return (self._rank, *(r for r in others if self._rank in self._peers_that_keep(r)))
 
+    def _replicas_here(self) -> dict[int, int]:
+        """Each other shard in this worker's slab, and which of its replicas this is."""
+        return {
+            shard: self._peers_that_keep(shard).index(self._rank) + 1
+            for shard in self._kept_shards()[1:]
+        }
+
     def _open_slab(self) -> Slab:
         layout = self._state.layout
         sizes = [size for (size,) in self._group.all_gather([layout.payload_bytes])]
+        self._sizes = sizes
         slots = [(shard, sizes[shard]) for shard in self._kept_shards()]
         fd = self._session.request_slab(
             slots=slots, chunk_bytes=self._settings.chunk_bytes, layout=layout.to_json()

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.units import MIB, parse_bytes
+from gemini_lab.units import MIB, parse_bandwidth, parse_bytes
+
+SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gemini")
+SCHEDULED: Final = ("naive", "interleaved", "gemini")
+"""The schemes whose chunks wait for idle spans, and so need a profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,19 @@ class Settings:
         min_progress_s: A worker that finishes no iteration for this long, or for ten times the
             median iteration if that is longer, counts as hung.
         start_s: A worker that has not finished its first iteration by then counts as hung.
+        scheme: When a version's chunks leave. `"background"`: at once, as fast as the link takes
+            them. `"gemini"`, `"interleaved"`, `"naive"`: in the idle spans of a profile (paper,
+            Fig. 16). `"blocking"`: while training waits. `"none"`: there are no versions, and a
+            failure sends the job back to its start.
+        profile_iterations: Iterations without checkpoint traffic that make the profile. While it is
+            made every second version is sent, in the background.
+        mu: Share of each idle span to fill.
+        buffer_bytes: Memory between wire and slab; all sub-buffers together.
+        sub_buffers: How many chunks are in it at once.
+        max_overhead: Largest tolerated mean delay as a share of the iteration; where sending every
+            version would cost more, every j-th is sent. `None`: every version, at any cost.
+        link_bytes_per_s: Paces each node's link to this rate, training and checkpoints alike.
+        copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
     """
 
     replicas: int = 2
@@ -35,15 +52,38 @@ class Settings:
     keep_versions: int = 2
     min_progress_s: float = 30.0
     start_s: float = 900.0
+    scheme: str = "background"
+    profile_iterations: int = 20
+    mu: float = 0.8
+    buffer_bytes: int = 128 * MIB
+    sub_buffers: int = 4
+    max_overhead: float | None = None
+    link_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "chunk_bytes", "keep_versions", "min_progress_s", "start_s"):
+        for name in (
+            "replicas", "chunk_bytes", "keep_versions", "min_progress_s", "start_s",
+            "profile_iterations", "sub_buffers",
+        ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero (got {getattr(self, name)})")
-        for name in ("persist_every_s", "persist_every_iterations"):
+        for name in (
+            "persist_every_s", "persist_every_iterations", "max_overhead", "link_bytes_per_s",
+            "copy_bytes_per_s",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above zero, or null for never (got {value})")
+                raise ConfigError(f"{name} must be above zero, or null for none (got {value})")
+        if self.scheme not in SCHEMES:
+            raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
+        if not 0 < self.mu <= 1:
+            raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
+        if self.buffer_bytes < self.sub_buffers:
+            raise ConfigError(
+                f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
+                "sub-buffers; raise it"
+            )
 
     @classmethod
     def parse(cls, block: Mapping[str, Any]) -> "Settings":
@@ -64,8 +104,12 @@ class Settings:
                 f"they are {', '.join(known)}"
             )
         values = dict(changes)
-        if "chunk_bytes" in values:
-            values["chunk_bytes"] = parse_bytes(values["chunk_bytes"])
+        for name in ("chunk_bytes", "buffer_bytes"):
+            if name in values:
+                values[name] = parse_bytes(values[name])
+        for name in ("link_bytes_per_s", "copy_bytes_per_s"):
+            if values.get(name) is not None:
+                values[name] = parse_bandwidth(values[name])
         try:
             return replace(self, **values)
         except TypeError as error:

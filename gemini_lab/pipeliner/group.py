@@ -32,13 +32,13 @@ class CheckpointGroup:
             timedelta(seconds=timeout_s),
         )
 
-    def isend(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to send; the result's `wait()` ends it. Messages between two ranks keep order."""
-        return self._group.send([tensor], to, 0)
+    def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:
+        """Begin to send; `wait()` ends it. Messages of a tag between two ranks keep order."""
+        return self._group.send([tensor], to, tag)
 
-    def irecv(self, tensor: torch.Tensor, source: int) -> Any:
+    def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Any:
         """Begin to receive into `tensor`."""
-        return self._group.recv([tensor], source, 0)
+        return self._group.recv([tensor], source, tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send and wait."""

@@ -14,18 +14,24 @@ import torch
 from gemini_lab.checkpoint.slab import ReadBuffer, Slab, WriteBuffer, chunk_digest
 from gemini_lab.errors import IntegrityError
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.route import LocalCopy, ScheduledRoute, Sent
 
 WINDOW_CHUNKS = 4  # the paper's number of sub-buffers (section 5.3): sends in flight at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What moving one version took, on this rank."""
+    """What moving one version took, on this rank.
+
+    Attributes:
+        sent: What left in which idle span; empty in the background.
+    """
 
     version: int
     sent_bytes: int
     local_s: float
     duration_s: float
+    sent: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,13 @@ class Transfer:
         sends_to: Ranks that keep a replica of this rank's shard.
         receives_from: Ranks whose shards are kept here.
         on_done: Called on the transfer's thread when a version is whole everywhere.
+        mark: What this rank tells the others with each version; see `marks`.
+        carry: Takes bytes over an emulated link, before they are sent in the background.
+
+    Attributes:
+        route: How chunks travel from the next version on; `None`: in the background, as fast as the
+            link takes them. Set it only between `wait` and `start`, and alike on all ranks.
+        marks: Every rank's mark, in rank order, as told with the newest whole version.
     """
 
     def __init__(
@@ -66,7 +79,13 @@ class Transfer:
         sends_to: Sequence[int],
         receives_from: Sequence[int],
         on_done: Callable[[Done], None],
+        mark: Callable[[], int] = lambda: 0,
+        carry: Callable[[float], None] | None = None,
     ) -> None:
+        self.route: ScheduledRoute | None = None
+        self.marks: tuple[int, ...] = ()
+        self._mark = mark
+        self._carry = carry
         self._group = group
         self._slab = slab
         self._rank = rank
@@ -105,6 +124,8 @@ class Transfer:
         """Finish what is under way and end the thread."""
         self._jobs.put(None)
         self._thread.join()
+        if self.route is not None:
+            self.route.close()
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -120,17 +141,25 @@ class Transfer:
         own = self._slab.begin(self._rank, job.version)
         incoming = {rank: self._slab.begin(rank, job.version) for rank in self._receives_from}
         sizes = self._exchange_sizes(job)
-        local_s = self._exchange_chunks(job, own, incoming, sizes)
+        local = LocalCopy(job.pieces, job.payload_bytes, own)
+        sent: tuple[Sent, ...] = ()
+        if self.route is None:
+            self._exchange_chunks(local, job, own, incoming, sizes)
+        else:
+            sent = self.route.exchange(local, own, incoming)
+        local.up_to(job.payload_bytes)
         self._exchange_digests(own, own.chunk_count(job.payload_bytes), incoming, sizes)
         for rank, buffer in incoming.items():
             buffer.commit(sizes[rank])
         own.commit(job.payload_bytes)
-        self._group.barrier()
+        # Also a barrier: nobody begins to overwrite version v-1 before all have version v.
+        self.marks = tuple(mark for (mark,) in self._group.all_gather([self._mark()]))
         return Done(
             version=job.version,
             sent_bytes=job.payload_bytes * len(self._sends_to),
-            local_s=local_s,
+            local_s=local.elapsed_s,
             duration_s=time.perf_counter() - started,
+            sent=sent,
         )
 
     def _exchange_sizes(self, job: Job) -> dict[int, int]:
@@ -146,34 +175,36 @@ class Transfer:
         return {rank: int(pair[1]) for rank, pair in theirs.items()}
 
     def _exchange_chunks(
-        self, job: Job, own: WriteBuffer, incoming: dict[int, WriteBuffer], sizes: dict[int, int]
-    ) -> float:
+        self,
+        local: LocalCopy,
+        job: Job,
+        own: WriteBuffer,
+        incoming: dict[int, WriteBuffer],
+        sizes: dict[int, int],
+    ) -> None:
+        """In the background: the same chunk goes to all peers, some chunks at a time."""
         counts = {rank: incoming[rank].chunk_count(sizes[rank]) for rank in incoming}
         own_count = own.chunk_count(job.payload_bytes)
-        pieces = _Pieces(job)
         under_way: deque[list[Any]] = deque()
-        local_s = 0.0
         for index in range(max([own_count, *counts.values()])):
             works = []
-            if index < own_count:
-                started = time.perf_counter()
-                chunk = _trimmed(own, index, job.payload_bytes)
-                pieces.copy_into(torch.from_numpy(chunk), index * self._slab.chunk_bytes)
-                own.seal_chunk(index, chunk_digest(chunk))
-                local_s += time.perf_counter() - started
-                works += [
-                    self._group.isend(torch.from_numpy(chunk), rank) for rank in self._sends_to
-                ]
             for rank, buffer in incoming.items():
                 if index < counts[rank]:
                     room = torch.from_numpy(_trimmed(buffer, index, sizes[rank]))
                     works.append(self._group.irecv(room, rank))
+            if index < own_count:
+                chunk = _trimmed(own, index, job.payload_bytes)
+                local.up_to((index + 1) * self._slab.chunk_bytes)
+                if self._carry is not None:
+                    self._carry(chunk.nbytes * len(self._sends_to))
+                works += [
+                    self._group.isend(torch.from_numpy(chunk), rank) for rank in self._sends_to
+                ]
             under_way.append(works)
             while len(under_way) > WINDOW_CHUNKS:
                 _finish(under_way.popleft())
         for works in under_way:
             _finish(works)
-        return local_s
 
     def _exchange_digests(
         self, own: WriteBuffer, count: int, incoming: dict[int, WriteBuffer], sizes: dict[int, int]
@@ -192,26 +223,6 @@ class Transfer:
         works = [self._group.isend(ours, rank) for rank in self._sends_to]
         works += [self._group.irecv(room, rank) for rank, room in theirs.items()]
         _finish(works)
-
-
-class _Pieces:
-    """The payload of a job, as pieces of live tensors."""
-
-    def __init__(self, job: Job) -> None:
-        self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in job.pieces if t.numel()]
-        self._next = 0
-
-    def copy_into(self, room: torch.Tensor, start: int) -> None:
-        """Fill `room` with the payload's bytes from `start` on; called with rising `start`."""
-        end = start + room.numel()
-        while self._next < len(self._pieces):
-            offset, piece = self._pieces[self._next]
-            low, high = max(start, offset), min(end, offset + piece.numel())
-            if low < high:
-                room[low - start : high - start].copy_(piece[low - offset : high - offset])
-            if offset + piece.numel() > end:
-                return
-            self._next += 1
 
 
 def _trimmed(buffer: WriteBuffer, index: int, payload_bytes: int) -> Any:

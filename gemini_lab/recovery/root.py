@@ -466,6 +466,7 @@ class RootAgent:
                 yield from self._on_iteration(at_s, rank, data)
             case "version_complete":
                 self._persist.complete = max(self._persist.complete, data["version"])
+                self._persist.next = data.get("next_version", 0)
 
     def _on_protected(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
         self._protected.add(rank)
@@ -597,7 +598,7 @@ class RootAgent:
         is_due = by_time is not None and at_s - persist.last_s >= by_time
         is_due |= by_count is not None and persist.complete - persist.last_version >= by_count
         if is_due:
-            yield from self._persist_version(at_s, persist.complete + 1)
+            yield from self._persist_version(at_s, max(persist.complete + 1, persist.next))
 
     def _persist_version(self, at_s: float, version: int) -> Iterator[Instruction]:
         """Have every member write its shards of a version that is about to be whole."""
@@ -664,6 +665,8 @@ class RootAgent:
             yield from self._resumed(at_s, self.state.iteration)
         yield from self._enter("finishing", at_s)
         version = self._persist.complete
+        if self._persist.version is not None and self._persist.version > version:
+            self._persist.cancel()  # it was to come after the last one
         wanted = self._settings().persistent_url is not None and version > 0
         if wanted and self._persist.version is None and version > self._persist.last_version:
             yield from self._persist_version(at_s, version)
@@ -729,6 +732,7 @@ class _Persistence:
     version: int | None = None
     last_version: int = 0
     complete: int = 0  # newest version that is whole in memory
+    next: int = 0  # the version that will be sent after it
     records: dict[str, list[Any]] = field(default_factory=dict)
 
     def begin(self, version: int, at_s: float) -> None:

@@ -7,7 +7,9 @@ torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # un
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -15,6 +17,7 @@ import torch
 from deepspeed import comm
 
 import gemini_lab
+from gemini_lab.emulation.script import emulate
 from gemini_lab.training.corpus import TokenBatches, load_corpus
 from gemini_lab.training.gpt import GPT, SIZES, named_size
 
@@ -35,6 +38,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--gemini", type=json.loads, default={}, help='settings as JSON, such as {"replicas": 2}'
     )
+    parser.add_argument(
+        "--layer-s", type=float, default=0.0, help="emulated accelerator time: forward, a block"
+    )
+    parser.add_argument(
+        "--link-bytes-per-s", type=float, help="emulated link of each rank, outside a lab"
+    )
+    parser.add_argument("--times", type=Path, help="write when iterations ended here, as JSON")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser.parse_args(arguments)
 
@@ -90,15 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     torch.manual_seed(options.seed + 1 + rank)  # another dropout on every rank
 
+    emulate(model.blocks, layer_s=options.layer_s, link_bytes_per_s=options.link_bytes_per_s)
     protected = gemini_lab.protect(engine, data=batches)
+    ended_s = [time.monotonic()]
     for step in range(protected.step, options.iterations):
         tokens, targets = (part.to(engine.device) for part in next(batches))
         loss = engine(tokens, targets)
         engine.backward(loss)
         protected.log(loss=loss.item())
         engine.step()
+        ended_s.append(time.monotonic())
         if rank == 0:
             print(f"iteration {step + 1} loss {loss.item()!r}", flush=True)  # noqa: T201
+    if rank == 0 and options.times:
+        options.times.write_text(json.dumps(ended_s), encoding="utf-8")
     comm.barrier()
     comm.destroy_process_group()
     return 0

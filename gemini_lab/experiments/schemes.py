@@ -1,0 +1,75 @@
+"""The paper's Fig. 16, measured here: five ways to send a checkpoint over one link.
+
+Two nodes train on a paced link with an accelerator's time in their layers; received sub-buffers are
+emptied by a paced bus. What is kept of the paper's set-up are ratios: the bus is 1.45 times as fast
+as the link (fitted there, see `fig16`), the buffer has four parts, and one piece as large as the
+largest idle span does not fit it.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gemini_lab.bench import Row
+from gemini_lab.experiments.timed_runs import TimedRun, Workload, in_lab
+from gemini_lab.lab import Lab
+from gemini_lab.units import KIB, MB
+
+WORKLOAD: Final = Workload(iterations=40, counted=16, layer_s=0.022, link_bytes_per_s=40.0 * MB)
+SETTINGS: Final[dict[str, Any]] = {
+    "profile_iterations": 8,
+    "buffer_bytes": 512 * KIB,
+    "sub_buffers": 4,
+    "copy_bytes_per_s": 1.45 * 40.0 * MB,
+}
+SCHEMES: Final = ("none", "blocking", "naive", "interleaved", "gemini")
+
+
+def bench(repeats: int) -> list[Row]:
+    """Iteration times of the five schemes, in turn, and their ratios to none in the same turn."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
+        Lab(2, 0, folder=folder) as lab,
+    ):
+        turns = [
+            {scheme: in_lab(lab, WORKLOAD, scheme=scheme, **SETTINGS) for scheme in SCHEMES}
+            for _ in range(repeats)
+        ]
+    return rows(turns)
+
+
+def rows(turns: list[Mapping[str, TimedRun]] | list[dict[str, TimedRun]]) -> list[Row]:
+    """A row a scheme for its times, its ratio to none, and what its schedule predicted.
+
+    A scheme that was refused, as naive is where its pieces exceed the buffer, ran in the background
+    instead; its row says so and is no result of the scheme.
+
+    Args:
+        turns: For each repeat, the runs by scheme.
+    """
+    found = []
+    for scheme in turns[0]:
+        runs = [turn[scheme] for turn in turns]
+        settings = dict(WORKLOAD.conditions)
+        if refusal := next(filter(None, map(_refusal, runs)), ""):
+            settings["refused"] = refusal
+        found.append(
+            Row(name=scheme, values=tuple(run.iteration_s for run in runs), settings=settings)
+        )
+        if scheme != "none":
+            ratios = tuple(turn[scheme].iteration_s / turn["none"].iteration_s for turn in turns)
+            found.append(Row(name=f"{scheme} / none", values=ratios, unit=""))
+        predicted = tuple(
+            run.planned["schedule"]["predicted_iteration_s"]
+            / run.planned["schedule"]["iteration_s"]
+            for run in runs
+            if run.planned
+        )
+        if predicted:
+            found.append(Row(name=f"{scheme} / none, as predicted", values=predicted, unit=""))
+    return found
+
+
+def _refusal(run: TimedRun) -> str:
+    """Why the scheme was not used, if it was not."""
+    return next((note for note in run.notes if "refused" in note), "")
