@@ -26,7 +26,7 @@ from gemini_lab.cluster.membership import Membership, RootRecord
 from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError
 from gemini_lab.cluster.wire import Channel, connect, serve
 from gemini_lab.errors import GeminiError
-from gemini_lab.injector.act import strike
+from gemini_lab.injector.act import full_store, strike
 from gemini_lab.recovery.shell import RootShell
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
@@ -85,6 +85,7 @@ class Agent:
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
         self._backlog: deque[Message] = deque(maxlen=BACKLOG_EVENTS)
+        self.store_is_full = False  # the injector's doing
         self._persist: Message | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -343,6 +344,7 @@ class Agent:
             case "release":
                 await self.host.kill_all(epoch=self.epoch)
                 self.keeper.free()
+                self.store_is_full = False
 
     async def _answer_inventory(self, message: Message) -> None:
         answer = await asyncio.to_thread(self.keeper.inventory)
@@ -379,11 +381,15 @@ class Agent:
     async def _write_shards(self, order: Message) -> None:
         answer = {"version": order["version"], "epoch": order["epoch"]}
         try:
-            records = await asyncio.to_thread(self.keeper.persist, order["version"], order["url"])
+            records = await asyncio.to_thread(self._persist_shards, order)
         except (GeminiError, OSError) as error:
             self._to_root({"op": "persist_failed", "reason": str(error), **answer})
         else:
             self._to_root({"op": "persisted", "records": records, **answer})
+
+    def _persist_shards(self, order: Message) -> list[dict[str, Any]]:
+        with full_store(is_full=self.store_is_full):
+            return self.keeper.persist(order["version"], order["url"])
 
     async def _commit(self, order: Message) -> None:
         answer = {"version": order["version"], "epoch": order["epoch"]}
@@ -485,6 +491,7 @@ async def run_agent(config: AgentConfig) -> None:
 def main() -> None:
     """Run an agent from standard input's configuration until the lab ends."""
     config = AgentConfig.from_json(json.loads(sys.stdin.readline()))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an error, not the end
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))
 

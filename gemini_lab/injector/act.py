@@ -4,6 +4,8 @@ import os
 import random
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gemini_lab.errors import GeminiError
@@ -50,7 +52,7 @@ async def strike(agent: "Agent", failure: dict[str, Any]) -> None:
             else:
                 _said(agent, failure, hit)
         case "store_full" | "store_mended":
-            _limit_file_size(0 if failure["kind"] == "store_full" else resource.RLIM_INFINITY)
+            agent.store_is_full = failure["kind"] == "store_full"
             _said(agent, failure, {})
 
 
@@ -64,11 +66,16 @@ def _signal(agent: "Agent", failure: dict[str, Any], signal_number: int) -> None
         _said(agent, failure, {"rank": ranks[0], "pid": pid})
 
 
-def _limit_file_size(limit_bytes: int) -> None:
-    """Let no file of this process grow: writes fail in the kernel (EFBIG), as on a full disk."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+@contextmanager
+def full_store(*, is_full: bool) -> Iterator[None]:
+    """While it lasts no file of this process can grow: the kernel refuses, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _said(agent: "Agent", failure: dict[str, Any], more: dict[str, Any]) -> None:

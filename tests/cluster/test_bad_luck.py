@@ -186,6 +186,13 @@ def test_without_a_standby_the_run_waits_until_the_operator_brings_a_machine(und
     assert '"recovery_waiting"' in (run.folder / "events.jsonl").read_text()
 
 
+def reach(run, iteration: int) -> None:
+    """Wait until a run has done some iterations."""
+    while run.iteration < iteration:
+        assert not run.is_over, run.failure
+        time.sleep(0.05)
+
+
 def is_etcd(process: psutil.Process, endpoint: str) -> bool:
     return process.name() == "etcd" and f"http://{endpoint}" in process.cmdline()
 
@@ -195,8 +202,7 @@ def test_etcd_that_is_away_for_seconds_does_not_stop_training(lab, undisturbed):
     etcd = next(p for p in processes_of_labs() if is_etcd(p, endpoint))
     job = gpt_job(size="tiny", iterations=60)
     run = lab.train(job, persistent_url=None)
-    while run.iteration < 5:
-        time.sleep(0.05)
+    reach(run, 5)
     etcd.suspend()
     before = run.iteration
     time.sleep(5)
@@ -255,8 +261,7 @@ def living() -> list[psutil.Process]:
 def test_a_shell_breaks_a_live_run_and_reports_on_it(lab):
     job = gpt_job(size="tiny", iterations=40)
     run = lab.train(job, persistent_url=None)
-    while run.iteration < 4:
-        time.sleep(0.05)
+    reach(run, 4)
     assert (run.folder / "control.json").stat().st_mode & 0o077 == 0
     done = shell("inject", str(run.folder), "worker_crash", "rank-3")
     assert done.stdout.startswith("worker_crash on node-"), done.stderr
@@ -272,8 +277,7 @@ def test_a_shell_breaks_a_live_run_and_reports_on_it(lab):
 
 def test_a_run_can_be_stopped_and_the_lab_trains_on(lab):
     run = lab.train(gpt_job(size="tiny", iterations=10_000), persistent_url=None)
-    while run.iteration < 2:
-        time.sleep(0.05)
+    reach(run, 2)
     threading.Timer(0.1, run.stop).start()
     with pytest.raises(RunFailedError, match="stopped by its owner"):
         run.wait(60)

@@ -13,6 +13,7 @@ import torch
 from torch.distributed import TCPStore
 
 from gemini_lab.checkpoint.slab import Slab, SlotSpec
+from gemini_lab.pipeliner import route as routes
 from gemini_lab.pipeliner import transfer as transfers
 from gemini_lab.pipeliner.group import CheckpointGroup
 
@@ -30,7 +31,7 @@ def payload(rank: int, version: int) -> torch.Tensor:
 def work(rank: int, port: int, fd: int, die_at: int) -> None:
     """Move all versions; die by SIGKILL before the checksum number `die_at` is computed."""
     count = 0
-    digest = transfers.chunk_digest
+    digest = routes.chunk_digest
 
     def deadly(data):
         nonlocal count
@@ -39,7 +40,7 @@ def work(rank: int, port: int, fd: int, die_at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return digest(data)
 
-    transfers.chunk_digest = deadly
+    routes.chunk_digest = deadly
     store = TCPStore("127.0.0.1", port, is_master=False)
     group = CheckpointGroup(store, rank=rank, world_size=2, timeout_s=10)
     transfer = transfers.Transfer(
