@@ -69,6 +69,9 @@ def mpi_environment() -> dict[str, str]:
     """What Open MPI wants to hear to start several agents on a small machine, also as root."""
     environment = dict(os.environ)
     environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    if "SLURM_JOB_ID" in environment:
+        # Slurm ends what a finished step leaves behind, agents too; by ssh they belong to the job.
+        environment.setdefault("PRTE_MCA_plm", "ssh")
     if os.geteuid() == 0:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
             environment[name] = environment[f"{name}_CONFIRM"] = "1"
