@@ -15,7 +15,9 @@ from gemini_lab.events import Event
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import Lab
+from gemini_lab.placement import plan_placement
 from gemini_lab.run import Run
+from gemini_lab.settings import Settings
 from gemini_lab.units import format_seconds
 
 
@@ -50,12 +52,14 @@ def command(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     job = Job(script=options.script, args=options.args, module=options.module)
     job.check()
+    settings = settings_of(options)
+    plan_placement(nodes=options.nodes, replicas=Settings.parse(settings).replicas)
+    scenario = Scenario.load(options.scenario) if options.scenario else None
     with Lab(
         options.nodes, options.standbys, workers_per_node=options.workers_per_node,
         hosts=hosts_of(options), etcd=options.etcd, folder=options.folder, lease_s=options.lease,
     ) as lab:  # fmt: skip
-        scenario = Scenario.load(options.scenario) if options.scenario else None
-        run = lab.train(job, scenario=scenario, name=options.name, **settings_of(options))
+        run = lab.train(job, scenario=scenario, name=options.name, **settings)
         print(f"the run's folder is {run.folder}")  # noqa: T201
         try:
             with follow(run):
