@@ -61,12 +61,12 @@ def gpt_job(*, size: str = "small", iterations: int = 24, **options: Any) -> Job
     return Job(script="gemini_lab.training.gpt_job", args=args, module=True, name=f"gpt-{size}")
 
 
-def main_scenario(iterations: int) -> Scenario:
+def main_scenario(iterations: int, *, ranks: int = 4) -> Scenario:
     """A worker, a node and the root's node are killed at a quarter, a half and three quarters."""
     return (
         Scenario()
-        .add(WorkerCrash("rank-1"), iteration=max(1, iterations // 4))
-        .add(NodeLoss("rank-2"), iteration=max(2, iterations // 2))
+        .add(WorkerCrash(f"rank-{min(1, ranks - 1)}"), iteration=max(1, iterations // 4))
+        .add(NodeLoss(f"rank-{min(2, ranks - 1)}"), iteration=max(2, iterations // 2))
         .add(RootLoss(), iteration=max(3, 3 * iterations // 4))
     )
 
@@ -121,7 +121,9 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("gemini-runs"))
     options = parser.parse_args(arguments)
     iterations = options.iterations
-    scenario = Scenario.load(options.scenario) if options.scenario else main_scenario(iterations)
+    scenario = main_scenario(iterations, ranks=options.nodes)
+    if options.scenario:
+        scenario = Scenario.load(options.scenario)
     corpus = {"corpus": options.corpus} if options.corpus else {}
     job = gpt_job(size=options.size, iterations=iterations, **corpus)
     with Lab(options.nodes, options.standbys, folder=options.folder) as lab:

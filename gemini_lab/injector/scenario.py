@@ -131,9 +131,10 @@ class Scenario:
             if isinstance(failure, RackLoss) and failure.rack not in racks:
                 missing = [failure.rack]
             if missing:
+                known = ", ".join(nodes) if len(nodes) <= 12 else f"{nodes[0]} to {nodes[-1]}"
                 raise ConfigError(
                     f"{failure} at {planned.when} names {missing[0]!r}, which is not there; nodes "
-                    f"are {', '.join(nodes)}, ranks 0 to {ranks - 1}, "
+                    f"are {known}, ranks 0 to {ranks - 1}, "
                     f"racks {', '.join(racks) or '(none)'}"
                 )
 
