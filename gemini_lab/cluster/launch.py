@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.cluster.agent import AgentConfig
+from gemini_lab.cluster.programs import find_program
 from gemini_lab.errors import ConfigError, LaunchError
 
 LAUNCH_S: Final = 120.0
@@ -22,14 +22,10 @@ def find_mpiexec() -> str:
     Raises:
         LaunchError: There is none.
     """
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise LaunchError(
-            "no mpiexec was found beside this Python or on the PATH; install one with "
-            "`pip install 'gemini-lab[embedded]'`, or load your site's MPI module"
-        )
-    return found
+    return find_program(
+        "mpiexec",
+        "install one with `pip install 'gemini-lab[embedded]'`, or load your site's MPI module",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
