@@ -19,7 +19,7 @@ from gemini_lab.cluster.agent import address_towards
 from gemini_lab.cluster.etcd import EmbeddedEtcd
 from gemini_lab.cluster.launch import Hosts
 from gemini_lab.cluster.operator import MpiOperator, Operator
-from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.cluster.wire import Channel, connect, serve
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.events import Event
@@ -101,8 +101,8 @@ class Lab:
             self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
             self._thread.start()
             undo.callback(self._stop_loop)
-            self._lease = self._store.grant(LAB_LEASE_S)
-            self._store.put("lab", "here", lease=self._lease)
+            self._lease = patiently(lambda: self._store.grant(LAB_LEASE_S))
+            patiently(lambda: self._store.put("lab", "here", lease=self._lease))
             self._control_token = secrets.token_hex(16)
             self._control_address = self._await(self._open_control(), timeout_s=JOIN_S)
             undo.callback(self._leave)
@@ -164,7 +164,7 @@ class Lab:
         )  # fmt: skip
         run.take(self._event("run_started", **record))
         self.run = run
-        self._store.put("job", json.dumps(record))
+        patiently(lambda: self._store.put("job", json.dumps(record)))
         return run
 
     @property
@@ -385,7 +385,7 @@ class Lab:
         )
 
     def _cancel(self, number: int) -> None:
-        self._store.put("cancel", str(number))
+        patiently(lambda: self._store.put("cancel", str(number)))
 
     def _event(self, kind: str, **data: Any) -> Event:
         return Event(kind=kind, at_s=time.time(), node="lab", data=data)

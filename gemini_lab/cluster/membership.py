@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gemini_lab.cluster.store import ControlStore, StoreUnavailableError
+from gemini_lab.cluster.store import ControlStore, StoreUnavailableError, patiently
 
 Result = TypeVar("Result")
 
@@ -59,9 +59,15 @@ class Membership:
 
     async def register(self) -> None:
         """Take a lease and write this node under it."""
-        self._lease = await self.call(lambda: self.store.grant(max(2, round(self.lease_s))))
+        ttl_s = max(2, round(self.lease_s))
         value = json.dumps({"address": self.address})
-        await self.call(lambda: self.store.put(f"nodes/{self.name}", value, lease=self._lease))
+
+        def write() -> int:
+            lease = self.store.grant(ttl_s)
+            self.store.put(f"nodes/{self.name}", value, lease=lease)
+            return lease
+
+        self._lease = await self.call(lambda: patiently(write))
         self._renewed_s = time.monotonic()
 
     async def renew(self) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from gemini_lab.errors import ConfigError, GeminiError
@@ -20,6 +20,25 @@ Result = TypeVar("Result")
 
 class StoreUnavailableError(GeminiError):
     """The store did not answer in time; the same call may succeed later."""
+
+
+PATIENCE_S: Final = 15.0
+
+
+def patiently(act: Callable[[], Result], *, patience_s: float = PATIENCE_S) -> Result:
+    """Call `act` again and again while the store is too busy to answer, as at a lab's start.
+
+    Raises:
+        StoreUnavailableError: It did not answer in all that time.
+    """
+    give_up_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return act()
+        except StoreUnavailableError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.1)
 
 
 class ControlStore(Protocol):
