@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gemini_lab.cluster.store import ControlStore, StoreUnavailableError, patiently
+from gemini_lab.cluster.store import ControlStore, patiently
 
 Result = TypeVar("Result")
 
@@ -133,6 +133,3 @@ def node_addresses(items: dict[str, Any]) -> dict[str, str]:
         for key, value in items.items()
         if key.startswith("nodes/")
     }
-
-
-__all__ = ["Membership", "RootRecord", "StoreUnavailableError", "node_addresses"]

@@ -21,7 +21,7 @@ async def strike(agent: "Agent", failure: dict[str, Any]) -> None:
         agent: The agent of the node that is struck.
         failure: `kind` and what it needs: `worker_crash` and `worker_hang` (`rank`, or the node's
             first worker), `node_loss`, `node_freeze`, `link_cut`, `bit_flip` (`shard`, `seed`),
-            `store_full`, `store_mended`.
+            `store_full`.
     """
     match failure["kind"]:
         case "worker_crash":
@@ -51,8 +51,8 @@ async def strike(agent: "Agent", failure: dict[str, Any]) -> None:
                 agent.emit("note", text=f"no bit was flipped: {error}")
             else:
                 _said(agent, failure, hit)
-        case "store_full" | "store_mended":
-            agent.store_is_full = failure["kind"] == "store_full"
+        case "store_full":
+            agent.store_is_full = True
             _said(agent, failure, {})
 
 

@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
-from gemini_lab.cluster.membership import (
-    Membership,
-    RootRecord,
-    StoreUnavailableError,
-    node_addresses,
-)
+from gemini_lab.cluster.membership import Membership, RootRecord, node_addresses
+from gemini_lab.cluster.store import StoreUnavailableError
 from gemini_lab.cluster.wire import Channel, connect
 from gemini_lab.errors import LaunchError
 from gemini_lab.recovery.root import (
