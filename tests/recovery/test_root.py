@@ -195,7 +195,8 @@ def test_answers_from_before_the_fence_are_ignored():
     story = Story().start()
     story.silent |= set(story.copies)
     story.lose("node-2")
-    story.say("node-0", op="stopped", epoch=story.root.state.epoch - 1)
+    for node in list(story.copies):
+        story.say(node, op="stopped", epoch=story.root.state.epoch - 1)
     assert story.root.state.phase == "fencing"
 
 
