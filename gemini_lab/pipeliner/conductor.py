@@ -17,8 +17,9 @@ from typing import Final, cast
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.pipeliner.agreement import encode, mean_profile
-from gemini_lab.pipeliner.calibration import SIZES, Calibration, calibrate
+from gemini_lab.pipeliner.calibration import SIZES, calibrate
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.route import ScheduledRoute
 from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
 from gemini_lab.pipeliner.transfer import Transfer

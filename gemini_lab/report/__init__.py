@@ -12,6 +12,7 @@ from gemini_lab.report.values import (
     RunReport,
     Step,
     Traffic,
+    TrafficPlan,
     WastedTime,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "RunReport",
     "Step",
     "Traffic",
+    "TrafficPlan",
     "WastedTime",
     "build_report",
     "chrome_trace",

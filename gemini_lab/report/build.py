@@ -1,5 +1,6 @@
 """From a run's events to its report."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,6 +9,9 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.events import Event
+from gemini_lab.pipeliner.machine import Calibration
+from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.profiler.profile import Profile
 from gemini_lab.report.values import (
     Injection,
     Iteration,
@@ -17,6 +21,7 @@ from gemini_lab.report.values import (
     RunReport,
     Step,
     Traffic,
+    TrafficPlan,
     WastedTime,
 )
 
@@ -63,6 +68,7 @@ def build_report(events: Iterable[Event], *, name: str = "") -> RunReport:
         traffic=_traffic(log),
         roots=tuple(str(event.data.get("name", event.node)) for event in _of(log, "root_elected")),
         notes=tuple(f"{event.node}: {event.data['text']}" for event in _of(log, "note")),
+        plans=tuple(_plan(event) for event in _of(log, "profiled")),
     )
 
 
@@ -240,6 +246,18 @@ def _lost_progress_s(log: Sequence[Event], recovery: Recovery) -> float | None:
     if not reached:
         reached = [event.at_s for event in _of(log, "run_started")]
     return recovery.failed_at_s - max(reached)
+
+
+# -- traffic -------------------------------------------------------------------------------------
+
+
+def _plan(event: Event) -> TrafficPlan:
+    return TrafficPlan(
+        at_s=event.at_s,
+        profile=Profile.from_json(json.dumps(event.data["profile"])),
+        schedule=ChunkSchedule.from_json(json.dumps(event.data["schedule"])),
+        calibration=Calibration.from_json(event.data["calibration"]),
+    )
 
 
 # -- sums ----------------------------------------------------------------------------------------

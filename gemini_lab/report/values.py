@@ -7,6 +7,9 @@ from statistics import fmean
 from typing import Any, Literal, Self
 
 from gemini_lab.events import read_events
+from gemini_lab.pipeliner.machine import Calibration
+from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.profiler.profile import Profile
 from gemini_lab.wasted_time import wasted_time_s
 
 Outcome = Literal["finished", "failed", "unfinished"]
@@ -188,6 +191,23 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficPlan:
+    """What the ranks agreed on once they had profiled the job, and followed from then on.
+
+    Attributes:
+        at_s: When.
+        profile: The mean of what all ranks saw.
+        schedule: Rank 0's; a rank whose shard has another size has another one.
+        calibration: The wire and the memory, as they were measured for the schedule.
+    """
+
+    at_s: float
+    profile: Profile
+    schedule: ChunkSchedule
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Whether two runs had the same losses, bit by bit; true where they did.
 
@@ -231,6 +251,7 @@ class RunReport:
         traffic: Bytes sent.
         roots: The nodes that were root, in order.
         notes: Remarks in the log.
+        plans: When chunks left, by the schemes that profile a job; in order of time.
     """
 
     name: str
@@ -249,6 +270,7 @@ class RunReport:
     traffic: Traffic
     roots: tuple[str, ...]
     notes: tuple[str, ...]
+    plans: tuple[TrafficPlan, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Self:

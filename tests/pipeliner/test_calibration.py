@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.pipeliner.calibration import SIZES, Calibration, calibrate, fit_wire
+from gemini_lab.pipeliner.calibration import SIZES, calibrate
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.machine import Calibration, fit_wire
 
 LINK_BYTES_PER_S = 50e6
 

@@ -1,0 +1,58 @@
+"""A report carries the profile, the schedule and the calibration that its run was planned with."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from gemini_lab.events import Event
+from gemini_lab.pipeliner.machine import Calibration
+from gemini_lab.pipeliner.schedule import plan_chunks
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.report import build_report
+
+PROFILE = Profile.synthetic(iteration_s=2.0, idle_spans_s=[0.3, 0.1], world_size=2)
+WIRE = Calibration(
+    alpha_s=1e-4, bandwidth_bytes_per_s=4e7, copy_bytes_per_s=1e10, hash_bytes_per_s=2e10,
+    worst_error=0.02, conditions=("each node on a link paced to 38.1 MiB/s",),
+)  # fmt: skip
+SCHEDULE = plan_chunks(
+    PROFILE, checkpoint_bytes=10**7, bandwidth_bytes_per_s=4e7, buffer_bytes=2**19
+)
+
+
+def profiled(at_s: float) -> Event:
+    data = {
+        "rank": 0, "profile": asdict(PROFILE), "schedule": asdict(SCHEDULE),
+        "calibration": WIRE.to_json(),
+    }  # fmt: skip
+    said = Event(kind="profiled", at_s=at_s, node="node-0", data=data)
+    return Event.from_json(said.to_json())  # as it comes back from a log
+
+
+def run_log(*more: Event) -> list[Event]:
+    start = Event(kind="run_started", at_s=1.0, node="lab", data={"nodes": 2, "script": "a.py"})
+    return [start, *more]
+
+
+def test_what_was_planned_with_comes_back_whole_from_the_log() -> None:
+    (plan,) = build_report(run_log(profiled(5.0))).plans
+    assert plan.at_s == 5.0
+    assert plan.profile == PROFILE
+    assert plan.schedule == SCHEDULE
+    assert plan.calibration == WIRE
+
+
+def test_a_job_that_is_profiled_again_has_both_plans_in_order_of_time() -> None:
+    report = build_report(run_log(profiled(9.0), profiled(5.0)))
+    assert [plan.at_s for plan in report.plans] == [5.0, 9.0]
+
+
+def test_a_run_without_a_profile_has_no_plan() -> None:
+    assert build_report(run_log()).plans == ()
+
+
+def test_plans_stand_in_a_reports_json() -> None:
+    record = json.loads(json.dumps(build_report(run_log(profiled(5.0))).to_json()))
+    assert record["plans"][0]["calibration"]["alpha_s"] == pytest.approx(1e-4)
+    assert len(record["plans"][0]["schedule"]["chunks"]) == len(SCHEDULE.chunks)
