@@ -21,13 +21,14 @@ from gemini_lab.cluster.launch import Hosts
 from gemini_lab.cluster.operator import MpiOperator, Operator
 from gemini_lab.cluster.store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.cluster.wire import Channel, connect, serve
-from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError, RunFailedError
 from gemini_lab.events import Event
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.placement import plan_placement
+from gemini_lab.profiler.profile import Profile
 from gemini_lab.run import CONTROL_FILE, Run
 from gemini_lab.settings import Settings
 
@@ -166,6 +167,40 @@ class Lab:
         self.run = run
         patiently(lambda: self._store.put("job", json.dumps(record)))
         return run
+
+    def profile(self, job: Job, **settings: Any) -> Profile:
+        """Train until the ranks agree on a profile of the job, then stop it.
+
+        What was measured of the wire stands beside it, in `self.run.report().plans`.
+
+        Args:
+            job: What to run, for at least some 2 * `profile_iterations` + 6 iterations.
+            settings: As for `train`.
+
+        Raises:
+            ConfigError: There is one worker only, or `train` refuses.
+            RunFailedError: The job ended before there was a profile; the message has its remarks.
+        """
+        if self.nodes * self.workers_per_node == 1:
+            raise ConfigError("one worker has no network to profile; make a lab of two nodes")
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
+        given = {"scheme": "gemini", "persistent_url": None, "name": name, **settings}
+        run = self.train(job, **given)
+        made = threading.Event()
+        run.watch(lambda event: made.set() if event.kind == "profiled" else None)
+        while not run.is_over and not made.wait(TICK_S):
+            pass
+        run.stop()
+        with suppress(RunFailedError):  # that is what a stopped run has to say
+            run.wait()
+        report = run.report()
+        if not report.plans:
+            remarks = "; ".join((report.reason, *report.notes)).strip("; ")
+            raise RunFailedError(
+                f"{run} made no profile ({remarks or 'no remarks'}); give the job more iterations, "
+                "or profile fewer: profile_iterations="
+            )
+        return report.plans[-1].profile
 
     @property
     def living(self) -> tuple[str, ...]:

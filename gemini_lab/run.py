@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.events import Event, EventLog
+from gemini_lab.events import Event, EventLog, read_events
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Scenario
@@ -141,6 +141,11 @@ class Run:
         for order in given:
             self._obey(order)
         return given
+
+    def events(self, *kinds: str) -> list[Event]:
+        """What the log says so far, in order of arrival: all of it, or only these kinds."""
+        said = read_events(self.folder / "events.jsonl")
+        return [event for event in said if not kinds or event.kind in kinds]
 
     def report(self) -> "RunReport":
         """What the run did so far, from its log."""
