@@ -31,11 +31,12 @@ KINDS: Final[dict[str, str]] = {
     "iteration": "one optimizer step ended: rank, iteration, duration_s, waited_s, values",
     "version_complete": "this rank's shard and the replicas it receives are whole: rank, version, "
     "sent_bytes, local_s, duration_s, next_version",
-    "transfer": "checkpoint chunks that left in one span: rank, version, peer, sent_bytes, "
-    "start_s, end_s",
+    "transfer": "checkpoint chunks that left for a peer, in one idle span or in the background: "
+    "rank, version, span, peer, sent_bytes, start_s, end_s",
     "profiled": "the ranks agreed on a profile and on the chunks to follow it: rank, profile, "
     "schedule, calibration",
-    "collective": "a training collective: rank, name, sent_bytes, start_s, end_s",
+    "collectives": "the training collectives of one iteration: rank, iteration, began_s, and lists "
+    "of equal length: names, sizes_bytes, starts_s, ends_s (since began_s)",
     # failures
     "injected": "the injector acted: failure, target",
     "worker_exited": "a worker ended before its script did: rank, pid, signal, exit_code, output",

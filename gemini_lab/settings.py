@@ -40,6 +40,8 @@ class Settings:
         max_overhead: Largest tolerated mean delay as a share of the iteration; where sending every
             version would cost more, every j-th is sent. `None`: every version, at any cost.
         link_bytes_per_s: Paces each node's link to this rate, training and checkpoints alike.
+        log_collectives: Whether the log has every training collective, for the traffic timeline.
+            On CUDA only the schemes that profile the job can say them.
         copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
     """
 
@@ -60,6 +62,7 @@ class Settings:
     max_overhead: float | None = None
     link_bytes_per_s: float | None = None
     copy_bytes_per_s: float | None = None
+    log_collectives: bool = True
 
     def __post_init__(self) -> None:
         for name in (

@@ -35,7 +35,7 @@ _JOB_FIELDS: Final = (
     "nodes", "workers_per_node", "racks", "settings", "script", "module", "args", "cwd", "env",
 )  # fmt: skip
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
-_MOMENTS: Final = ("start_s", "end_s", "failed_at_s")
+_MOMENTS: Final = ("start_s", "end_s", "began_s", "failed_at_s")
 BACKLOG_EVENTS: Final = 10_000  # kept for a lab that is not connected yet
 
 

@@ -1,5 +1,6 @@
 """A worker's checkpoint traffic, put together as its settings say."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from gemini_lab.pipeliner.group import CheckpointGroup
 from gemini_lab.pipeliner.transfer import Done, Job, Transfer
 from gemini_lab.profiler.clocks import DeviceClock, WallClock
 from gemini_lab.profiler.comm import CommSeam
+from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.units import format_bytes
 
@@ -48,6 +50,7 @@ class Traffic:
         self._scheme = settings.scheme
         self._emit = emit
         self._conductor: Conductor | None = None
+        self._seam: CommSeam | None = None
         self._newest_sent: int | None = None
         self._transfer = Transfer(
             group=group, slab=slab, rank=group.rank, sends_to=sends_to,
@@ -55,19 +58,21 @@ class Traffic:
             carry=None if link is None else link.carry,
         )  # fmt: skip
         is_scheduled = settings.scheme in SCHEDULED
-        if link is None and not is_scheduled:
+        # On CUDA, to ask for a collective's times is to wait for the device.
+        self._logs = settings.log_collectives and (is_scheduled or not on_device)
+        if link is None and not is_scheduled and not self._logs:
             return
-        seam = CommSeam(
+        self._seam = CommSeam(
             clock=DeviceClock() if on_device else WallClock(),
             pace=None
             if link is None
             else LinkPacer(link, ranks_per_node=ranks_per_node, shares=GLOO),
-            recording=is_scheduled,
+            recording=is_scheduled or self._logs,
         ).attach()
         if is_scheduled:
             bus_bytes_per_s = settings.copy_bytes_per_s
             self._conductor = Conductor(
-                settings=settings, group=group, transfer=self._transfer, seam=seam, sizes=sizes,
+                settings=settings, group=group, transfer=self._transfer, seam=self._seam, sizes=sizes,
                 sends_to=sends_to, receives_from=receives_from, emit=emit,
                 carry=None if link is None else link.carry,
                 empty=own_link(bus_bytes_per_s).carry if bus_bytes_per_s else None,
@@ -77,8 +82,14 @@ class Traffic:
     def is_due(self, version: int) -> bool:
         """Whether `version`, which was just made by an update, is to be sent."""
         if self._conductor is not None:
-            return self._conductor.end_iteration(version)
-        return self._scheme != "none"
+            is_due = self._conductor.end_iteration(version)
+        else:
+            is_due = self._scheme != "none"
+            if self._seam is not None:
+                self._seam.begin_iteration()
+        if self._logs and self._seam is not None and self._seam.newest is not None:
+            self._emit("collectives", iteration=version, **_as_lists(self._seam.newest))
+        return is_due
 
     def send(self, job: Job) -> None:
         """Begin to send a version; under `"blocking"`, return when it is whole everywhere."""
@@ -122,6 +133,18 @@ class Traffic:
             "version_complete", version=done.version, sent_bytes=done.sent_bytes,
             local_s=done.local_s, duration_s=done.duration_s, next_version=next_version,
         )  # fmt: skip
+
+
+def _as_lists(record: IterationRecord) -> dict[str, Any]:
+    """An iteration's collectives as an event has them; it ended just now."""
+    collectives = record.collectives
+    return {
+        "began_s": time.time() - record.iteration_s,
+        "names": [one.name for one in collectives],
+        "sizes_bytes": [one.size_bytes for one in collectives],
+        "starts_s": [round(one.start_s, 6) for one in collectives],
+        "ends_s": [round(one.end_s, 6) for one in collectives],
+    }
 
 
 def conditions_of(settings: Settings) -> tuple[str, ...]:

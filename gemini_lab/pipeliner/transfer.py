@@ -24,7 +24,7 @@ class Done:
     """What moving one version took, on this rank.
 
     Attributes:
-        sent: What left in which idle span; empty in the background.
+        sent: What left for which peer, and in which idle span; no span in the background.
     """
 
     version: int
@@ -142,9 +142,8 @@ class Transfer:
         incoming = {rank: self._slab.begin(rank, job.version) for rank in self._receives_from}
         sizes = self._exchange_sizes(job)
         local = LocalCopy(job.pieces, job.payload_bytes, own)
-        sent: tuple[Sent, ...] = ()
         if self.route is None:
-            self._exchange_chunks(local, job, own, incoming, sizes)
+            sent = self._exchange_chunks(local, job, own, incoming, sizes)
         else:
             sent = self.route.exchange(local, own, incoming)
         local.up_to(job.payload_bytes)
@@ -181,8 +180,9 @@ class Transfer:
         own: WriteBuffer,
         incoming: dict[int, WriteBuffer],
         sizes: dict[int, int],
-    ) -> None:
+    ) -> tuple[Sent, ...]:
         """In the background: the same chunk goes to all peers, some chunks at a time."""
+        start_s = time.time()
         counts = {rank: incoming[rank].chunk_count(sizes[rank]) for rank in incoming}
         own_count = own.chunk_count(job.payload_bytes)
         under_way: deque[list[Any]] = deque()
@@ -205,6 +205,13 @@ class Transfer:
                 _finish(under_way.popleft())
         for works in under_way:
             _finish(works)
+        return tuple(
+            Sent(
+                span=None, peer=peer, sent_bytes=job.payload_bytes, start_s=start_s,
+                end_s=time.time(),
+            )
+            for peer in self._sends_to
+        )  # fmt: skip
 
     def _exchange_digests(
         self, own: WriteBuffer, count: int, incoming: dict[int, WriteBuffer], sizes: dict[int, int]

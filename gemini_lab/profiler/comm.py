@@ -81,6 +81,7 @@ class CommSeam:
         iteration: Iterations begun since the seam was attached.
         updating: Whether the optimizer step is running.
         deviation: How this iteration differs from the expected one, in words; empty if not.
+        newest: The iteration that ended last; `None` before that, or when not recording.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class CommSeam:
         self.iteration = 0
         self.updating = False
         self.deviation = ""
+        self.newest: IterationRecord | None = None
         self._changed = threading.Condition(threading.Lock())
         self._in_flight = 0
         self._busy_until_s = 0.0
@@ -161,7 +163,8 @@ class CommSeam:
             self.updating = False
             self.deviation = ""
             self._changed.notify_all()
-        return self._record(*ended, now)
+        self.newest = self._record(*ended, now)
+        return self.newest
 
     def expect(
         self, profile: Profile | None, on_change: Callable[[str], None] | None = None

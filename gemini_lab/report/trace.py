@@ -61,11 +61,8 @@ class _Trace:
                     event.node, f"training, rank {data['rank']}", f"iteration {data['iteration']}",
                     _begin_s(event), event.at_s, args=data,
                 )  # fmt: skip
-            case "collective":
-                lane = f"collectives, rank {data['rank']}"
-                self._slice(
-                    event.node, lane, data["name"], data["start_s"], data["end_s"], args=data
-                )
+            case "collectives":
+                self._collectives(event)
             case "transfer":
                 self._transfer(event)
             case "version_complete":
@@ -94,6 +91,18 @@ class _Trace:
         for (node, lane), tid in self._lanes.items():
             pid = self._nodes[node]
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": lane}}
+
+    def _collectives(self, event: Event) -> None:
+        data = event.data
+        began_s, rank = data["began_s"], data["rank"]
+        for name, size_bytes, start_s, end_s in zip(
+            data["names"], data["sizes_bytes"], data["starts_s"], data["ends_s"], strict=True
+        ):
+            args = {"rank": rank, "iteration": data["iteration"], "size_bytes": size_bytes}
+            self._slice(
+                event.node, f"collectives, rank {rank}", name, began_s + start_s, began_s + end_s,
+                args=args,
+            )  # fmt: skip
 
     def _transfer(self, event: Event) -> None:
         data = event.data

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from gemini_lab.events import read_events
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import (
     BitFlip,
@@ -53,6 +54,24 @@ def test_a_cut_link_that_comes_back_costs_nothing(lab, undisturbed):
     report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
     assert report.recoveries == ()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
+
+
+def test_the_log_has_every_collective_and_the_way_of_every_version(lab):
+    """But for those of the first iteration, which a worker is in before it is watched."""
+    run = lab.train(gpt_job(size="tiny", iterations=4), persistent_url=None).wait(200)
+    events = list(read_events(run.folder / "events.jsonl"))
+    told = [event for event in events if event.kind == "collectives"]
+    assert {(e.data["rank"], e.data["iteration"]) for e in told} == {
+        (rank, iteration) for rank in range(4) for iteration in (2, 3, 4)
+    }
+    for event in told:
+        data = event.data
+        assert "reduce_scatter_tensor" in data["names"]
+        assert len(data["names"]) == len(data["sizes_bytes"]) == len(data["starts_s"])
+        assert all(a <= b for a, b in zip(data["starts_s"], data["ends_s"], strict=True))
+        assert data["began_s"] + max(data["ends_s"]) <= event.at_s + 0.1
+    ways = [(e.data["rank"], e.data["version"]) for e in events if e.kind == "transfer"]
+    assert sorted(ways) == [(rank, version) for rank in range(4) for version in range(5)]
 
 
 def test_a_flipped_bit_is_stepped_over_at_the_next_recovery(lab, undisturbed):

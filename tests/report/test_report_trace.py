@@ -78,16 +78,19 @@ def _lies_on_a_slice(arrow, slices):
     )
 
 
-def test_a_collective_has_a_lane_of_its_own(steady, make_event):
-    collective = make_event(
-        "collective", 1.0, "node-1", rank=1, name="all_gather", sent_bytes=4,
-        start_s=1000.9, end_s=1001.0,
+def test_collectives_have_a_lane_of_their_own(steady, make_event):
+    collectives = make_event(
+        "collectives", 2.0, "node-1", rank=1, iteration=1, began_s=1000.9,
+        names=["all_gather", "reduce_scatter"], sizes_bytes=[4, 8], starts_s=[0.1, 0.5],
+        ends_s=[0.2, 0.75],
     )  # fmt: skip
-    records = _by_phase([*steady, collective])
-    (drawn,) = (r for r in records["X"] if r["name"] == "all_gather")
+    records = _by_phase([*steady, collectives])
+    drawn = [r for r in records["X"] if r["name"] in {"all_gather", "reduce_scatter"}]
 
-    assert _names(records)[1][drawn["pid"], drawn["tid"]] == "collectives, rank 1"
-    assert drawn["dur"] == pytest.approx(1e5, rel=1e-6)
+    assert [_names(records)[1][r["pid"], r["tid"]] for r in drawn] == 2 * ["collectives, rank 1"]
+    assert [r["dur"] for r in drawn] == pytest.approx([1e5, 2.5e5], rel=1e-6)
+    assert drawn[1]["ts"] - drawn[0]["ts"] == pytest.approx(4e5, rel=1e-6)
+    assert drawn[1]["args"]["size_bytes"] == 8
 
 
 def test_an_empty_log_is_an_empty_trace():
