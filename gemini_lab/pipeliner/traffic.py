@@ -72,8 +72,8 @@ class Traffic:
         if is_scheduled:
             bus_bytes_per_s = settings.copy_bytes_per_s
             self._conductor = Conductor(
-                settings=settings, group=group, transfer=self._transfer, seam=self._seam, sizes=sizes,
-                sends_to=sends_to, receives_from=receives_from, emit=emit,
+                settings=settings, group=group, transfer=self._transfer, seam=self._seam,
+                sizes=sizes, sends_to=sends_to, receives_from=receives_from, emit=emit,
                 carry=None if link is None else link.carry,
                 empty=own_link(bus_bytes_per_s).carry if bus_bytes_per_s else None,
                 conditions=conditions_of(settings),
