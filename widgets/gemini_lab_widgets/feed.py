@@ -1,0 +1,80 @@
+"""Reading a run's log while it is being written."""
+
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.events import Event
+
+LOG: Final = "events.jsonl"
+BLOCK_BYTES: Final = 1 << 20
+LONGEST_LINE_BYTES: Final = 1 << 26
+"""A line that goes on for longer is no event."""
+
+
+def log_of(path: Path) -> Path:
+    """The log that is meant by a run's folder, or by the log itself."""
+    return path / LOG if path.is_dir() else path
+
+
+class LogFeed:
+    """The events of a log that grows; a last line that is not whole yet waits.
+
+    Args:
+        path: A run's folder or its log; it need not be there yet.
+
+    Attributes:
+        bad_lines: Whole lines that were no events.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = log_of(Path(path))
+        self.bad_lines = 0
+        self._read_bytes = 0
+        self._rest = b""
+        self._lines: list[bytes] = []
+
+    @property
+    def behind_bytes(self) -> int:
+        """What the log has beyond the events that were given out."""
+        waiting = len(self._rest) + sum(map(len, self._lines))
+        return max(0, self._size() - self._read_bytes) + waiting
+
+    def poll(self, *, limit: int = 20_000) -> list[Event]:
+        """The next events, at most `limit`; none if the log has no more whole lines now.
+
+        A log that became shorter was begun anew and is read from its start.
+        """
+        events: list[Event] = []
+        while len(events) < limit and (self._lines or self._read()):
+            line = self._lines.pop()
+            try:
+                events.append(Event.from_json(line.decode()))
+            except (AttributeError, RecursionError, TypeError, ValueError):
+                self.bad_lines += bool(line.strip())
+        return events
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def _read(self) -> bool:
+        """Read on until there are whole lines; false if the log has none now."""
+        if self._size() < self._read_bytes:
+            self._read_bytes, self._rest = 0, b""
+        try:
+            with self.path.open("rb") as log:
+                log.seek(self._read_bytes)
+                while block := log.read(BLOCK_BYTES):
+                    self._read_bytes += len(block)
+                    *lines, self._rest = (self._rest + block).split(b"\n")
+                    if len(self._rest) > LONGEST_LINE_BYTES:
+                        self._rest = b""
+                        self.bad_lines += 1
+                    if lines:
+                        self._lines = lines[::-1]
+                        return True
+        except OSError:
+            return False
+        return False

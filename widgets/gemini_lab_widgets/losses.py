@@ -1,0 +1,259 @@
+"""Recoveries and wasted time, from the events that are few enough to be kept."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Final
+
+from gemini_lab.events import Event
+from gemini_lab.report import Recovery, RunReport, WastedTime, build_report
+from gemini_lab.units import format_seconds
+from gemini_lab_widgets.pace import Pace
+from gemini_lab_widgets.tables import (
+    STEPS,
+    Origin,
+    Recoveries,
+    RecoveryRow,
+    StepRow,
+    Wasted,
+    WastedRow,
+)
+
+KEPT: Final = 100
+"""This run's newest recoveries that are worked out."""
+SHOWN: Final = 12
+"""Of them, those that are shown, and of all earlier runs together."""
+LOST, CHECKPOINT, HALF, RETRIEVAL = "lost progress", "t_ckpt", "1/(2f)", "t_rtvl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What a run lost to failures.
+
+    Attributes:
+        origin: Whether it ran or was simulated.
+        recoveries: The newest `KEPT`, in order.
+        total: All of them.
+        wasted: Eq. (1) with the run's own figures; `None` until there is something to measure.
+        persistent: Eq. (1) for the persistent tier alone; `None` without two versions in it.
+        problem: Why the recoveries could not be read; empty where they could.
+    """
+
+    origin: Origin
+    recoveries: tuple[Recovery, ...] = ()
+    total: int = 0
+    wasted: WastedTime | None = None
+    persistent: WastedTime | None = None
+    problem: str = ""
+
+    @property
+    def wasted_s(self) -> float:
+        """Of all recoveries that are worked out and over."""
+        return sum(r.wasted_s for r in self.recoveries if r.wasted_s is not None)
+
+
+def losses(
+    events: Sequence[Event], pace: Pace, *, origin: Origin, persisted: Sequence[tuple[float, float]]
+) -> Losses:
+    """Work out a run's recoveries.
+
+    Args:
+        events: What was kept of its log: everything but the bulk.
+        pace: Its iterations.
+        origin: Whether it ran or was simulated.
+        persisted: For each version in the persistent tier when it was whole, and after how long.
+    """
+    numbers = sorted({e.data["recovery"] for e in events if e.data.get("recovery")})
+    report = _report(events, pace, frozenset(numbers[-KEPT:]))
+    if isinstance(report, str):
+        return Losses(origin=origin, total=len(numbers), problem=report)
+    done = [r for r in report.recoveries if r.wasted_s is not None]
+    checkpoint_s, interval_s = pace.checkpoint_median_s(), pace.interval_median_s()
+    wasted = None
+    if done and checkpoint_s is not None and interval_s is not None:
+        wasted = WastedTime(
+            checkpoint_s=checkpoint_s,
+            interval_s=interval_s,
+            retrieval_s=fmean(r.retrieval_s for r in done),
+            measured_s=tuple(r.wasted_s or 0.0 for r in done),
+        )
+    return Losses(
+        origin=origin, recoveries=report.recoveries, total=len(numbers), wasted=wasted,
+        persistent=_persistent(persisted, done),
+    )  # fmt: skip
+
+
+def _report(events: Sequence[Event], pace: Pace, numbers: frozenset[int]) -> RunReport | str:
+    """The report of the recoveries with these numbers, or why there is none."""
+    kept = [e for e in events if not e.data.get("recovery") or e.data["recovery"] in numbers]
+    versions = {e.data["version"] for e in kept if e.kind == "recovery_planned"}
+    reached = [
+        Event(kind="iteration", at_s=at_s, node="lab", data={"rank": 0, "iteration": version})
+        for version in versions - {None}
+        for at_s in pace.reached_s(version)
+    ]
+    try:
+        return build_report([*kept, *reached])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"the log's recoveries cannot be read ({type(error).__name__}: {error})"
+
+
+def _persistent(
+    persisted: Sequence[tuple[float, float]], recoveries: Iterable[Recovery]
+) -> WastedTime | None:
+    """Eq. (1) if there were only the persistent tier, written as often as it was in this run.
+
+    Reading it takes what it took where a recovery did, else as long as writing.
+    """
+    ends_s = [at_s for at_s, _ in persisted]
+    between_s = [after - before for before, after in pairwise(ends_s)]
+    if not between_s:
+        return None
+    checkpoint_s = median(duration_s for _, duration_s in persisted)
+    read_s = [r.retrieval_s for r in recoveries if r.tier == "persistent" and r.retrieval_s]
+    return WastedTime(
+        checkpoint_s=checkpoint_s, interval_s=median(between_s),
+        retrieval_s=fmean(read_s) if read_s else checkpoint_s, measured_s=(),
+    )  # fmt: skip
+
+
+# -- recoveries ------------------------------------------------------------------------------------
+
+
+def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Recoveries:
+    """Timelines of this run's recoveries, of earlier runs', and of the persistent baseline."""
+    rows = [_row(r, mine.origin, f"recovery {r.number}") for r in mine.recoveries[-SHOWN:]]
+    notes = [mine.problem] if mine.problem else []
+    if mine.total > len(rows):
+        notes.append(f"the newest {len(rows)} of {mine.total} recoveries")
+    others = [
+        _row(r, other.origin, f"{name}, recovery {r.number}")
+        for name, other in earlier
+        for r in other.recoveries
+    ]
+    baseline = _baseline(mine)
+    if baseline is None and mine.total:
+        notes.append("no persistent baseline: it takes two versions in the persistent tier")
+    if baseline is not None:
+        others = [*others[-SHOWN:], baseline]
+    return Recoveries(rows=_unique((*rows, *others)), total=mine.total, notes=tuple(notes))
+
+
+def _unique(rows: Iterable[RecoveryRow]) -> tuple[RecoveryRow, ...]:
+    """The rows with labels that differ: a table's axis has one line for each."""
+    seen: dict[str, int] = {}
+    result = []
+    for row in rows:
+        seen[row.label] = seen.get(row.label, 0) + 1
+        times = seen[row.label]
+        result.append(row if times == 1 else replace(row, label=f"{row.label} ({times})"))
+    return tuple(result)
+
+
+def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
+    begin_s = recovery.failed_at_s
+    steps = [
+        StepRow(
+            step=step.name,
+            label=STEPS.get(step.name, step.name),
+            start_s=step.start_s - begin_s,
+            end_s=step.end_s - begin_s,
+        )
+        for step in recovery.steps
+    ]
+    if recovery.duration_s is not None and recovery.lost_progress_s:
+        redo_s = (recovery.duration_s, recovery.duration_s + recovery.lost_progress_s)
+        steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=redo_s[0], end_s=redo_s[1]))
+    causes = ", ".join(map(str, recovery.injections)) or recovery.cause.replace("_", " ")
+    return RecoveryRow(
+        label=label,
+        origin=origin,
+        cause=causes,
+        steps=tuple(steps),
+        down_s=recovery.duration_s,
+        wasted_s=recovery.wasted_s,
+        lost_iterations=recovery.lost_iterations,
+        source=_source(recovery),
+    )
+
+
+def _source(recovery: Recovery) -> str:
+    if recovery.tier is None:
+        return "nothing planned yet"
+    if recovery.tier == "start":
+        return "from the start"
+    tier = "memory" if recovery.tier == "memory" else "the persistent tier"
+    return f"version {recovery.version} from {tier}"
+
+
+def _baseline(mine: Losses) -> RecoveryRow | None:
+    """What the last recovery would have been from the persistent tier, by Eq. (1)."""
+    done = [r for r in mine.recoveries if r.duration_s is not None and r.steps]
+    model = mine.persistent
+    if model is None or not done:
+        return None
+    at_s = 0.0
+    steps = []
+    for step in done[-1].steps:
+        took_s = model.retrieval_s if step.name == "retrieve" else step.duration_s
+        label = STEPS.get(step.name, step.name)
+        steps.append(StepRow(step=step.name, label=label, start_s=at_s, end_s=at_s + took_s))
+        at_s += took_s
+    lost_s = model.predicted_s - model.retrieval_s
+    steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=at_s, end_s=at_s + lost_s))
+    return RecoveryRow(
+        label="persistent tier only",
+        origin="model",
+        cause=f"recovery {done[-1].number}, had there been no version in memory",
+        steps=tuple(steps),
+        down_s=at_s,
+        wasted_s=model.predicted_s,
+        lost_iterations=0,
+        source="Eq. (1): a version every "
+        f"{format_seconds(model.interval_s)}, as this run wrote them",
+    )
+
+
+# -- wasted time -----------------------------------------------------------------------------------
+
+
+def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Wasted:
+    """Wasted time of a failure: measured, by Eq. (1), and by it with the persistent tier alone."""
+    rows = []
+    for name, run in (("this run", mine), *earlier):
+        rows += _wasted_rows(name, run)
+    if mine.persistent is not None:
+        rows.append(
+            _model(
+                "persistent tier only", mine.persistent, "with this run's persistent checkpoints"
+            )
+        )
+    notes = []
+    if mine.wasted is None:
+        notes.append("nothing measured yet: no recovery from a version in memory is over")
+    return Wasted(
+        rows=tuple(rows),
+        each_s=() if mine.wasted is None else mine.wasted.measured_s,
+        notes=tuple(notes),
+    )
+
+
+def _wasted_rows(name: str, run: Losses) -> list[WastedRow]:
+    if run.wasted is None:
+        return []
+    done = [r for r in run.recoveries if r.wasted_s is not None]
+    lost_s = fmean(r.lost_progress_s or 0.0 for r in done)
+    measured = WastedRow(
+        label=f"{name}, {'simulated' if run.origin == 'simulated' else 'measured'}",
+        origin=run.origin,
+        parts=((LOST, lost_s), (RETRIEVAL, run.wasted.retrieval_s)),
+        how=f"mean of {len(done)} recover{'y' if len(done) == 1 else 'ies'}",
+    )
+    return [measured, _model(f"{name}, Eq. (1)", run.wasted, "with the run's own medians")]
+
+
+def _model(label: str, figures: WastedTime, how: str) -> WastedRow:
+    half_s = figures.predicted_s - figures.checkpoint_s - figures.retrieval_s
+    parts = ((CHECKPOINT, figures.checkpoint_s), (HALF, half_s), (RETRIEVAL, figures.retrieval_s))
+    return WastedRow(label=label, origin="model", parts=parts, how=how)
