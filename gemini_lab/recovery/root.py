@@ -634,7 +634,10 @@ class RootAgent:
             if persist.records.keys() >= set(self.state.members):
                 yield Send(to=node, message=self._commit_message())
         if self.state.phase == "finishing" and persist.version is None:
-            yield from self._done(at_s)
+            if message["version"] < persist.complete:  # the last one had to wait for it
+                yield from self._persist_version(at_s, persist.complete)
+            else:
+                yield from self._done(at_s)
 
     def _commit_message(self) -> dict[str, Any]:
         settings = self._settings()

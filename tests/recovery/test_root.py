@@ -351,6 +351,28 @@ def test_a_failed_save_does_not_disturb_training():
     assert story.root.state.phase == "running"
 
 
+def test_the_last_version_is_saved_though_a_slow_store_was_busy_with_another():
+    story = Story()
+    job = JOB | {"settings": {"persistent_url": "memory://runs", "persist_every_iterations": 2}}
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, job=job)))
+    settings = Settings.parse(job["settings"]).to_json()
+    for rank, node in enumerate(story.members()):
+        story.event(node, "protected", rank=rank, settings=settings, fingerprint="same")
+    for iteration in range(1, 7):
+        story.iterate(iteration)
+        story.tick(story.now_s + 0.1)
+    for rank, node in enumerate(story.members()):
+        story.say(node, op="finished", rank=rank)
+    for version in (3, 6):
+        assert story.root.state.phase == "finishing"
+        assert story.of("persist_started")[-1]["version"] == version
+        for node in story.members():
+            story.say(node, op="persisted", version=version, records=[{"shard": node}])
+        story.say("node-3", op="committed", version=version, size_bytes=10)
+    assert [e["version"] for e in story.of("persist_finished")] == [3, 6]
+    assert story.kinds()[-1] == "run_finished"
+
+
 def test_the_run_is_over_when_every_rank_has_finished():
     story = Story().start(iterations=3)
     for rank, node in enumerate(story.members()):

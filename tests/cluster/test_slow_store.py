@@ -1,0 +1,89 @@
+"""A persistent tier that hangs, behind a user's own fsspec driver: training does not notice."""
+
+import time
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from gemini_lab import Lab
+from gemini_lab.events import read_events
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import NodeLoss
+from gemini_lab.injector.scenario import Scenario
+
+DRIVER = '''
+"""Files whose shards cannot be written while a file called `hold` lies beside this module."""
+
+import time
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+
+HOLD = Path(__file__).with_name("hold")
+
+
+class HeldFileSystem(LocalFileSystem):
+    protocol = "held"
+
+    def open(self, path, mode="rb", **options):
+        while "w" in mode and "shard" in str(path) and HOLD.exists():
+            time.sleep(0.05)
+        return super().open(path, mode, **options)
+'''
+
+
+@pytest.fixture
+def hold(tmp_path, monkeypatch):
+    """The file that holds the store up; the driver is installed as any package's would be."""
+    package = tmp_path / "drivers"
+    metadata = package / "held_driver-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (package / "held_driver.py").write_text(DRIVER)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: held-driver\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[fsspec.specs]\nheld = held_driver:HeldFileSystem\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package))  # for the agents
+    fsspec.register_implementation("held", LocalFileSystem, clobber=True)  # fsspec is loaded here
+    (package / "hold").touch()
+    return package / "hold"
+
+
+def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undisturbed, tmp_path):
+    job = gpt_job(size="tiny", iterations=16)
+    with Lab(4, 1, folder=tmp_path / "lab") as lab:
+        run = lab.train(
+            job,
+            scenario=Scenario().add(NodeLoss("rank-2"), iteration=8),
+            persistent_url=f"held://{tmp_path}/tier",
+            persist_every_iterations=4,
+        )
+        until(lambda: run.iteration == 16)
+        kinds = [event.kind for event in read_events(run.folder / "events.jsonl")]
+        assert "persist_finished" not in kinds
+        assert "recovery_finished" in kinds
+        assert not run.is_over, "the last version is on its way"
+        hold.unlink()
+        run.wait(100)
+    report = run.report()
+    assert report.losses_match(undisturbed(iterations=16))
+    assert report.traffic.persistent_versions[-1] == 16
+
+
+def test_a_lab_closes_while_its_store_hangs(hold, tmp_path, leaves_nothing):
+    with Lab(2, 0, folder=tmp_path / "lab") as lab:
+        run = lab.train(
+            gpt_job(size="tiny", iterations=6),
+            persistent_url=f"held://{tmp_path}/tier",
+            persist_every_iterations=2,
+        )
+        until(lambda: run.iteration == 6)
+    assert hold.exists()
+
+
+def until(holds, limit_s: float = 120.0) -> None:
+    give_up_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
