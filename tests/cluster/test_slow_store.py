@@ -71,7 +71,8 @@ def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undis
     assert report.traffic.persistent_versions[-1] == 16
 
 
-def test_a_lab_closes_while_its_store_hangs(hold, tmp_path, leaves_nothing):
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_lab_closes_while_its_store_hangs(hold, tmp_path):
     with Lab(2, 0, folder=tmp_path / "lab") as lab:
         run = lab.train(
             gpt_job(size="tiny", iterations=6),
