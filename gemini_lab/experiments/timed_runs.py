@@ -1,4 +1,4 @@
-"""Iteration times of the lab's own job, in a lab and without one."""
+"""Iteration times, and the network's idle time, of the lab's own job in a lab and without one."""
 
 import json
 import os
@@ -6,15 +6,31 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gemini_lab.errors import RunFailedError
-from gemini_lab.events import read_events
+from gemini_lab.events import Event, read_events
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.job import Job
 from gemini_lab.lab import Lab
+
+AS_IF_LARGE: Final[dict[str, int]] = {
+    "stage3_param_persistence_threshold": 10_000,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "reduce_bucket_size": 100_000,
+}
+"""ZeRO-3's thresholds (numbers of elements) scaled down with the model.
+
+With the usual ones a tiny model's parameters all stay in place, or are gathered at once, and its
+iteration has one long idle span. With these every weight is gathered for each pass and gradients
+leave in buckets, as in models that are much larger than the usual thresholds.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +39,9 @@ class Workload:
 
     Attributes:
         size: Of the GPT.
+        accumulate: Micro-batches of an iteration: more of them are more training traffic beside the
+            same checkpoint.
+        zero: Settings of ZeRO; see `AS_IF_LARGE`.
         iterations: Of each run.
         counted: How many of the last ones count; before them a schedule must have been made.
         layer_s: Emulated accelerator time of a block's forward pass.
@@ -30,6 +49,8 @@ class Workload:
     """
 
     size: str = "tiny"
+    accumulate: int = 1
+    zero: Mapping[str, int] = field(default_factory=dict)
     iterations: int
     counted: int
     layer_s: float = 0.0
@@ -39,11 +60,22 @@ class Workload:
     def conditions(self) -> dict[str, Any]:
         """What to say beside every result."""
         found: dict[str, Any] = {"size": self.size, "nodes": 2}
+        if self.accumulate > 1:
+            found["micro_batches"] = self.accumulate
+        if self.zero:
+            found["zero"] = "thresholds scaled down"
         if self.layer_s:
             found["layer_s"] = self.layer_s
         if self.link_bytes_per_s:
             found["link_bytes_per_s"] = self.link_bytes_per_s
         return found
+
+    def job(self, times: Path) -> Job:
+        """The job, which writes into `times` when its iterations ended."""
+        return gpt_job(
+            size=self.size, iterations=self.iterations, accumulate=self.accumulate,
+            zero=dict(self.zero), layer_s=self.layer_s, times=times,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +85,10 @@ class TimedRun:
     Attributes:
         iteration_s: Median duration of the counted iterations.
         planned: The data of its last `profiled` event; empty if there was none.
+        idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
+        idle_left_s: The same in the counted iterations, which carried versions in those spans: what
+            neither training's collectives nor chunks took. Median.
+        checkpoint_s: Time in which only chunks held the network there. Median.
         notes: What it remarked.
         sent_bytes: What rank 0 sent of each version.
         waited_s: Median time for which rank 0's update waited for its version.
@@ -60,6 +96,9 @@ class TimedRun:
 
     iteration_s: float
     planned: dict[str, Any] = field(default_factory=dict)
+    idle_s: float = 0.0
+    idle_left_s: float = 0.0
+    checkpoint_s: float = 0.0
     notes: tuple[str, ...] = ()
     sent_bytes: int = 0
     waited_s: float = 0.0
@@ -69,10 +108,7 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
     """One run on the lab's nodes."""
     with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
         times = Path(folder) / "times.json"
-        job = gpt_job(
-            size=workload.size, iterations=workload.iterations, layer_s=workload.layer_s,
-            times=times,
-        )  # fmt: skip
+        job = workload.job(times)
         run = lab.train(
             job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
         ).wait()
@@ -81,9 +117,16 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
     sent = [e.data["sent_bytes"] for e in events if e.kind == "version_complete"]
     waits = [e.data["waited_s"] for e in events if e.kind == "iteration"]
     planned = [dict(e.data) for e in events if e.kind == "profiled"]
+    spans = planned[-1]["profile"]["idle_spans"] if planned else []
+    before = workload.iterations - workload.counted
+    late = [e for e in events if e.kind != "collectives" or e.data["iteration"] > before]
+    left_s, taken_s = network_times(late) if planned else (0.0, 0.0)
     return TimedRun(
         iteration_s=iteration_s,
         planned=planned[-1] if planned else {},
+        idle_s=sum(span["duration_s"] for span in spans),
+        idle_left_s=left_s,
+        checkpoint_s=taken_s,
         notes=run.report().notes,
         sent_bytes=max(sent, default=0),
         waited_s=statistics.median(waits[-workload.counted :]),
@@ -98,10 +141,7 @@ def under_torchrun(workload: Workload) -> TimedRun:
     """
     with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
         times = Path(folder) / "times.json"
-        job = gpt_job(
-            size=workload.size, iterations=workload.iterations, layer_s=workload.layer_s,
-            times=times,
-        )  # fmt: skip
+        job = workload.job(times)
         args = list(job.args)
         if workload.link_bytes_per_s is not None:
             args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
@@ -114,6 +154,46 @@ def under_torchrun(workload: Workload) -> TimedRun:
         if done.returncode:
             raise RunFailedError(f"the script failed under torchrun:\n{done.stderr[-2000:]}")
         return TimedRun(iteration_s=_median_s(times, workload))
+
+
+def network_times(events: Sequence[Event]) -> tuple[float, float]:
+    """Seconds of an iteration in which the network was idle, and in which only chunks held it.
+
+    Medians over the iterations whose collectives were told; zeros where there are none.
+
+    Args:
+        events: One rank's.
+    """
+    chunks = [(e.data["start_s"], e.data["end_s"]) for e in events if e.kind == "transfer"]
+    lasted_s = {e.data["iteration"]: e.data["duration_s"] for e in events if e.kind == "iteration"}
+    found = []
+    for event in events:
+        if event.kind == "collectives":
+            began_s = event.data["began_s"]
+            ended_s = began_s + lasted_s[event.data["iteration"]]
+            training = _calls(event)
+            left_s = idle_s(began_s, ended_s, [*training, *chunks])
+            found.append((left_s, idle_s(began_s, ended_s, training) - left_s))
+    if not found:
+        return 0.0, 0.0
+    return statistics.median(one for one, _ in found), statistics.median(one for _, one in found)
+
+
+def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) -> float:
+    """Seconds from `begin_s` to `end_s` that lie in none of the (start, end) pairs of `busy`."""
+    free, at_s = 0.0, begin_s
+    for start_s, stop_s in sorted(busy):
+        free += max(0.0, min(start_s, end_s) - at_s)
+        at_s = max(at_s, min(stop_s, end_s))
+    return free + max(0.0, end_s - at_s)
+
+
+def _calls(event: Event) -> list[tuple[float, float]]:
+    data = event.data
+    return [
+        (data["began_s"] + start_s, data["began_s"] + end_s)
+        for start_s, end_s in zip(data["starts_s"], data["ends_s"], strict=True)
+    ]
 
 
 def _median_s(times: Path, workload: Workload) -> float:

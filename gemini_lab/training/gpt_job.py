@@ -6,6 +6,7 @@ torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # un
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import torch
 from deepspeed import comm
 
 import gemini_lab
+from gemini_lab import session as sessions
 from gemini_lab.emulation.script import emulate
 from gemini_lab.training.corpus import TokenBatches, load_corpus
 from gemini_lab.training.gpt import GPT, SIZES, named_size
@@ -27,11 +29,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpt_job", description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="small", help=f"model: {', '.join(SIZES)}")
     parser.add_argument("--iterations", type=int, default=24, help="optimizer steps in all")
-    parser.add_argument("--batch", type=int, default=2, help="sequences a rank and iteration")
+    parser.add_argument("--batch", type=int, default=2, help="sequences a rank and micro-batch")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches an iteration")
     parser.add_argument("--block", type=int, default=64, help="bytes a sequence")
     parser.add_argument("--seed", type=int, default=1, help="of weights, dropout and data order")
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="at its peak")
     parser.add_argument("--zero-stage", type=int, default=3, choices=[1, 2, 3])
+    parser.add_argument(
+        "--zero", type=json.loads, default={}, metavar="JSON",
+        help='further settings of ZeRO, such as {"stage3_param_persistence_threshold": 0}',
+    )  # fmt: skip
     parser.add_argument(
         "--corpus", help="file, folder, 'wikipedia' or hf:NAME; Python's own text by default"
     )
@@ -53,9 +60,10 @@ def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, 
     """What others keep in `ds_config.json`; bf16 on GPUs, fp32 on CPUs."""
     return {
         "train_micro_batch_size_per_gpu": options.batch,
+        "gradient_accumulation_steps": options.accumulate,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": on_gpu},
-        "zero_optimization": {"stage": options.zero_stage},
+        "zero_optimization": {"stage": options.zero_stage, **options.zero},
         "optimizer": {
             "type": "AdamW",
             "params": {"lr": options.learning_rate, "weight_decay": 0.1, "torch_adam": True},
@@ -104,11 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     protected = gemini_lab.protect(engine, data=batches)
     ended_s = [time.monotonic()]
     for step in range(protected.step, options.iterations):
-        tokens, targets = (part.to(engine.device) for part in next(batches))
-        loss = engine(tokens, targets)
-        engine.backward(loss)
-        protected.log(loss=loss.item())
-        engine.step()
+        for _ in range(options.accumulate):
+            tokens, targets = (part.to(engine.device) for part in next(batches))
+            loss = engine(tokens, targets)
+            engine.backward(loss)
+            protected.log(loss=loss.item())
+            engine.step()  # updates after the last micro-batch
         ended_s.append(time.monotonic())
         if rank == 0:
             print(f"iteration {step + 1} loss {loss.item()!r}", flush=True)  # noqa: T201
@@ -120,4 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if sessions.current is None:
+        # Gloo's threads may still be letting go of the last tensors, and one that does so in an
+        # interpreter that is ending aborts the process. (A lab's workers end in this way too.)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
