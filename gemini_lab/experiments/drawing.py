@@ -1,4 +1,8 @@
-"""How figures are drawn: the paper hollow, models as lines or full bars, simulations as dots."""
+"""How figures are drawn.
+
+The paper is hollow, models are lines or full bars, simulations dots or pale bars, and what was
+measured here diamonds or hatched bars.
+"""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -7,7 +11,9 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.figure import Figure, Origin, Point
 
 COLOURS: Final = ("#0b6fb8", "#d1600a", "#2b8a3e", "#8a3ea8", "#b3261e", "#7a6a00", "#00838f")
-MARKERS: Final[dict[Origin, str]] = {"paper": "s", "model": "", "simulation": "o"}
+MARKERS: Final[dict[Origin, str]] = {
+    "paper": "s", "model": "", "simulation": "o", "measured": "D",
+}  # fmt: skip
 
 
 def draw(figure: Figure) -> Any:
@@ -40,9 +46,9 @@ def _series(figure: Figure) -> list[str]:
 
 
 def _lines(axes: Any, figure: Figure) -> None:
-    """One colour a series: lines for models, hollow squares for the paper, dots for simulations."""
+    """One colour a series; lines for models, markers for all else."""
     for colour, series in zip(COLOURS, _series(figure), strict=False):
-        for origin in ("model", "simulation", "paper"):
+        for origin in ("model", "simulation", "paper", "measured"):
             points = _in_order(p for p in figure.of(origin) if p.series == series)
             if not points:
                 continue
@@ -54,8 +60,9 @@ def _lines(axes: Any, figure: Figure) -> None:
                 axes.plot(xs, ys, "s", markersize=8, markerfacecolor="none", **style)
             else:
                 axes.errorbar(
-                    xs, ys, yerr=_spread(points), fmt="o", markersize=4, capsize=2, **style
-                )
+                    xs, ys, yerr=_spread(points), fmt=MARKERS[origin],
+                    markersize=7 if origin == "measured" else 4, capsize=2, **style,
+                )  # fmt: skip
     axes.grid(visible=True, alpha=0.25)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
@@ -87,11 +94,15 @@ def _bars(axes: Any, figure: Figure) -> None:
     for number, (series, origin) in enumerate(kinds):
         points = [p for p in figure.points if (p.series, p.origin) == (series, origin)]
         xs = [categories.index(str(p.x)) - 0.42 + width * (number + 0.5) for p in points]
-        face = {"paper": "none", "model": colour[series], "simulation": colour[series] + "66"}
+        face = {
+            "paper": "none", "model": colour[series], "simulation": colour[series] + "66",
+            "measured": colour[series] + "22",
+        }  # fmt: skip
         axes.bar(
             xs, [p.y or 0 for p in points], width * 0.92, yerr=_spread(points), capsize=2,
             facecolor=face[origin], edgecolor=colour[series], label=f"{series} ({origin})",
             linestyle="--" if origin == "paper" else "-",
+            hatch="////" if origin == "measured" else "",
         )  # fmt: skip
         for x, point in zip(xs, points, strict=True):
             label = f"{point.y:.3g}" if point.y is not None else point.text or "none"
@@ -110,6 +121,7 @@ def _timeline(axes: Any, figure: Figure) -> None:
     lines = list(dict.fromkeys(str(point.x) for point in figure.points))
     colour = dict(zip(_series(figure), COLOURS, strict=False))
     ends = dict.fromkeys(lines, 0.0)
+    longest = max(sum(p.y or 0 for p in figure.points if str(p.x) == row) for row in lines)
     for series in _series(figure):
         for point in (p for p in figure.points if p.series == series and p.y):
             row = str(point.x)
@@ -118,15 +130,17 @@ def _timeline(axes: Any, figure: Figure) -> None:
                 edgecolor="white", hatch="//" if point.origin == "paper" else "",
                 label=series if not axes.get_legend_handles_labels()[1].count(series) else None,
             )  # fmt: skip
-            if (point.y or 0) > 40:
+            if (point.y or 0) > longest / 16:
                 axes.annotate(
-                    f"{point.y:.0f} s", (ends[row] + (point.y or 0) / 2, lines.index(row)),
+                    f"{point.y:.3g} {figure.unit}",
+                    (ends[row] + (point.y or 0) / 2, lines.index(row)),
                     ha="center", va="center", fontsize=8, color="white", fontweight="bold",
                 )  # fmt: skip
             ends[row] += point.y or 0
-    for number, row in enumerate(lines):
+    alike = max(ends.values()) - min(ends.values()) < 1e-6 * longest
+    for number, row in enumerate([] if alike else lines):
         axes.annotate(
-            f"{ends[row]:.0f} s", (ends[row], number), xytext=(5, 0), va="center",
+            f"{ends[row]:.3g} {figure.unit}", (ends[row], number), xytext=(5, 0), va="center",
             textcoords="offset points", fontsize=9,
         )  # fmt: skip
     axes.margins(x=0.1)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Origin = Literal["paper", "model", "simulation"]
-ORIGINS: Final[tuple[Origin, ...]] = ("paper", "model", "simulation")
+from gemini_lab.errors import ConfigError
+
+Origin = Literal["paper", "model", "simulation", "measured"]
+ORIGINS: Final[tuple[Origin, ...]] = ("paper", "model", "simulation", "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +23,9 @@ class Point:
         series: The curve or the kind of bar it belongs to.
         x: Where it stands: a number, or a category's name.
         y: The value; `None` where there is none, and `text` says why.
-        origin: From the paper, from a formula, or from the simulator.
-        how: Where in the paper, which formula, or what was simulated.
+        origin: From the paper, from a formula, from the simulator, or measured in a real run.
+        how: Where in the paper, which formula, what was simulated, or what ran and what of it was
+            emulated.
         low, high: Ends of its interval, where it has one.
         text: Instead of the number.
     """
@@ -59,6 +62,7 @@ class Figure:
         notes: What has to be known to read it: inputs, fitted numbers, slips of the paper.
         kind: How it is drawn: lines, bars, or bars laid end to end.
         log_y: Whether the y axis is logarithmic.
+        unit: Of the values that a timeline writes into its bars.
     """
 
     name: str
@@ -69,30 +73,36 @@ class Figure:
     notes: tuple[str, ...] = ()
     kind: Literal["lines", "bars", "timeline"] = "lines"
     log_y: bool = False
+    unit: str = "s"
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{len(self.of(origin))} {origin}" for origin in ORIGINS)
+        counts = ", ".join(f"{len(self.of(origin))} {origin}" for origin in self.origins)
         return f"Figure({self.name}: {self.title}; points: {counts})"
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The kinds of values that it has."""
+        return tuple(origin for origin in ORIGINS if self.of(origin))
 
     def of(self, origin: Origin) -> tuple[Point, ...]:
         """The points of one origin."""
         return tuple(point for point in self.points if point.origin == origin)
 
-    def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Series, x, and the shown values of paper, model and simulation side by side."""
+    def rows(self) -> list[tuple[str, ...]]:
+        """Series, x, and the shown values of each of `origins`, side by side."""
         cells: dict[tuple[str, str], dict[str, list[str]]] = {}
         for point in self.points:
             x = point.x if isinstance(point.x, str) else f"{point.x:g}"
             cell = cells.setdefault((point.series, x), {})
             cell.setdefault(point.origin, []).append(point.shown)
         return [
-            (series, x, *(" / ".join(cell.get(origin, [])) for origin in ORIGINS))  # type: ignore[misc]
+            (series, x, *(" / ".join(cell.get(origin, [])) for origin in self.origins))
             for (series, x), cell in cells.items()
         ]
 
     def table(self) -> str:
         """`rows` as text."""
-        head = ("series", self.x_label, *ORIGINS)
+        head = ("series", self.x_label, *self.origins)
         rows = [head, *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         return "\n".join(
@@ -127,24 +137,37 @@ class Figure:
         return buffer.getvalue()
 
     def _repr_html_(self) -> str:
-        return f"<h3>{html.escape(self.title)}</h3>{self._tables()}"
+        """The drawing, where matplotlib is installed; the values lie folded away under it."""
+        try:
+            picture = self._image(self.png())
+        except ConfigError:
+            picture = f"<h3>{html.escape(self.title)}</h3>"
+        return (
+            f"{picture}{self._notes()}<details><summary>All values, and where each comes from"
+            f"</summary>{self._tables()}</details>"
+        )
 
     def page(self, image: bytes) -> str:
         """A page of HTML that needs no other file."""
-        data = base64.b64encode(image).decode()
         title = html.escape(f"{self.name}: {self.title}")
         return (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
-            f'<img alt="{title}" src="data:image/png;base64,{data}">{self._tables()}</body></html>'
+            f"{self._image(image)}{self._tables()}<h2>Notes</h2>{self._notes()}</body></html>"
         )
+
+    def _image(self, image: bytes) -> str:
+        data, alt = base64.b64encode(image).decode(), html.escape(f"{self.name}: {self.title}")
+        return f'<img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
+
+    def _notes(self) -> str:
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return f"<ul>{notes}</ul>" if notes else ""
 
     def _tables(self) -> str:
         sources = dict.fromkeys((p.series, p.origin, p.how) for p in self.points)
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
         return (
-            html_table(("series", self.x_label, *ORIGINS), self.rows())
-            + (f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "")
+            html_table(("series", self.x_label, *self.origins), self.rows())
             + "<h2>Where each value comes from</h2>"
             + html_table(("series", "origin", "how"), list(sources))
         )

@@ -205,6 +205,13 @@ def test_text_in_a_page_is_escaped():
     assert "x &lt; y" in page
 
 
+def test_a_cell_shows_the_drawing_and_folds_the_values_away(drawn):
+    pytest.importorskip("matplotlib")
+    shown = drawn["fig12"]._repr_html_()
+    assert shown.startswith('<img alt="fig12: Fig. 12')
+    assert shown.index("<details>") < shown.index("<table>")
+
+
 def test_an_unknown_figure_is_refused_with_the_list():
     with pytest.raises(ConfigError, match="'fig99'; choose from eq1"):
         figures.make("fig99")
