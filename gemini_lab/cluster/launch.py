@@ -64,7 +64,8 @@ class Hosts:
 def mpi_environment() -> dict[str, str]:
     """What Open MPI wants to hear to start several agents on a small machine, also as root."""
     environment = dict(os.environ)
-    environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    # "slot" is said though it is the default: without it all agents go to the first host.
+    environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
     if "SLURM_JOB_ID" in environment:
         # Slurm ends what a finished step leaves behind, agents too; by ssh they belong to the job.
         environment.setdefault("PRTE_MCA_plm", "ssh")
