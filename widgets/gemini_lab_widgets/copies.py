@@ -61,7 +61,7 @@ class Copies:
 
     def knows(self, rank: int) -> bool:
         """Whether there is such a rank."""
-        return 0 <= rank < len(self.complete)
+        return 0 <= rank < self.positions * self.per_node
 
     def place(self, placement: Placement) -> None:
         """From now on `placement` says who keeps what."""
@@ -181,12 +181,16 @@ class Copies:
         most, version = max(copies, default=(-1, NONE))
         return (most, version) if most >= 0 else (-1, None)
 
-    def rows(self, *, running: bool) -> tuple[CopyRow, ...]:
-        """Every copy that there should be, in order of shard, owner first."""
+    def rows(self, *, writing: bool) -> tuple[CopyRow, ...]:
+        """Every copy that there should be, in order of shard, owner first.
+
+        Args:
+            writing: Whether training runs, so that newer versions may be on their way.
+        """
         if self.placement is None:
             return ()
         versions = self.by_position().tolist()
-        writing = self.writing() if running else [False] * self.positions
+        newer = self._newer() if writing else [False] * self.positions
         return tuple(
             CopyRow(
                 shard=shard,
@@ -196,7 +200,7 @@ class Copies:
                 if (state := self._state(shard, holder, version)) == "whole"
                 else None,
                 state=state,
-                is_writing=writing[holder] and state != "lost",
+                is_writing=newer[holder] and state != "lost",
             )
             for shard, holder in self._all_copies()
             for version in (versions[holder],)
@@ -207,7 +211,7 @@ class Copies:
             return "lost"
         return "missing" if version == NONE or (shard, position) in self._missing else "whole"
 
-    def writing(self) -> list[bool]:
+    def _newer(self) -> list[bool]:
         """Whether a newer version is on its way into each position's second buffers."""
         ranks = [
             reached > complete and reached >= following
@@ -259,21 +263,21 @@ class Copies:
             holder=holder,
         )
 
-    def memory(self, *, running: bool) -> tuple[MemoryRow, ...]:
+    def memory(self, *, writing: bool) -> tuple[MemoryRow, ...]:
         """Memory by position; empty until the sizes of shards are known."""
         if self.placement is None or not all(self.shard_bytes):
             return ()
         sizes = self._sizes()
         whole: dict[int, set[int]] = {p: set() for p in range(self.positions)}
-        rows = self.rows(running=running)
+        rows = self.rows(writing=writing)
         for row in rows:
             if row.state == "whole":
                 whole[row.position].add(row.shard)
-        writing = {row.position for row in rows if row.is_writing}
+        newer = {row.position for row in rows if row.is_writing}
         return tuple(
             _memory_row(
                 self.members[p] or "no node", p, self.placement.kept_by(p), sizes, whole[p],
-                is_writing=p in writing, is_gone=p in self.gone,
+                is_writing=p in newer, is_gone=p in self.gone,
             )
             for p in range(self.positions)
         )  # fmt: skip

@@ -165,7 +165,9 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
     if recovery.duration_s is not None and recovery.lost_progress_s:
         redo_s = (recovery.duration_s, recovery.duration_s + recovery.lost_progress_s)
         steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=redo_s[0], end_s=redo_s[1]))
-    causes = ", ".join(map(str, recovery.injections)) or recovery.cause.replace("_", " ")
+    causes = (
+        ", ".join(map(str, recovery.injections)) or recovery.cause.replace("_", " ") or "a failure"
+    )
     return RecoveryRow(
         label=label,
         origin=origin,

@@ -133,7 +133,9 @@ def iterations(
     """Iteration times of a run, and of earlier ones beside it."""
     kinds = pace.kinds()
     series = [
-        _series(name, kind, *kinds[kind][:2]) for kind, name in NAMES.items() if kinds[kind][0].size
+        _series(name, "", kind, *kinds[kind][:2])
+        for kind, name in NAMES.items()
+        if kinds[kind][0].size
     ]
     without = kinds["without"][1]
     notes = []
@@ -143,7 +145,13 @@ def iterations(
         numbers, durations_s, _ = other[kind]
         if numbers.size:
             series.append(
-                _series(f"{baseline.name}: {kind} checkpoints", kind, numbers, durations_s)
+                _series(
+                    f"{baseline.name}: {kind} checkpoints",
+                    baseline.name,
+                    kind,
+                    numbers,
+                    durations_s,
+                )
             )
         if baseline.is_without and without.size < ENOUGH:
             without = durations_s
@@ -158,12 +166,12 @@ def iterations(
 
 
 def _series(
-    name: str, kind: Kind, numbers: npt.NDArray[np.int64], durations_s: Floats
+    name: str, run: str, kind: Kind, numbers: npt.NDArray[np.int64], durations_s: Floats
 ) -> IterationSeries:
     shown = sample(durations_s, POINTS)
     low_s, high_s = np.quantile(median_draws(durations_s), (0.025, 0.975)).tolist()
     return IterationSeries(
-        name=name, kind=kind, numbers=tuple(numbers[shown].tolist()),
+        name=name, run=run, kind=kind, numbers=tuple(numbers[shown].tolist()),
         durations_s=tuple(durations_s[shown].tolist()), median_s=float(np.median(durations_s)),
         low_s=low_s, high_s=high_s, count=int(durations_s.size),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.settings import Settings
 from gemini_lab.units import format_bytes
 from gemini_lab_widgets.copies import NONE, Copies, survival
-from gemini_lab_widgets.feed import LogFeed
+from gemini_lab_widgets.feed import LOG, LogFeed
 from gemini_lab_widgets.losses import Losses, losses, recoveries, wasted
 from gemini_lab_widgets.pace import Baseline, Pace, iterations
 from gemini_lab_widgets.tables import (
@@ -68,6 +68,7 @@ class EventStore:
     Attributes:
         count: Events taken in.
         unread: Those among them that could not be made sense of.
+        name: That of the run's folder, if it was loaded from one, else its job's.
         newest_s: The latest time told, on the log's clock; `None` before the first event.
         traffic: What the timeline draws.
     """
@@ -136,6 +137,8 @@ class EventStore:
         while events := feed.poll():
             store.extend(events)
         store.unread += feed.bad_lines
+        if feed.path.name == LOG:
+            store.name = feed.path.absolute().parent.name
         return store
 
     def extend(self, events: Iterable[Event]) -> None:
@@ -375,8 +378,8 @@ class EventStore:
         return self._losses[1]
 
     @property
-    def _is_running(self) -> bool:
-        return self._phase not in {"finished", "failed"}
+    def _is_writing(self) -> bool:
+        return self._phase == "training"
 
     def _iterations(self) -> Iterations:
         baselines = [
@@ -456,7 +459,7 @@ class EventStore:
             groups=() if placement is None else placement.groups,
             nodes=tuple(self._positions()),
             standbys=tuple(self._spares()),
-            copies=copies.rows(running=self._is_running),
+            copies=copies.rows(writing=self._is_writing),
             what_if=copies.what_if(),
             survival=() if placement is None else survival(placement),
             version=copies.newest(),
@@ -464,7 +467,7 @@ class EventStore:
         )
 
     def _memory(self) -> Memory:
-        rows = self._copies.memory(running=self._is_running)
+        rows = self._copies.memory(writing=self._is_writing)
         notes = []
         if not rows:
             notes.append("the log has not told the size of a shard yet")

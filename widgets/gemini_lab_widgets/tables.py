@@ -304,7 +304,8 @@ class IterationSeries:
     """Iterations of one kind.
 
     Attributes:
-        name: For the legend.
+        name: For people.
+        run: The earlier run that they are of; empty for this one.
         kind: `"with"` or `"without"` checkpoints, or `"first"` after a start.
         numbers: Iteration of each point that is shown.
         durations_s: Of the slowest rank, for each point.
@@ -315,6 +316,7 @@ class IterationSeries:
     """
 
     name: str
+    run: str
     kind: Literal["with", "without", "first"]
     numbers: tuple[int, ...]
     durations_s: tuple[float, ...]

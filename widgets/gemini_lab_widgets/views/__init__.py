@@ -1,0 +1,30 @@
+"""The Bokeh views of a run: each draws one part of the tables, and counts nothing."""
+
+from gemini_lab_widgets.views.iterations import IterationsView
+from gemini_lab_widgets.views.memory import MemoryView
+from gemini_lab_widgets.views.recovery import RecoveryView
+from gemini_lab_widgets.views.replicas import ReplicasView
+from gemini_lab_widgets.views.status import StatusView
+from gemini_lab_widgets.views.view import View
+from gemini_lab_widgets.views.wasted import WastedView
+
+__all__ = [
+    "VIEWS",
+    "IterationsView",
+    "MemoryView",
+    "RecoveryView",
+    "ReplicasView",
+    "StatusView",
+    "View",
+    "WastedView",
+]
+
+VIEWS: tuple[type[View], ...] = (
+    StatusView,
+    ReplicasView,
+    MemoryView,
+    RecoveryView,
+    IterationsView,
+    WastedView,
+)
+"""All of them, in the order in which a page shows them."""

@@ -1,0 +1,132 @@
+"""The replica map in words: what would follow if a node died, chances, and what shapes mean."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gemini_lab_widgets.tables import Replicas, WhatIf
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, esc, shown
+
+SHARDS_NAMED: Final = 12
+
+
+def questions(table: Replicas) -> dict[str, list[Any]]:
+    """For each position what would follow if its node died: short for hover, long for reading."""
+    names = [shown(node.name) for node in table.nodes]
+    answers = {answer.position: answer for answer in table.what_if}
+    short = [
+        answer_of(answers[p], table) if p in answers else ("no placement known", "", "")
+        for p in range(len(names))
+    ]
+    return {
+        "name": names,
+        "position": list(range(len(names))),
+        "key": [str(p) for p in range(len(names))],
+        "what_if": [what for what, _, _ in short],
+        "lost": [lost for _, lost, _ in short],
+        "comes_from": [origin for _, _, origin in short],
+        "html": [_html(name, *answer) for name, answer in zip(names, short, strict=True)],
+    }
+
+
+def answer_of(answer: WhatIf, table: Replicas) -> tuple[str, str, str]:
+    """What goes, what memory would lack, and from where the node's own shard would come."""
+    node = table.nodes[answer.position]
+    if node.health == "lost":
+        return "it is lost already", "see the map", _origin(answer, table)
+    goes = f"a copy of shard {_list(answer.lost_copies)} goes with it"
+    lost = "no shard: each has another whole copy"
+    if answer.lost_shards:
+        lost = f"shard {_list(answer.lost_shards)}: no other copy is whole"
+    elif table.version is None:
+        lost = "no version is whole in memory anyway"
+    return goes, lost, _origin(answer, table)
+
+
+def _origin(answer: WhatIf, table: Replicas) -> str:
+    if answer.tier == "memory" and answer.holder is not None:
+        holder = shown(table.nodes[answer.holder].name)
+        return f"memory of {holder}, version {answer.version:,}"
+    if answer.tier == "persistent":
+        return f"the persistent tier, version {answer.version:,}, as all other shards"
+    return "nowhere: training would start anew"
+
+
+def _html(name: str, goes: str, lost: str, origin: str) -> str:
+    return (
+        f"<div class=if><p>If <b>{esc(name)}</b> died now, {esc(goes)}.</p>"
+        f"<p>Lost from memory: <b>{esc(lost)}</b>.</p>"
+        f"<p>Its own shard would come from: <b>{esc(origin)}</b>.</p></div>"
+    )
+
+
+def _list(shards: Iterable[int]) -> str:
+    numbers = list(shards)
+    some = ", ".join(map(str, numbers[:SHARDS_NAMED]))
+    return f"{some} and {len(numbers) - SHARDS_NAMED} more" if numbers[SHARDS_NAMED:] else some
+
+
+def describe(table: Replicas) -> str:
+    """The map in one or two sentences."""
+    if not table.copies:
+        return "The log tells no placement yet."
+    whole = sum(copy.state == "whole" for copy in table.copies)
+    copies = f"{whole} of {len(table.copies)} copies are whole"
+    if whole == len(table.copies):
+        copies = f"all {whole} copies are whole"
+    version = "no version is whole in memory" if table.version is None else (
+        f"memory would give version {table.version:,}"
+    )  # fmt: skip
+    stored = table.persistent_version
+    persistent = "the persistent tier has none" if stored is None else (
+        f"the persistent tier version {stored:,}"
+    )  # fmt: skip
+    kinds = {"group": "groups", "mixed": "groups and a ring", "uneven": "places by memory"}
+    return (
+        f"{len(table.nodes)} nodes in {kinds.get(table.strategy, table.strategy)}, "
+        f"{table.replicas} copies of each shard: {copies}; {version}, {persistent}."
+    )
+
+
+def chances(table: Replicas) -> str:
+    """A small table of chances, as HTML."""
+    if not table.survival:
+        return ""
+    rows = "".join(
+        f"<tr><td>{one.lost} lost</td><td><b>{_percent(one.chance)}</b></td><td>{one.how}</td></tr>"
+        for one in table.survival
+    )
+    return (
+        "<p>Chance that memory keeps every shard when so many nodes, whichever they are, are lost "
+        f"at once (with all copies whole):</p><table>{rows}</table>"
+    )
+
+
+def _percent(chance: float) -> str:
+    """A chance that is never rounded up to certainty."""
+    if chance in {0.0, 1.0}:
+        return f"{chance:.0%}"
+    digits = max(1, min(6, -math.floor(math.log10(min(chance, 1 - chance))) - 1))
+    return f"{chance:.{digits}%}"
+
+
+def key(*, is_round: bool) -> str:
+    """What shapes and colours mean, as HTML."""
+    own, peer = _coloured("■", BLUE), _coloured("■", SKY)
+    if not is_round:
+        lines = [
+            f"Each column is a shard: on top its owner's copy {own}, beneath replicas {peer}",
+            f"{_coloured('◆', ORANGE)} not there yet &nbsp; {_coloured('⊠', RED)} node lost",
+        ]
+    else:
+        lines = [
+            "● training &nbsp; ▲ recovering &nbsp; ⊠ lost &nbsp; □ standby",
+            f"{own} own copy &nbsp; {_coloured('→', SKY)} replica, from owner to holder",
+            f"{_coloured('⇢', ORANGE)} not there yet &nbsp; {_coloured('⇢', RED)} node lost",
+            "▷ a newer version is being written",
+        ]
+    return f"<div class=key>{'<br>'.join(lines)}</div>"
+
+
+def _coloured(sign: str, colour: str) -> str:
+    return f"<b style='color:{colour}'>{sign}</b>"

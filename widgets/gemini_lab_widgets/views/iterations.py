@@ -1,0 +1,166 @@
+"""Iteration times with checkpoints on their way and without, and where failures were."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.layouts import row
+from bokeh.models import FactorRange
+
+from gemini_lab.units import format_seconds
+from gemini_lab_widgets.tables import Iterations, IterationSeries, Tables
+from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, RED, shown
+from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+
+COLOURS: Final = {"with": BLUE, "without": ORANGE, "first": GREY}
+MARKERS: Final = {"with": "circle", "without": "triangle", "first": "diamond"}
+LEGEND: Final = {
+    "with": "a version was on its way",
+    "without": "without checkpoints",
+    "first": "first after a start",
+}
+OUTLIER: Final = 3.0
+"""A point above so many medians is drawn at the upper edge."""
+LABELS: Final = 3
+"""Series of other runs that are shown, at most."""
+
+
+class IterationsView(View):
+    """Points with medians on the left, the medians with their intervals on the right."""
+
+    title: ClassVar[str] = "Iteration time"
+
+    def _build(self) -> Sequence[Any]:
+        self.points = {kind: source("x", "y", "took", "name", "fill") for kind in COLOURS}
+        self.marks = source("x", "y", "text", "top")
+        self.medians = source("name", "low", "high", "median", "colour", "marker", "text", "count")
+        self.plot = self._figure(height=320)
+        self.plot.xaxis.axis_label, self.plot.yaxis.axis_label = "iteration", "seconds"
+        lines = self.plot.segment(x0="x", y0=0, x1="x", y1="top", source=self.marks,
+                                  line_color=RED, line_width=1.5, line_dash=[5, 4])  # fmt: skip
+        flags = self.plot.scatter("x", "top", marker="inverted_triangle", size=13,
+                                  source=self.marks, color=RED)  # fmt: skip
+        dots = [
+            self.plot.scatter(
+                "x", "y", marker=MARKERS[kind], size=8, source=data, line_color=COLOURS[kind],
+                fill_color=COLOURS[kind], fill_alpha="fill", legend_label=LEGEND[kind],
+            )
+            for kind, data in self.points.items()
+        ]  # fmt: skip
+        hover(self.plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
+        hover(self.plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
+        self._legend(self.plot)
+        self.side = self._figure(height=320, y=FactorRange(factors=[]))
+        self.side.sizing_mode, self.side.width = "fixed", 470
+        self.side.xaxis.axis_label = "median and 95 % interval, seconds"
+        self.side.ygrid.visible = False
+        bars = self.side.segment(x0="low", x1="high", y0="name", y1="name", source=self.medians,
+                                 line_color="colour", line_width=5, line_alpha=0.55)  # fmt: skip
+        dots = self.side.scatter("median", "name", marker="marker", size=13, source=self.medians,
+                                 color="colour")  # fmt: skip
+        self._text(self.side, "median", "name", self.medians, colour="ink", y_offset=-12,
+                   text_align="center")  # fmt: skip
+        hover(self.side, [bars, dots], ("kind", "@name"), ("median", "@text"),
+              ("iterations", "@count"))  # fmt: skip
+        both = row(self.plot, self.side, sizing_mode="stretch_width")
+        return (both,)
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot's iteration times."""
+        table = tables.iterations
+        series = _chosen(table)
+        top = _top(series)
+        for (kind, data), item in zip(self.points.items(), self.plot.legend[0].items, strict=True):
+            put(data, _points([one for one in series if one.kind == kind], top))
+            item.visible = any(one.kind == kind for one in series)
+        put(self.marks, {
+            "x": [mark.iteration for mark in table.marks], "y": [0.0] * len(table.marks),
+            "text": [shown(mark.text, longest=80) for mark in table.marks],
+            "top": [top * 0.985] * len(table.marks),
+        })  # fmt: skip
+        self._medians([one for one in series if one.kind != "first"])
+        numbers = [number for one in series for number in one.numbers]
+        stretch(self.plot.x_range, 0.0, max(numbers, default=1) * 1.02 + 0.5)
+        stretch(self.plot.y_range, 0.0, top)
+        out = sum(value > top for one in series for value in one.durations_s)
+        notes = list(table.notes)
+        if out:
+            notes.append(f"{out} of the points are above the upper edge and drawn on it")
+        if any(one.count > len(one.numbers) for one in series):
+            drawn, count = len(numbers), sum(one.count for one in series)
+            notes.append(f"{drawn:,} of {count:,} iterations are drawn, the longest among them")
+        self._say(describe(table), notes=notes)
+
+    def _medians(self, series: Sequence[IterationSeries]) -> None:
+        known = [
+            (one, one.median_s, one.low_s, one.high_s)
+            for one in series
+            if one.median_s is not None and one.low_s is not None and one.high_s is not None
+        ]
+        put(self.medians, {
+            "name": [_name(one) for one, *_ in known],
+            "median": [median_s for _, median_s, _, _ in known],
+            "low": [low_s for *_, low_s, _ in known],
+            "high": [high_s for *_, high_s in known],
+            "colour": [COLOURS[one.kind] for one, *_ in known],
+            "marker": [MARKERS[one.kind] for one, *_ in known],
+            "text": [format_seconds(median_s) for _, median_s, _, _ in known],
+            "count": [one.count for one, *_ in known],
+        })  # fmt: skip
+        names = [_name(one) for one, *_ in known][::-1]
+        if self.side.y_range.factors != names:
+            self.side.y_range.factors = names
+        low = min((low_s for *_, low_s, _ in known), default=0.0)
+        high = max((high_s for *_, high_s in known), default=1.0)
+        margin = max((high - low) * 0.35, high * 0.02)
+        stretch(self.side.x_range, max(0.0, low - margin), high + margin)
+        self.side.visible = bool(known)
+
+
+def _chosen(table: Iterations) -> list[IterationSeries]:
+    """This run's series, and a few of other runs."""
+    return list(table.series[: 3 + LABELS])
+
+
+def _name(series: IterationSeries) -> str:
+    return shown(series.name, longest=30)
+
+
+def _top(series: Sequence[IterationSeries]) -> float:
+    """The upper edge: all points, but for those that would press the others flat."""
+    largest = max((value for one in series for value in one.durations_s), default=1.0)
+    medians = [one.median_s for one in series if one.median_s is not None and one.kind != "first"]
+    edge = OUTLIER * max(medians) if medians else largest
+    return 1.12 * min(largest, edge) or 1.0
+
+
+def _points(series: Sequence[IterationSeries], top: float) -> dict[str, list[Any]]:
+    rows = [
+        (one, number, value)
+        for one in series
+        for number, value in zip(one.numbers, one.durations_s, strict=True)
+    ]
+    return {
+        "x": [number for _, number, _ in rows],
+        "y": [min(value, top * 0.985) for _, _, value in rows],
+        "took": [format_seconds(value) for _, _, value in rows],
+        "name": [_name(one) for one, _, _ in rows],
+        "fill": [0.0 if one.run else 0.75 for one, _, _ in rows],
+    }
+
+
+def describe(table: Iterations) -> str:
+    """The medians in words."""
+    parts = [
+        f"{one.name}: median {format_seconds(one.median_s)} of {one.count:,}"
+        for one in table.series
+        if one.median_s is not None
+    ]
+    if not parts:
+        return "No iteration has ended yet."
+    cost = table.overhead
+    if cost is not None:
+        between = "" if cost.low is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
+        parts.append(f"overhead {cost.share:+.1%}{between}, {cost.how}")
+    count = len(table.marks)
+    parts.append(f"{count} failure{'s' if count != 1 else ''} marked" if count else "no failures")
+    return "; ".join(parts) + "."

@@ -1,0 +1,133 @@
+"""CPU memory for checkpoints on each node: what is whole, what is being written."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from bokeh.models import FactorRange
+
+from gemini_lab.units import format_bytes
+from gemini_lab_widgets.tables import Memory, MemoryRow, Tables
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, SKY, shown
+from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+
+MOST: Final = 24
+"""Bars, at most; nodes with the same numbers share one where there are more."""
+FEW: Final = 8
+UNITS: Final = (("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40))
+PARTS: Final = (
+    ("own shard, whole", "own_bytes", BLUE, None),
+    ("peers' shards, whole", "peers_bytes", SKY, None),
+    ("newer version, being written", "writing_bytes", ORANGE, "right_diagonal_line"),
+    ("second buffers, free", "free_bytes", None, None),
+)
+"""Label, column, colour and hatch of each part of a bar."""
+
+
+class MemoryView(View):
+    """A stacked bar for each node; only what is whole counts for a recovery."""
+
+    title: ClassVar[str] = "Memory for checkpoints"
+
+    def _build(self) -> Sequence[Any]:
+        self.bars = source("node", *(name for _, name, _, _ in PARTS), "taken", "text",
+                           *(f"{name}_{end}" for _, name, _, _ in PARTS for end in ("from", "to")),
+                           *(f"{name}_text" for _, name, _, _ in PARTS))  # fmt: skip
+        self.limits = source("x")
+        self.plot = self._figure(height=200, y=FactorRange(factors=[]))
+        self.plot.ygrid.visible = False
+        drawn = []
+        for label, name, colour, hatch in PARTS:
+            bar = self.plot.hbar(
+                y="node", left=f"{name}_from", right=f"{name}_to", height=0.62, source=self.bars,
+                fill_color=colour, hatch_pattern=hatch, hatch_color="white", hatch_scale=8,
+                line_width=1, legend_label=label,
+            )  # fmt: skip
+            self._follow(bar.glyph, line_color="rule")
+            drawn.append(bar)
+        self.plot.ray(x="x", y=0, length=0, angle=1.5708, source=self.limits, line_width=3,
+                      line_dash="dashed", line_color="#d55e00")  # fmt: skip
+        self._text(self.plot, "taken", "node", self.bars, colour="dim", x_offset=8,
+                   text_baseline="middle")  # fmt: skip
+        hover(self.plot, drawn, ("node", "@node"),
+              *((label, f"@{name}_text") for label, name, _, _ in PARTS))  # fmt: skip
+        self._legend(self.plot)
+        return (self.plot,)
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot's memory."""
+        table = tables.memory
+        rows, left_out = fold(table)
+        most = max((row.taken_bytes for row in rows), default=0)
+        unit, scale = _unit(max(most, table.limit_bytes or 0))
+        names = _distinct([row.node for row in rows])
+        columns: dict[str, list[Any]] = {
+            "node": names,
+            "taken": [row.taken_bytes / scale for row in rows],
+            "text": [f"{format_bytes(row.taken_bytes)} taken" for row in rows],
+        }
+        ends = [0.0] * len(rows)
+        for _, name, _, _ in PARTS:
+            values = [getattr(row, name) for row in rows]
+            columns[name] = values
+            columns[f"{name}_from"] = list(ends)
+            ends = [end + value / scale for end, value in zip(ends, values, strict=True)]
+            columns[f"{name}_to"] = list(ends)
+            columns[f"{name}_text"] = [format_bytes(value) for value in values]
+        put(self.bars, columns)
+        put(self.limits, {"x": [] if table.limit_bytes is None else [table.limit_bytes / scale]})
+        if self.plot.y_range.factors != names[::-1]:
+            self.plot.y_range.factors = names[::-1]
+            self.plot.height = 92 + (34 if len(names) <= FEW else 24) * max(2, len(names))
+        stretch(self.plot.x_range, 0.0, 1.22 * max(most, table.limit_bytes or 0, 1) / scale)
+        self.plot.xaxis.axis_label = unit
+        notes = list(table.notes)
+        if left_out:
+            notes.append(f"{left_out} nodes with less taken are not drawn")
+        self._say(describe(table), notes=notes)
+
+
+def describe(table: Memory) -> str:
+    """The bars in a sentence."""
+    if not table.rows:
+        return "No sizes are known yet."
+    taken = sum(row.taken_bytes for row in table.rows)
+    whole = sum(row.own_bytes + row.peers_bytes for row in table.rows)
+    writing = sum(row.writing_bytes for row in table.rows)
+    now = f"{format_bytes(writing)} being written" if writing else "nothing being written now"
+    return (
+        f"{len(table.rows)} nodes take {format_bytes(taken)} in all: {format_bytes(whole)} hold "
+        f"whole shards, {now}."
+    )
+
+
+def fold(table: Memory) -> tuple[list[MemoryRow], int]:
+    """At most `MOST` bars, and how many nodes are left out; nodes that are alike share a bar."""
+    if len(table.rows) <= MOST:
+        return list(table.rows), 0
+    alike = Counter(replace(row, node="") for row in table.rows)
+    first: dict[MemoryRow, str] = {}
+    for row in table.rows:
+        first.setdefault(replace(row, node=""), row.node)
+    largest = sorted(alike, key=lambda row: -row.taken_bytes)
+    rows = []
+    for row in largest[:MOST]:
+        others = f" and {alike[row] - 1} alike" if alike[row] > 1 else ""
+        rows.append(replace(row, node=shown(first[row], longest=24) + others))
+    return rows, sum(alike[row] for row in largest[MOST:])
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names for an axis, which may have none twice."""
+    seen: Counter[str] = Counter()
+    result = []
+    for name in map(shown, names):
+        seen[name] += 1
+        result.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return result
+
+
+def _unit(size_bytes: int) -> tuple[str, int]:
+    """The unit in which a size is a number of at most four digits."""
+    return next((unit for unit in UNITS if size_bytes < 1024 * unit[1]), UNITS[-1])

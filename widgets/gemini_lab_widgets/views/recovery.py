@@ -1,0 +1,142 @@
+"""Recoveries as timelines: this run's, earlier ones', and the persistent baseline on one axis."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.models import FactorRange
+
+from gemini_lab.units import format_seconds
+from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
+from gemini_lab_widgets.views.palette import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    YELLOW,
+    shown,
+)
+from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+
+COLOURS: Final = {
+    "detect": ORANGE,
+    "fence": GREY,
+    "inventory": GREY,
+    "plan": GREY,
+    "serialise": YELLOW,
+    "reserve": SKY,
+    "start": GREEN,
+    "rejoin": GREEN,
+    "retrieve": BLUE,
+    "warm_up": PINK,
+    "redo": RED,
+}
+HATCHES: Final = {
+    "fence": "vertical_line",
+    "inventory": "dot",
+    "plan": "horizontal_line",
+    "rejoin": "cross",
+    "redo": "right_diagonal_line",
+}
+"""What tells steps of one colour apart, and the progress that is lost from the time that passes."""
+
+
+class RecoveryView(View):
+    """A bar for each recovery; its steps have the names of the paper's Fig. 14."""
+
+    title: ClassVar[str] = "Recoveries"
+
+    def _build(self) -> Sequence[Any]:
+        columns = ("row", "start", "end", "step", "took", "cause", "origin", "alpha")
+        self.steps = {step: source(*columns) for step in STEPS}
+        self.ends = source("row", "x", "text")
+        self.plot = self._figure(height=200, y=FactorRange(factors=[]))
+        self.plot.xaxis.axis_label = "seconds since the failure"
+        self.plot.ygrid.visible = False
+        self._bars = {
+            step: self.plot.hbar(
+                y="row", left="start", right="end", height=0.6, source=self.steps[step],
+                fill_color=COLOURS[step], fill_alpha="alpha", line_color=COLOURS[step],
+                hatch_pattern=HATCHES.get(step), hatch_color="white", hatch_scale=6,
+                legend_label=label,
+            )
+            for step, label in STEPS.items()
+        }  # fmt: skip
+        self._text(self.plot, "x", "row", self.ends, colour="ink", x_offset=8,
+                   text_baseline="middle")  # fmt: skip
+        hover(self.plot, list(self._bars.values()), ("recovery", "@row"), ("cause", "@cause"),
+              ("step", "@step"), ("took", "@took"), ("origin", "@origin"))  # fmt: skip
+        self._legend(self.plot)
+        return (self.plot,)
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot's recoveries."""
+        table = tables.recoveries
+        names = [_name(row) for row in table.rows]
+        for step, data in self.steps.items():
+            put(data, _columns(table.rows, names, step))
+        used = {one.step for row in table.rows for one in row.steps}
+        for step, item in zip(STEPS, self.plot.legend[0].items, strict=True):
+            item.visible = step in used
+        ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]
+        put(self.ends, {"row": names, "x": ends, "text": [_end(row) for row in table.rows]})
+        if self.plot.y_range.factors != names[::-1]:
+            self.plot.y_range.factors = names[::-1]
+            self.plot.height = 104 + 38 * max(1, len(names))
+        self.plot.visible = bool(names)
+        stretch(self.plot.x_range, 0.0, 1.42 * max(ends, default=1.0) or 1.0)
+        self._say(describe(table), notes=table.notes)
+
+
+def _name(row: RecoveryRow) -> str:
+    return f"{shown(row.label, longest=34)} ({row.origin.removesuffix(' here')})"
+
+
+def _columns(rows: Sequence[RecoveryRow], names: Sequence[str], step: str) -> dict[str, list[Any]]:
+    """All bars of one step."""
+    found = [
+        (row, name, one)
+        for row, name in zip(rows, names, strict=True)
+        for one in row.steps
+        if one.step == step
+    ]
+    return {
+        "row": [name for _, name, _ in found],
+        "start": [one.start_s for _, _, one in found],
+        "end": [one.end_s for _, _, one in found],
+        "step": [one.label for _, _, one in found],
+        "took": [format_seconds(one.end_s - one.start_s) for _, _, one in found],
+        "cause": [shown(row.cause, longest=90) for row, _, _ in found],
+        "origin": [row.origin for row, _, _ in found],
+        "alpha": [0.45 if row.origin == "model" else 1.0 for row, _, _ in found],
+    }
+
+
+def _end(row: RecoveryRow) -> str:
+    """What stands behind a bar."""
+    if row.down_s is None:
+        return "under way"
+    wasted = "" if row.wasted_s is None else f", wasted {format_seconds(row.wasted_s)}"
+    return f"{format_seconds(row.down_s)} down{wasted}"
+
+
+def describe(table: Recoveries) -> str:
+    """The timelines in words."""
+    mine = [row for row in table.rows if row.origin != "model"]
+    if not mine:
+        return "No recovery yet."
+    newest = [row for row in mine if row.label.startswith("recovery")][-1:] or mine[-1:]
+    row = newest[0]
+    lasted = "still under way" if row.down_s is None else f"{format_seconds(row.down_s)} down"
+    parts = ", ".join(
+        f"{step.label} {format_seconds(step.end_s - step.start_s)}" for step in row.steps
+    )
+    lost = row.lost_iterations
+    times = f" ({parts})" if parts else ""
+    redo = f"; {lost} iteration{'s' if lost != 1 else ''} done again" if lost else ""
+    return (
+        f"{table.total} so far. The newest, {row.label}: {row.cause}; {row.source}; "
+        f"{lasted}{times}{redo}."
+    )

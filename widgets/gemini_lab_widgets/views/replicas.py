@@ -1,0 +1,284 @@
+"""Who keeps whose replica, and what would follow if a node died."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.core.properties import value
+from bokeh.layouts import column, row
+from bokeh.models import CustomJS, Div, Select, TapTool
+
+from gemini_lab_widgets.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
+from gemini_lab_widgets.views import answers, ring
+from gemini_lab_widgets.views.palette import BLUE, FONT, GREY, ORANGE, RED, SKY, shown
+from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
+
+ROUND: Final = 32
+"""Nodes that are drawn as a ring, at most."""
+STANDBYS: Final = 5
+GRID_WIDTH: Final = 690
+MARKERS: Final[dict[NodeHealth, str]] = {
+    "training": "circle",
+    "recovering": "triangle",
+    "standby": "square",
+    "lost": "square_x",
+}
+CELLS: Final[dict[CopyState, str]] = {"whole": "square", "missing": "diamond", "lost": "square_x"}
+DASHES: Final[dict[CopyState, list[int]]] = {"whole": [], "missing": [6, 4], "lost": [2, 4]}
+COLOURS: Final[dict[CopyState, str]] = {"whole": SKY, "missing": ORANGE, "lost": RED}
+DETAILS: Final = (
+    CSS
+    + """
+table { border-collapse: collapse; font-size: 14px; margin: 4px 0 0; }
+td { padding: 1px 14px 1px 0; font-variant-numeric: tabular-nums; }
+.key { font-size: 13.5px; color: var(--gl-dim); margin: 12px 0 0; line-height: 1.6; }
+.key b { font-weight: 700; margin-right: 3px; }
+.if { min-height: 8.4em; }
+"""
+)
+SELECT: Final = """
+:host { font-family: FONT; }
+label, .bk-input-group { color: var(--gl-ink); font-size: 14px; }
+select.bk-input { color: var(--gl-ink); background-color: var(--gl-pale); font-size: 14px;
+  border-color: var(--gl-rule); }
+""".replace("FONT", FONT)
+PICK: Final = """
+    const [picked] = nodes.selected.indices
+    const key = picked == null ? "" : nodes.data.key[picked]
+    if (key === undefined) return
+    details.text = key === "" ? nothing : nodes.data.html[picked]
+    copies.selected.indices = key === "" ? [] : nodes.data.touches[picked]
+    cells.selected.indices = key === "" ? [] : nodes.data.cells[picked]
+    if (select.value !== key) select.value = key
+"""
+PICK_CELL: Final = """
+    if (cb_obj.indices.length !== 1) return
+    const key = String(cells.data.position[cb_obj.indices[0]])
+    nodes.selected.indices = [nodes.data.key.indexOf(key)]
+"""
+PICK_NAME: Final = """
+    const place = nodes.data.key.indexOf(cb_obj.value)
+    const now = nodes.selected.indices
+    if (place < 0 && now.length) nodes.selected.indices = []
+    if (place >= 0 && now[0] !== place) nodes.selected.indices = [place]
+"""
+NOTHING: Final = "<p>Tap a node, or choose one above, to see what would follow if it died now.</p>"
+
+
+class ReplicasView(View):
+    """The replica map: a ring of up to 32 nodes, a grid of shards beyond that."""
+
+    title: ClassVar[str] = "Who keeps whose replica"
+
+    def _build(self) -> Sequence[Any]:
+        self.nodes = source("x", "y", "marker", "colour", "name", "position", "key", "html",
+                            "touches", "cells", "what_if", "lost", "comes_from")  # fmt: skip
+        self.labels = source("x", "y", "text", "align", "baseline")
+        self.copies = source("x0", "y0", "x1", "y1", "cx", "cy", "angle", "dash", "colour", "head",
+                             "shard", "holder", "state", "version")  # fmt: skip
+        self.bands = source("start", "end")
+        self.standbys = source("x", "y", "text", "label_y")
+        self.cells = source("x", "y", "marker", "colour", "size", "position", "shard", "holder",
+                            "tier", "state", "version", "what_if")  # fmt: skip
+        self.select = Select(title="What if this node dies?", options=[("", "no node")], value="")
+        self.select.width = 320
+        self.details = Div(text=NOTHING, stylesheets=[DETAILS], width=360)
+        self.details.html_attributes = {"role": "status", "aria-live": "polite"}
+        self.chances = Div(stylesheets=[DETAILS], width=360)
+        self.select.stylesheets = [SELECT]
+        self.ring, self.grid = self._ring(), self._grid()
+        self._connect()
+        side = column(self.select, self.details, self.chances, width=370)
+        both = row(column(self.ring, self.grid), side, sizing_mode="stretch_width")
+        both.styles = {"flex-wrap": "wrap", "gap": "8px 24px"}
+        return (both,)
+
+    def _ring(self) -> Any:
+        plot = self._figure(height=470)
+        plot.sizing_mode, plot.width = "fixed", 580
+        stretch(plot.x_range, -2.0, 2.0)
+        stretch(plot.y_range, -1.8, 1.42)
+        plot.axis.visible = plot.grid.visible = False
+        band = plot.annular_wedge(
+            x=0, y=0, inner_radius=0.84, outer_radius=1.16, start_angle="start", end_angle="end",
+            source=self.bands, line_color=None,
+        )  # fmt: skip
+        self._follow(band.glyph, fill_color="pale")
+        lines = plot.quadratic(
+            "x0", "y0", "x1", "y1", "cx", "cy", source=self.copies, line_color="colour",
+            line_dash="dash", line_width=2.4, nonselection_line_alpha=0.18,
+        )  # fmt: skip
+        plot.scatter(
+            "x1", "y1", marker="triangle", angle="angle", size=11, source=self.copies,
+            line_color="colour", fill_color="head", nonselection_alpha=0.18,
+        )  # fmt: skip
+        marks = plot.scatter(
+            "x", "y", marker="marker", size=34, source=self.nodes, fill_color="colour",
+            line_width=2, nonselection_alpha=0.55,
+        )  # fmt: skip
+        self._follow(marks.glyph, line_color="ink")
+        self._text(plot, "x", "y", self.nodes, colour="white", text="key", text_align="center",
+                   text_baseline="middle", text_font_style="bold")  # fmt: skip
+        self._text(plot, "x", "y", self.labels, colour="ink", text_align="align",
+                   text_baseline="baseline", text_font_size=value("14px"))  # fmt: skip
+        self._spares(plot)
+        hover(plot, [marks], ("node", "@name"), ("if it dies", "@what_if"),
+              ("lost from memory", "@lost"), ("its shard comes from", "@comes_from"))  # fmt: skip
+        hover(plot, [lines], ("shard", "@shard"), ("kept by", "@holder"), ("copy", "@state"),
+              ("version", "@version"))  # fmt: skip
+        plot.add_tools(TapTool(renderers=[marks]))
+        return plot
+
+    def _spares(self, plot: Any) -> None:
+        marks = plot.scatter("x", "y", marker="square", size=20, source=self.standbys,
+                             fill_color=None, line_width=2, line_dash=[4, 3])  # fmt: skip
+        self._follow(marks.glyph, line_color="rule")
+        self._text(plot, "x", "label_y", self.standbys, colour="dim", text_align="center",
+                   text_baseline="top")  # fmt: skip
+
+    def _grid(self) -> Any:
+        plot = self._figure(height=460)
+        plot.sizing_mode, plot.width, plot.visible = "fixed", GRID_WIDTH, False
+        plot.axis.visible = plot.grid.visible = False
+        cells = plot.scatter(
+            "x", "y", marker="marker", size="size", source=self.cells, fill_color="colour",
+            line_width=1, nonselection_alpha=0.22,
+        )  # fmt: skip
+        self._follow(cells.glyph, line_color="paper")
+        hover(plot, [cells], ("shard", "@shard"), ("copy", "@tier on @holder, @state"),
+              ("version", "@version"), ("if this node dies", "@what_if"))  # fmt: skip
+        plot.add_tools(TapTool(renderers=[cells]))
+        return plot
+
+    def _connect(self) -> None:
+        args = {"nodes": self.nodes, "copies": self.copies, "cells": self.cells,
+                "select": self.select, "details": self.details, "nothing": NOTHING}  # fmt: skip
+        pick = CustomJS(args=args, code=PICK)
+        self.nodes.selected.js_on_change("indices", pick)
+        self.nodes.js_on_change("data", pick)
+        self.cells.selected.js_on_change("indices", CustomJS(args=args, code=PICK_CELL))
+        self.select.js_on_change("value", CustomJS(args=args, code=PICK_NAME))
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot's placement and copies."""
+        table = tables.replicas
+        is_round = len(table.nodes) <= ROUND
+        self.ring.visible, self.grid.visible = is_round, not is_round
+        left_out = self._draw_ring(table) if is_round else self._draw_grid(table)
+        notes = [f"{left_out} shards whose copies are all whole are not drawn"] if left_out else []
+        self._say(answers.describe(table), notes=notes)
+        names = [(str(n.position), shown(n.name)) for n in table.nodes]
+        options = [("", "no node"), *names] if table.what_if else [("", "no node")]
+        if self.select.options != options:
+            self.select.options = options
+        words = answers.chances(table) + answers.key(is_round=is_round)
+        if self.chances.text != words:
+            self.chances.text = words
+
+    def _draw_ring(self, table: Replicas) -> int:
+        where = ring.places(table.groups, len(table.nodes))
+        peers = [copy for copy in table.copies if not copy.is_own]
+        put(self.copies, ring.arrows(peers, where) | _strokes(peers))
+        put(self.bands, ring.bands(table.groups, where))
+        points = [where[p].at(1.0) for p in range(len(table.nodes))]
+        own = {copy.shard: copy.state for copy in table.copies if copy.is_own}
+        put(self.nodes, {
+            "x": [x for x, _ in points], "y": [y for _, y in points],
+            "marker": [MARKERS[node.health] for node in table.nodes],
+            "colour": [BLUE if own.get(p) == "whole" else COLOURS.get(own.get(p, "lost"), GREY)
+                       for p in range(len(table.nodes))],
+            "touches": _touched(peers, len(table.nodes)),
+            "cells": [[] for _ in table.nodes],
+            **answers.questions(table),
+        })  # fmt: skip
+        put(self.labels, _labels(table, where))
+        names = [shown(node.name, longest=14) for node in table.standbys[:STANDBYS]]
+        if len(table.standbys) > STANDBYS:
+            names.append(f"and {len(table.standbys) - STANDBYS} more")
+        left = -0.62 * (len(names) - 1) / 2
+        put(self.standbys, {
+            "x": [left + 0.62 * i for i in range(len(names))], "y": [-1.52] * len(names),
+            "label_y": [-1.6] * len(names), "text": names,
+        })  # fmt: skip
+        return 0
+
+    def _draw_grid(self, table: Replicas) -> int:
+        plan = ring.grid(table)
+        size = min(18.0, 0.86 * (GRID_WIDTH - 20) / plan.columns)
+        what = {answer.position: answers.answer_of(answer, table)[0] for answer in table.what_if}
+        put(self.cells, {
+            "x": plan.x, "y": plan.y, "size": [size] * len(plan.x),
+            "marker": [CELLS[copy.state] for copy in plan.copies],
+            "colour": [_tier_colour(copy) for copy in plan.copies],
+            "position": [copy.position for copy in plan.copies],
+            "shard": [copy.shard for copy in plan.copies],
+            "holder": [shown(copy.holder) for copy in plan.copies],
+            "tier": ["own" if copy.is_own else "replica" for copy in plan.copies],
+            "state": [_words(copy) for copy in plan.copies],
+            "version": [_version(copy.version) for copy in plan.copies],
+            "what_if": [what.get(copy.position, "") for copy in plan.copies],
+        })  # fmt: skip
+        count = len(table.nodes)
+        put(self.nodes, {
+            "x": [0.0] * count, "y": [0.0] * count, "marker": ["circle"] * count,
+            "colour": [BLUE] * count, "touches": [[] for _ in table.nodes],
+            "cells": _touched(plan.copies, count), **answers.questions(table),
+        })  # fmt: skip
+        stretch(self.grid.x_range, -1.0, float(plan.columns))
+        stretch(self.grid.y_range, plan.rows, -1.0)
+        self.grid.height = max(
+            120, min(900, round((plan.rows + 1) * (GRID_WIDTH - 20) / (plan.columns + 1)))
+        )
+        return plan.left_out
+
+
+def _touched(copies: Sequence[CopyRow], nodes: int) -> list[list[int]]:
+    """For each position the copies that lie on it."""
+    touched: list[list[int]] = [[] for _ in range(nodes)]
+    for number, copy in enumerate(copies):
+        touched[copy.position].append(number)
+    return touched
+
+
+def _strokes(copies: Sequence[CopyRow]) -> dict[str, list[Any]]:
+    """How the arrows look, and what is said about them."""
+    return {
+        "dash": [DASHES[copy.state] for copy in copies],
+        "colour": [COLOURS[copy.state] for copy in copies],
+        "head": [None if copy.is_writing else COLOURS[copy.state] for copy in copies],
+        "shard": [copy.shard for copy in copies],
+        "holder": [shown(copy.holder) for copy in copies],
+        "state": [_words(copy) for copy in copies],
+        "version": [_version(copy.version) for copy in copies],
+    }
+
+
+def _words(copy: CopyRow) -> str:
+    state = "not there yet" if copy.state == "missing" else copy.state
+    return f"{state}, a newer one is being written" if copy.is_writing else state
+
+
+def _version(version: int | None) -> str:
+    return "none" if version is None else f"{version:,}"
+
+
+def _tier_colour(copy: CopyRow) -> str:
+    if copy.state != "whole":
+        return COLOURS[copy.state]
+    return BLUE if copy.is_own else SKY
+
+
+def _labels(table: Replicas, where: dict[int, ring.Place]) -> dict[str, list[Any]]:
+    """Names around the ring, growing away from it."""
+    columns: dict[str, list[Any]] = {n: [] for n in ("x", "y", "text", "align", "baseline")}
+    longest = 16 if len(table.nodes) <= ROUND // 2 else 11
+    for node in table.nodes:
+        place = where[node.position or 0]
+        x, y = place.at(ring.LABEL_RADIUS)
+        side = "center" if abs(x) < 0.25 else "left" if x > 0 else "right"
+        level = "middle" if abs(y) < 1.1 else "bottom" if y > 0 else "top"
+        text = shown(node.name, longest=longest) + (" (root)" if node.is_root else "")
+        for name, one in zip(columns, (x, y, text, side, level), strict=True):
+            columns[name].append(one)
+    return columns

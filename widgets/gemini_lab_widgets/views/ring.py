@@ -1,0 +1,127 @@
+"""Where nodes and copies stand in the replica map: plain numbers, no Bokeh."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gemini_lab_widgets.tables import CopyRow, Replicas
+
+GAP: Final = 0.5
+"""Between two groups, as a share of the distance between two nodes."""
+NODE_RADIUS: Final = 0.13
+LABEL_RADIUS: Final = 1.26
+BEND: Final = 0.16
+"""How far an arrow is from a straight line, by its length: so there and back part."""
+PULL: Final = 0.35
+"""How far an arrow is drawn towards the middle."""
+MOST_CELLS: Final = 1_800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A position on the ring: its angle, from the top clockwise, and the point there."""
+
+    position: int
+    angle: float
+
+    def at(self, radius: float) -> tuple[float, float]:
+        """The point at this angle, `radius` from the middle."""
+        return radius * math.sin(self.angle), radius * math.cos(self.angle)
+
+
+def places(groups: Sequence[Sequence[int]], nodes: int) -> dict[int, Place]:
+    """All positions around the ring, groups side by side."""
+    order = [position for group in groups for position in group]
+    order += [position for position in range(nodes) if position not in set(order)]
+    gaps = len(groups) if len(groups) > 1 else 0
+    step = 2 * math.pi / (len(order) + gaps * GAP) if order else 0.0
+    starts = {group[0] for group in groups if group} if gaps else set()
+    angle, result = -step, {}
+    for position in order:
+        angle += step * (1 + GAP if position in starts else 1)
+        result[position] = Place(position=position, angle=angle)
+    return result
+
+
+def bands(groups: Sequence[Sequence[int]], where: Mapping[int, Place]) -> dict[str, list[float]]:
+    """Start and end angle of each group's band, as Bokeh counts them: from the right, upwards."""
+    ends = [(where[group[0]].angle, where[group[-1]].angle) for group in groups if len(groups) > 1]
+    margin = 0.35 * 2 * math.pi / (len(where) + len(groups) * GAP) if where else 0.0
+    return {
+        "start": [math.pi / 2 - last - margin for _, last in ends],
+        "end": [math.pi / 2 - first + margin for first, _ in ends],
+    }
+
+
+def arrows(copies: Iterable[CopyRow], where: Mapping[int, Place]) -> dict[str, list[Any]]:
+    """One bent arrow for each peer's copy, from the owner to the holder, and its head."""
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("x0", "y0", "x1", "y1", "cx", "cy", "angle")
+    }
+    for copy in copies:
+        start, end = where[copy.shard].at(1.0), where[copy.position].at(1.0)
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        along = (end[0] - start[0], end[1] - start[1])
+        bend = (
+            middle[0] * (1 - PULL) - along[1] * BEND,
+            middle[1] * (1 - PULL) + along[0] * BEND,
+        )
+        tail, head = _towards(start, bend), _towards(end, bend)
+        angle = math.atan2(head[1] - bend[1], head[0] - bend[0]) - math.pi / 2
+        values = (*tail, *head, *bend, angle)
+        for name, value in zip(columns, values, strict=True):
+            columns[name].append(value)
+    return columns
+
+
+def _towards(point: tuple[float, float], goal: tuple[float, float]) -> tuple[float, float]:
+    """From a node's centre to its rim in the direction of `goal`."""
+    away = math.hypot(goal[0] - point[0], goal[1] - point[1]) or 1.0
+    share = NODE_RADIUS / away
+    return point[0] + share * (goal[0] - point[0]), point[1] + share * (goal[1] - point[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The map of many nodes: each shard is a short column of its copies, wrapped like text.
+
+    Attributes:
+        copies: Those that are drawn.
+        x: Column of each.
+        y: Row of each, from the top down.
+        columns: Shards in a line.
+        rows: Rows in all.
+        left_out: Shards that are not drawn; damaged ones are drawn first.
+    """
+
+    copies: tuple[CopyRow, ...]
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    columns: int
+    rows: float
+    left_out: int
+
+
+def grid(replicas: Replicas) -> Grid:
+    """Place the copies of up to about `MOST_CELLS` in lines of shards."""
+    by_shard: dict[int, list[CopyRow]] = {}
+    for copy in replicas.copies:
+        by_shard.setdefault(copy.shard, []).append(copy)
+    most = max(map(len, by_shard.values()), default=1)
+    fit = max(1, MOST_CELLS // most)
+    harmed = sorted(by_shard, key=lambda s: all(copy.state == "whole" for copy in by_shard[s]))
+    drawn = sorted(harmed[:fit])
+    columns = max(16, math.ceil(math.sqrt(len(drawn) * (most + 0.7) * 1.7)))
+    copies, xs, ys = [], [], []
+    for number, shard in enumerate(drawn):
+        line, column = divmod(number, columns)
+        for row, copy in enumerate(by_shard[shard]):
+            copies.append(copy)
+            xs.append(float(column))
+            ys.append(line * (most + 0.7) + row)
+    lines = -(-len(drawn) // columns)
+    return Grid(
+        copies=tuple(copies), x=tuple(xs), y=tuple(ys), columns=columns,
+        rows=lines * (most + 0.7), left_out=len(by_shard) - len(drawn),
+    )  # fmt: skip

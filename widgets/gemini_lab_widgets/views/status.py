@@ -1,0 +1,171 @@
+"""The run in a few numbers: what it does, and what it could lose now."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.models import Div
+
+from gemini_lab.units import format_seconds
+from gemini_lab_widgets.tables import NodeHealth, NodeRow, Status, Tables
+from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, RED, esc, shown
+from gemini_lab_widgets.views.view import View
+
+NAMED: Final = 32
+"""Nodes that are shown one by one; of more, only standbys, lost ones and the root agent's."""
+SIGNS: Final[dict[NodeHealth, str]] = {
+    "training": "●",
+    "recovering": "◐",
+    "standby": "□",
+    "lost": "✕",
+}
+"""Health by shape."""
+COLOURS: Final[dict[NodeHealth, str]] = {
+    "training": GREEN,
+    "recovering": ORANGE,
+    "standby": GREY,
+    "lost": RED,
+}
+CSS: Final = """
+:host { color: var(--gl-ink); font-family: FONT; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(143px, 1fr)); gap: 10px;
+  margin: 0 0 10px 0; padding: 0; }
+.tile { background: var(--gl-pale); border-radius: 8px; padding: 9px 10px 10px 12px; margin: 0;
+  border-left: 5px solid transparent; }
+.tile dt { font-size: 13px; color: var(--gl-dim); margin: 0; }
+.tile dd { margin: 0; font-size: 13px; color: var(--gl-dim); line-height: 1.35; }
+.tile dd.value { font-size: 22px; font-weight: 650; color: var(--gl-ink); line-height: 1.25;
+  font-variant-numeric: tabular-nums; }
+.badge { display: inline-block; font-size: 13px; border: 1.5px solid var(--gl-rule);
+  border-radius: 5px; padding: 0 8px; margin-left: 10px; vertical-align: 2px; font-weight: 500; }
+.badge.simulated { border-style: dashed; }
+h2 { font-size: 21px; margin: 0 0 8px 0; font-weight: 650; }
+ul { list-style: none; display: flex; flex-wrap: wrap; gap: 6px 8px; margin: 0 0 6px; padding: 0; }
+li { font-size: 14px; border: 1px solid var(--gl-rule); border-radius: 14px; padding: 2px 11px; }
+li i { font-style: normal; font-weight: 700; margin-right: 5px; }
+li small { color: var(--gl-dim); font-size: 12.5px; }
+p { margin: 0 0 3px; font-size: 13px; color: var(--gl-dim); }
+""".replace("FONT", FONT)
+
+
+class StatusView(View):
+    """The status strip; all of it is text."""
+
+    title: ClassVar[str] = "Status"
+
+    def _build(self) -> Sequence[Any]:
+        self._head.visible = False
+        self.strip = Div(stylesheets=[CSS], sizing_mode="stretch_width")
+        self.strip.html_attributes = {"role": "status", "aria-live": "off"}
+        return (self.strip,)
+
+    def update(self, tables: Tables) -> None:
+        """Show a snapshot's status."""
+        status = tables.status
+        tiles = _tiles(status)
+        self._say("; ".join(f"{name}: {value}, {note}" for name, value, note, _ in tiles))
+        text = "".join((
+            f"<h2>{esc(shown(status.run or 'no run yet', longest=80))}{_badge(status)}</h2>",
+            "<dl class=tiles>",
+            *(_tile(*tile) for tile in tiles),
+            "</dl>",
+            f"<ul aria-label='Nodes'>{''.join(_node(node) for node in _named(status))}</ul>",
+            *(f"<p>{esc(line)}</p>" for line in _lines(status)),
+        ))  # fmt: skip
+        if self.strip.text != text:
+            self.strip.text = text
+
+
+def _badge(status: Status) -> str:
+    kind = "simulated" if status.origin == "simulated" else "measured"
+    return f"<span class='badge {kind}'>{esc(status.origin)}</span>"
+
+
+def _tile(name: str, value: str, note: str, colour: str) -> str:
+    edge = f" style='border-left-color:{colour}'" if colour else ""
+    return (
+        f"<div class=tile{edge}><dt>{esc(name)}</dt><dd class=value>{esc(value)}</dd>"
+        f"<dd>{esc(note)}</dd></div>"
+    )
+
+
+def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
+    """Name, value, note and colour of each tile."""
+    busy = {"training": GREEN, "finished": BLUE, "failed": RED}.get(status.phase, ORANGE)
+    return [
+        ("phase", status.phase, status.detail or f"at {format_seconds(status.now_s)}", busy),
+        ("iteration", f"{status.iteration:,}", "done by every rank", ""),
+        ("last whole version", *_whole(status), ""),
+        ("failures survivable now", *_survivable(status)),
+        ("nodes", *_nodes(status), ""),
+        ("checkpoint overhead", *_overhead(status), ""),
+        ("wasted time", format_seconds(status.wasted_s), _times(status.recoveries), ""),
+    ]
+
+
+def _whole(status: Status) -> tuple[str, str]:
+    stored = status.persistent_version
+    beside = "none" if stored is None else f"{stored:,}"
+    if status.whole_version is None:
+        return "none", f"in memory; persistent: {beside}"
+    age = "" if status.whole_age_s is None else f"{format_seconds(status.whole_age_s)} old; "
+    return f"{status.whole_version:,}", f"{age}persistent: {beside}"
+
+
+def _survivable(status: Status) -> tuple[str, str, str]:
+    most = status.survivable
+    if most is None:
+        return "unknown", "the log tells no placement yet", ""
+    if most < 0:
+        return "none", "no version is whole in memory", RED
+    note = f"version {status.survivable_version:,} stays in memory"
+    if most == 0:
+        return (
+            "none",
+            f"whole but without a second copy: version {status.survivable_version:,}",
+            RED,
+        )
+    return f"any {most}", note, GREEN
+
+
+def _nodes(status: Status) -> tuple[str, str]:
+    count = Counter(node.health for node in status.nodes)
+    working = count["training"] + count["recovering"]
+    return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
+
+
+def _overhead(status: Status) -> tuple[str, str]:
+    cost = status.overhead
+    if cost is None:
+        return "unknown", "too few iterations yet"
+    if cost.low is None or cost.high is None:
+        return f"{cost.share:.1%}", cost.how
+    return f"{cost.share:+.1%}", f"95 %: {cost.low:+.1%} to {cost.high:+.1%}; {cost.how}"
+
+
+def _times(count: int) -> str:
+    return f"in {count} recover{'y' if count == 1 else 'ies'}"
+
+
+def _named(status: Status) -> Sequence[NodeRow]:
+    if len(status.nodes) <= NAMED:
+        return status.nodes
+    idle = {"standby", "lost"}
+    return [node for node in status.nodes if node.health in idle or node.is_root][:NAMED]
+
+
+def _node(node: NodeRow) -> str:
+    where = "" if node.position is None else f" <small>position {node.position}</small>"
+    root = " <small>root agent</small>" if node.is_root else ""
+    sign = f"<i style='color:{COLOURS[node.health]}' aria-hidden=true>{SIGNS[node.health]}</i>"
+    health = "" if node.health == "training" else f" <small>{node.health}</small>"
+    return f"<li>{sign}{esc(shown(node.name))}{where}{health}{root}</li>"
+
+
+def _lines(status: Status) -> list[str]:
+    """What stands beneath the tiles."""
+    lines = ["; ".join(status.conditions)] if status.conditions else []
+    lines += [f"note from {note}" for note in status.notes]
+    if status.unread:
+        lines.append(f"{status.unread} lines of the log could not be read")
+    return lines

@@ -1,0 +1,161 @@
+"""What all views share: a heading, figures that follow the theme, and a description in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.core.properties import value
+from bokeh.layouts import column
+from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
+from bokeh.plotting import figure
+
+from gemini_lab_widgets.tables import Tables
+from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc
+
+CSS: Final = """
+:host { color: var(--gl-ink); font-family: FONT; }
+h3 { font-size: 18px; font-weight: 650; margin: 0 0 2px 0; }
+p { font-size: 14px; line-height: 1.4; margin: 0 0 4px 0; color: var(--gl-dim); }
+p b, td b { color: var(--gl-ink); }
+""".replace("FONT", FONT)
+"""Of all text beside the figures."""
+
+
+class View:
+    """One part of the tables, drawn.
+
+    Args:
+        dark: Whether to draw light on dark.
+
+    Attributes:
+        root: What a page shows.
+        words: The same in words, for those who cannot see it.
+    """
+
+    title: ClassVar[str]
+
+    def __init__(self, *, dark: bool = False) -> None:
+        self.words = ""
+        self._dark = dark
+        self._follows: list[tuple[Any, str, Any, Any]] = []
+        self._figures: list[Any] = []
+        self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width")
+        self.root = column(self._head, *self._build(), sizing_mode="stretch_width")
+        self._follow(self.root, stylesheets="sheets")
+        self.root.html_attributes = {"role": "region", "aria-label": self.title}
+        self._say("")
+
+    def _build(self) -> Sequence[Any]:
+        """Make the figures."""
+        raise NotImplementedError
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot."""
+        raise NotImplementedError
+
+    # -- light and dark ------------------------------------------------------------------------
+
+    def recolour(self, *, dark: bool) -> None:
+        """Draw light on dark from now on, or dark on light."""
+        self._dark = dark
+        for model, name, light, night in self._follows:
+            setattr(model, name, night if dark else light)
+
+    def _follow(self, model: Any, **colours: str) -> None:
+        """Give properties of a model colours of the theme, now and whenever it changes."""
+        for name, colour in colours.items():
+            light, night = getattr(LIGHT, colour), getattr(DARK, colour)
+            self._follows.append((model, name, light, night))
+            setattr(model, name, night if self._dark else light)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _figure(self, *, height: int, x: Any = None, y: Any = None, **options: Any) -> Any:
+        """An empty figure in the view's style, with ranges that stand still."""
+        plot = figure(
+            height=height, sizing_mode="stretch_width", toolbar_location=None, tools="",
+            x_range=Range1d(0, 1) if x is None else x, y_range=Range1d(0, 1) if y is None else y,
+            background_fill_color=None, border_fill_color=None, outline_line_color=None, **options,
+        )  # fmt: skip
+        plot.min_border = 6
+        for axis in plot.axis:
+            axis.axis_label_text_font_style = "normal"
+            axis.axis_label_text_font_size = axis.major_label_text_font_size = "13px"
+            axis.axis_label_text_font = axis.major_label_text_font = FONT
+            axis.minor_tick_line_color = None
+            self._follow(axis, axis_label_text_color="dim", major_label_text_color="ink")
+            self._follow(axis, axis_line_color="rule", major_tick_line_color="rule")
+        for grid in plot.grid:
+            self._follow(grid, grid_line_color="grid")
+        self._figures.append(plot)
+        return plot
+
+    def _text(self, plot: Any, x: str, y: str, data: Any, *, colour: str, **options: Any) -> None:
+        """Write the column `text` in a colour of the theme."""
+        style = {"text_font": value(FONT), "text_font_size": value("13px"), "text": "text"}
+        glyphs = plot.text(x=x, y=y, source=data, **(style | options))
+        self._follow(glyphs.glyph, text_color=colour)
+
+    def _legend(self, plot: Any, place: str = "above") -> None:
+        """Put the figure's legend outside of the data."""
+        legend = plot.legend[0]
+        plot.add_layout(legend, place)
+        legend.orientation = "horizontal"
+        legend.ncols = "auto"
+        legend.margin, legend.padding, legend.spacing = 0, 2, 12
+        legend.label_text_font, legend.label_text_font_size = FONT, "13px"
+        legend.background_fill_color = legend.border_line_color = None
+        self._follow(legend, label_text_color="ink")
+
+    def _say(self, words: str, *, notes: Sequence[str] = (), brief: str = "") -> None:
+        """Show a description in words, which stands for the figures where these are not seen.
+
+        Args:
+            words: Plain text; names in it need no escaping.
+            notes: Remarks beneath it.
+            brief: What to show in place of `words` where the figure can be seen.
+        """
+        self.words = words
+        lines = [esc(line, longest=2_000) for line in (brief or words, *notes)]
+        text = f"<h3>{esc(self.title)}</h3>" + "".join(f"<p>{line}</p>" for line in lines if line)
+        if self._head.text != text:
+            self._head.text = text
+        attributes = {"role": "img", "aria-label": f"{self.title}: {' '.join((words, *notes))}"}
+        for plot in self._figures:
+            if plot.html_attributes != attributes:
+                plot.html_attributes = attributes
+
+
+def put(source: ColumnDataSource, data: Mapping[str, Sequence[Any]]) -> None:
+    """Give a source new columns, if they differ from what it has."""
+    columns = {name: list(values) for name, values in data.items()}
+    if columns != dict(source.data):
+        source.data = columns
+
+
+def source(*names: str) -> ColumnDataSource:
+    """An empty source with these columns."""
+    return ColumnDataSource({name: [] for name in names})
+
+
+def stretch(span: Any, start: float, end: float) -> None:
+    """Move a range, if it is elsewhere."""
+    if span.start != start:
+        span.start = start
+    if span.end != end:
+        span.end = end
+
+
+def hover(plot: Any, renderers: Sequence[Any], *rows: tuple[str, str]) -> None:
+    """Show these rows where the pointer is; values are escaped by Bokeh."""
+    tool = HoverTool(renderers=list(renderers), tooltips=list(rows), point_policy="follow_mouse")
+    plot.add_tools(tool)
+
+
+def switch(views: Sequence[View]) -> CustomJS:
+    """A browser-side `recolour` of all views: dark where `cb_obj.active` is true."""
+    follows = [list(one) for view in views for one in view._follows]  # noqa: SLF001 - its own kind
+    code = """
+        for (const [model, name, light, dark] of follows)
+            model[name] = cb_obj.active ? dark : light
+    """
+    return CustomJS(args={"follows": follows}, code=code)

@@ -1,0 +1,116 @@
+"""Wasted time of a failure: measured, and by the paper's Eq. (1)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.models import FactorRange
+
+from gemini_lab.units import format_seconds
+from gemini_lab_widgets.tables import Tables, Wasted, WastedRow
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
+from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+
+PARTS: Final = {
+    "lost progress": (RED, "right_diagonal_line"),
+    "t_ckpt": (ORANGE, None),
+    "1/(2f)": (YELLOW, "dot"),
+    "t_rtvl": (BLUE, None),
+}
+"""Colour and hatch of each part. Lost progress is what t_ckpt + 1/(2f) is the mean of."""
+
+
+class WastedView(View):
+    """A stacked bar for each: lost progress and retrieval, beside the parts of Eq. (1)."""
+
+    title: ClassVar[str] = "Wasted time of a failure"
+
+    def _build(self) -> Sequence[Any]:
+        columns = ("row", "start", "end", "took", "how", "alpha")
+        self.parts = {part: source(*columns) for part in PARTS}
+        self.ends = source("row", "x", "text")
+        self.each = source("row", "x", "took")
+        self.plot = self._figure(height=180, y=FactorRange(factors=[]))
+        self.plot.xaxis.axis_label = "seconds wasted by a failure"
+        self.plot.ygrid.visible = False
+        bars = [
+            self.plot.hbar(
+                y="row", left="start", right="end", height=0.56, source=self.parts[part],
+                fill_color=colour, fill_alpha="alpha", line_color=colour, hatch_pattern=hatch,
+                hatch_color="white", hatch_scale=7, legend_label=part,
+            )
+            for part, (colour, hatch) in PARTS.items()
+        ]  # fmt: skip
+        dots = self.plot.scatter("x", "row", marker="circle", size=9, source=self.each,
+                                 fill_color="white", line_width=1.5,
+                                 legend_label="each failure")  # fmt: skip
+        self._follow(dots.glyph, line_color="ink")
+        self._text(self.plot, "x", "row", self.ends, colour="ink", x_offset=12,
+                   text_baseline="middle")  # fmt: skip
+        hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
+        hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
+        self._legend(self.plot)
+        return (self.plot,)
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot's wasted time."""
+        table = tables.wasted
+        names = [_name(row) for row in table.rows]
+        for part, data in self.parts.items():
+            put(data, _columns(table.rows, names, part))
+        each = table.each_s if names else ()
+        put(self.each, {"row": names[:1] * len(each), "x": each,
+                        "took": [format_seconds(value) for value in each]})  # fmt: skip
+        ends = [row.total_s for row in table.rows]
+        reach = [max([ends[0], *each]), *ends[1:]] if ends else []
+        put(self.ends, {"row": names, "x": reach, "text": [format_seconds(end) for end in ends]})
+        if self.plot.y_range.factors != names[::-1]:
+            self.plot.y_range.factors = names[::-1]
+            self.plot.height = 104 + 42 * max(1, len(names))
+        self.plot.visible = bool(names)
+        stretch(self.plot.x_range, 0.0, 1.16 * max(reach, default=1.0) or 1.0)
+        self._say(describe(table), notes=table.notes, brief=_brief(table))
+
+
+def _name(row: WastedRow) -> str:
+    mark = "" if row.origin != "model" else " (model)"
+    return shown(row.label, longest=44) + mark
+
+
+def _columns(rows: Sequence[WastedRow], names: Sequence[str], part: str) -> dict[str, list[Any]]:
+    """All bars of one part."""
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("row", "start", "end", "took", "how", "alpha")
+    }
+    for row, name in zip(rows, names, strict=True):
+        at_s = 0.0
+        for label, seconds in row.parts:
+            if label == part:
+                alpha = 0.5 if row.origin == "model" else 1.0
+                values = (name, at_s, at_s + seconds, format_seconds(seconds), row.how, alpha)
+                for column, value in zip(columns.values(), values, strict=True):
+                    column.append(value)
+            at_s += seconds
+    return columns
+
+
+def _brief(table: Wasted) -> str:
+    """What the bars are, for those who see them."""
+    if not table.rows:
+        return ""
+    return (
+        "Eq. (1) of the paper: t_ckpt + 1/(2f) is the progress that a failure at any moment loses "
+        "in the mean, t_rtvl the time to fetch the newest whole version; from here "
+        + ", ".join(dict.fromkeys(row.how for row in table.rows)) + "."
+    )  # fmt: skip
+
+
+def describe(table: Wasted) -> str:
+    """The bars in words."""
+    if not table.rows:
+        return "Nothing to show yet."
+    return "; ".join(
+        f"{_name(row)} {format_seconds(row.total_s)} ("
+        + " + ".join(f"{label} {format_seconds(seconds)}" for label, seconds in row.parts)
+        + f"; {row.how})"
+        for row in table.rows
+    ) + "."  # fmt: skip
