@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments import measured
 from gemini_lab.experiments.figure import STYLE, Figure
 
 FIGURES: Final = (
@@ -39,7 +40,7 @@ def index(figures: Sequence[Figure]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Figures</title>'
         f"<style>{STYLE}</style></head><body><h1>The paper's figures</h1>"
-        "<p>Every value says whether it is the paper's, a formula's or a simulation's.</p>"
+        "<p>Every value says whether it is the paper's, a formula's, simulated or measured.</p>"
         f"{items}</body></html>"
     )
 
@@ -51,16 +52,20 @@ def command(argv: list[str]) -> int:
     )
     parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
     parser.add_argument("--all", action="store_true", help="every figure")
+    parser.add_argument(
+        "--measured", type=Path, nargs="+", default=[], metavar="FILE",
+        help="results of `gemini-lab bench schemes|contention --json FILE`, to draw beside",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
     options = parser.parse_args(argv)
     names = FIGURES if options.all else tuple(options.names)
-    if not names:
-        parser.error("name some figures, or use --all")
-    figures = []
-    for name in names:
-        figures.append(make(name))
-        figures[-1].write(options.out)
-        print(f"{figures[-1].title}\n{figures[-1].table()}\n")  # noqa: T201
+    if not names and not options.measured:
+        parser.error("name some figures, or use --all, or --measured FILE")
+    figures = [make(name) for name in names]
+    figures += [figure for path in options.measured for figure in measured.figures(path)]
+    for figure in figures:
+        figure.write(options.out)
+        print(f"{figure.title}\n{figure.table()}\n")  # noqa: T201
     (options.out / "index.html").write_text(index(figures), encoding="utf-8")
     print(f"written to {options.out / 'index.html'}")  # noqa: T201
     return 0

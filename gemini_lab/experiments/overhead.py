@@ -8,12 +8,20 @@ import tempfile
 from typing import Final
 
 from gemini_lab.bench import Row
-from gemini_lab.experiments.timed_runs import TimedRun, Workload, in_lab, under_torchrun
+from gemini_lab.experiments.timed_runs import (
+    AS_IF_LARGE,
+    TimedRun,
+    Workload,
+    in_lab,
+    under_torchrun,
+)
 from gemini_lab.lab import Lab
 from gemini_lab.pipeliner.bench import memory_rows, wire_rows
 from gemini_lab.units import MB, MIB
 
-IDLE: Final = Workload(iterations=40, counted=16, layer_s=0.04, link_bytes_per_s=80.0 * MB)
+IDLE: Final = Workload(
+    iterations=40, counted=16, layer_s=0.04, link_bytes_per_s=80.0 * MB, zero=AS_IF_LARGE
+)
 """A paced link, idle for longer than a checkpoint takes, as an accelerator would leave it."""
 LOOPBACK: Final = Workload(size="small", iterations=12, counted=8)
 """Nothing emulated: computing, copying and sending share the CPU."""

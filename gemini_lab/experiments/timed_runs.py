@@ -31,6 +31,8 @@ With the usual ones a tiny model's parameters all stay in place, or are gathered
 iteration has one long idle span. With these every weight is gathered for each pass and gradients
 leave in buckets, as in models that are much larger than the usual thresholds.
 """
+FEW_SPANS: Final[dict[str, int]] = {"stage3_param_persistence_threshold": 10_000}
+"""All weights are gathered at once for each micro-batch: one long idle span in each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Workload:
         size: Of the GPT.
         accumulate: Micro-batches of an iteration: more of them are more training traffic beside the
             same checkpoint.
-        zero: Settings of ZeRO; see `AS_IF_LARGE`.
+        zero: Settings of ZeRO, such as `AS_IF_LARGE` or `FEW_SPANS`.
         iterations: Of each run.
         counted: How many of the last ones count; before them a schedule must have been made.
         layer_s: Emulated accelerator time of a block's forward pass.

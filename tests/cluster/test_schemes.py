@@ -57,6 +57,23 @@ def test_every_scheme_gives_the_same_losses(pair, undisturbed, settings):
         assert set(sent.values()) == {size_bytes}
 
 
+def test_two_workers_of_a_node_share_its_link_and_change_no_loss(undisturbed, tmp_path):
+    """Together they send no faster than the one link that their node has."""
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    with Lab(2, 0, workers_per_node=2, folder=tmp_path) as lab:
+        run = lab.train(job, persistent_url=None, scheme="gemini", **PACED).wait(250)
+    assert run.report().losses_match(undisturbed(iterations=ITERATIONS, nodes=4))
+    (planned,) = events_of(run, "profiled")
+    chunks = [event for event in events_of(run, "transfer") if event.data["span"] is not None]
+    newest = max(event.data["version"] for event in chunks)
+    for ranks in ({0, 1}, {2, 3}):
+        sent = [e for e in chunks if e.data["rank"] in ranks and e.data["version"] == newest]
+        assert {event.data["rank"] for event in sent} == ranks
+        lasted_s = max(e.data["end_s"] for e in sent) - min(e.data["start_s"] for e in sent)
+        assert sum(event.data["sent_bytes"] for event in sent) <= 1.01 * 80e6 * lasted_s
+    assert planned.data["profile"]["world_size"] == 4
+
+
 def test_a_naive_piece_larger_than_the_buffer_is_refused_and_training_goes_on(pair, undisturbed):
     job = gpt_job(size="tiny", iterations=ITERATIONS)
     run = pair.train(job, persistent_url=None, scheme="naive", buffer_bytes="16 KiB", **PACED).wait(

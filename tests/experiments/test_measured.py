@@ -1,10 +1,23 @@
 """What the rows of measured comparisons say of the runs that they are made of."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini_lab.bench import Row
+from gemini_lab.errors import ConfigError
+from gemini_lab.events import Event
+from gemini_lab.experiments import measured
+from gemini_lab.experiments.contention import LINK_BYTES_PER_S, breaking_point, crossing
+from gemini_lab.experiments.contention import rows as contention_rows
 from gemini_lab.experiments.overhead import IDLE, compare
-from gemini_lab.experiments.schemes import rows
-from gemini_lab.experiments.timed_runs import TimedRun
+from gemini_lab.experiments.schemes import SCHEMES, rows
+from gemini_lab.experiments.timed_runs import TimedRun, idle_s, network_times
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.training.gpt_job import deepspeed_config, parse
 
 
 def test_a_ratio_is_that_of_two_runs_of_the_same_turn() -> None:
@@ -31,3 +44,127 @@ def test_a_refused_scheme_is_told_from_one_that_was_used() -> None:
     assert by_name["gemini / none"].values == pytest.approx((1.1,))
     assert by_name["gemini / none, as predicted"].values == pytest.approx((1.5,))
     assert "naive / none, as predicted" not in by_name
+
+
+def event(kind: str, at_s: float, **data) -> Event:
+    return Event(kind=kind, at_s=at_s, node="node-0", data={"rank": 0, **data})
+
+
+def test_idle_time_is_what_neither_training_nor_chunks_took() -> None:
+    """A collective of 2 s, chunks of 1.5 s of which 0.5 s overlap with it, in 10 s."""
+    events = [
+        event("iteration", 110.0, iteration=7, duration_s=10.0),
+        event("transfer", 111.0, start_s=101.5, end_s=103.0),
+        event("transfer", 111.0, start_s=90.0, end_s=95.0),
+        event("collectives", 110.0, iteration=7, began_s=100.0, starts_s=[0.0], ends_s=[2.0]),
+    ]
+    left_s, checkpoint_s = network_times(events)
+    assert left_s == pytest.approx(7.0)
+    assert checkpoint_s == pytest.approx(1.0)
+    assert network_times(events[:2]) == (0.0, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 15), st.floats(0, 5)).map(lambda p: (p[0], p[0] + p[1])))
+)  # fmt: skip
+def test_idle_time_is_that_of_a_fine_ruler(busy) -> None:
+    step_s = 0.01
+    marks = [step_s * (n + 0.5) for n in range(1000)]
+    free = sum(not any(start_s <= at_s < end_s for start_s, end_s in busy) for at_s in marks)
+    assert idle_s(0.0, 10.0, busy) == pytest.approx(free * step_s, abs=step_s * (len(busy) + 1))
+
+
+def test_a_job_of_micro_batches_trains_under_the_thresholds_of_the_comparison() -> None:
+    arguments = IDLE.job(Path("times.json")).args
+    options = parse(list(arguments))
+    config = deepspeed_config(options, on_gpu=False)
+    assert config["zero_optimization"] == {"stage": 3, **IDLE.zero}
+    assert config["gradient_accumulation_steps"] == IDLE.accumulate
+
+
+PLAN = {
+    "schedule": {"predicted_iteration_s": 1.0, "iteration_s": 1.0},
+    "calibration": {"bandwidth_bytes_per_s": LINK_BYTES_PER_S, "alpha_s": 0.0},
+}
+
+
+def paced(room: float, *, cost: float) -> dict[str, TimedRun]:
+    """Runs without and with checkpoints whose idle time is `room` times their checkpoint's."""
+    size_bytes = int(0.1 * LINK_BYTES_PER_S)
+    profile = Profile.synthetic(iteration_s=1.0, idle_spans_s=[room * 0.1 / 2] * 2, world_size=2)
+    plan = PLAN | {"profile": json.loads(profile.to_json())}
+    gemini = TimedRun(iteration_s=cost, idle_s=room * 0.1, sent_bytes=size_bytes, planned=plan)
+    return {"none": TimedRun(iteration_s=1.0), "gemini": gemini}
+
+
+def test_the_scheduler_predicts_where_traffic_stops_fitting() -> None:
+    """At the default mu of 0.8, idle time has to be 1.25 times what the checkpoint takes."""
+    found = breaking_point(paced(4.0, cost=1.0)["gemini"])
+    assert found == pytest.approx(1 / 0.8, rel=1e-3)
+    assert breaking_point(paced(1.0, cost=1.0)["gemini"]) is None
+
+
+def test_contention_is_felt_where_the_measured_line_crosses_the_threshold() -> None:
+    assert crossing([(3.0, 1.0), (1.0, 1.04)], level=1.02) == pytest.approx(2.0)
+    assert crossing([(3.0, 1.0), (1.0, 1.01)], level=1.02) is None
+    assert crossing([(3.0, 1.5), (1.0, 1.6)], level=1.02) == 3.0
+
+
+def test_the_sweep_says_both_breaking_points() -> None:
+    turn = {0.02: paced(4.0, cost=1.0), 0.0: paced(1.0, cost=1.04)}
+    found = {(row.name, row.settings.get("layer_s")): row for row in contention_rows([turn])}
+    assert found["idle / checkpoint", 0.02].values == pytest.approx((4.0,))
+    assert found["gemini / none", 0.0].values == pytest.approx((1.04,))
+    assert found["felt, as measured: idle / checkpoint", None].values == pytest.approx((2.5,))
+    stops = found["stops fitting, as predicted: idle / checkpoint", None]
+    assert stops.values == pytest.approx((1.25,), rel=1e-3)
+
+
+def recorded(path: Path, bench: str, found: list[Row]) -> Path:
+    """What `gemini-lab bench NAME --json` writes."""
+    machine = {"system": "here", "cores": 2, "load_1_min": 0.5}
+    record = {"bench": bench, "machine": machine, "load_1_min_after": 0.7}
+    path.write_text(json.dumps(record | {"rows": [row.to_json() for row in found]}))
+    return path
+
+
+def test_results_become_figures_beside_the_papers_and_name_what_was_emulated(tmp_path) -> None:
+    plan = {"schedule": {"predicted_iteration_s": 2.0, "iteration_s": 2.0}}
+    times = {"planned": plan, "idle_s": 0.4, "idle_left_s": 0.3, "checkpoint_s": 0.1}
+    turn = {scheme: TimedRun(iteration_s=2.2) for scheme in SCHEMES} | {
+        "none": TimedRun(iteration_s=2.0),
+        "naive": TimedRun(iteration_s=2.5, notes=("node-0: the scheme was refused: 1 GiB",)),
+        "gemini": TimedRun(iteration_s=2.02, **times),
+    }
+    seventh, eighth, sixteenth = measured.figures(
+        recorded(tmp_path / "a.json", "schemes", rows([turn]))
+    )
+    (added,) = seventh.of("measured")
+    assert added.y == pytest.approx(1.0)
+    assert max(point.y for point in seventh.of("paper")) == pytest.approx(0.46, abs=0.01)
+    assert [point.y for point in eighth.of("measured")] == pytest.approx([20, 5, 15])
+    naive = next(point for point in sixteenth.of("measured") if "naive" in point.x)
+    assert (naive.y, naive.text) == (None, "refused")
+    assert "1 GiB" in naive.how
+    for figure in (seventh, eighth, sixteenth):
+        assert "links are paced" in figure.notes[0]
+        assert figure.png().startswith(b"\x89PNG")
+
+
+def test_the_sweep_is_drawn_from_its_results(tmp_path) -> None:
+    turn = {0.02: paced(4.0, cost=1.0), 0.0: paced(1.0, cost=1.04)}
+    (figure,) = measured.figures(
+        recorded(tmp_path / "a.json", "contention", contention_rows([turn]))
+    )
+    points = {point.x: point.y for point in figure.of("measured")}
+    assert points == pytest.approx({4.0: 0.0, 1.0: 4.0})
+    assert len(figure.of("model")) == 2
+    assert any("felt" in note for note in figure.notes)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"bench": "copy", "rows": []}'])
+def test_a_file_without_drawable_results_is_refused(tmp_path, text) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="gemini-lab bench schemes"):
+        measured.figures(path)
