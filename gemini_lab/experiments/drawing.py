@@ -106,12 +106,16 @@ def _bars(axes: Any, figure: Figure) -> None:
         )  # fmt: skip
         for x, point in zip(xs, points, strict=True):
             label = f"{point.y:.3g}" if point.y is not None else point.text or "none"
-            top = max(point.y or 0.0, point.high or 0.0) or axes.get_ylim()[0]
+            floor = axes.get_ylim()[0] if figure.log_y else 0.0
+            top = max(point.y or floor, point.high or floor, floor)
             axes.annotate(
                 label, (x, top), xytext=(0, 3), ha="center", textcoords="offset points",
                 fontsize=7, rotation=0 if width > 0.1 else 90,
             )  # fmt: skip
-    axes.set_xticks(range(len(categories)), categories, fontsize=9)
+    labels = [category.replace(", ", ",\n") for category in categories]
+    axes.set_xticks(range(len(categories)), labels, fontsize=9)
+    if not figure.log_y:
+        axes.axhline(0, color="black", linewidth=0.8)
     axes.margins(y=0.18)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
@@ -130,7 +134,7 @@ def _timeline(axes: Any, figure: Figure) -> None:
                 edgecolor="white", hatch="//" if point.origin == "paper" else "",
                 label=series if not axes.get_legend_handles_labels()[1].count(series) else None,
             )  # fmt: skip
-            if (point.y or 0) > longest / 16:
+            if (point.y or 0) > longest / 11:
                 axes.annotate(
                     f"{point.y:.3g} {figure.unit}",
                     (ends[row] + (point.y or 0) / 2, lines.index(row)),
