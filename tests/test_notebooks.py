@@ -19,6 +19,7 @@ from gemini_lab.events import Event
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted((FOLDER / "src").glob("*.py"))
+PARTS = ("exercise", "solution", "check")
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
@@ -86,23 +87,30 @@ def test_one_cell_takes_papermills_parameters(source):
 
 
 @each_notebook
-def test_solutions_are_folded(source):
-    solutions = tagged(read(source), "solution")
-    assert solutions
-    assert all(cell.metadata.jupyter.source_hidden for cell in solutions)
+def test_every_exercise_has_its_solution_and_then_its_check(source):
+    order = [
+        tag for cell in read(source).cells for tag in cell.metadata.get("tags", []) if tag in PARTS
+    ]
+    assert order
+    assert order == list(PARTS) * (len(order) // len(PARTS))
 
 
 @each_notebook
-def test_the_students_edition_asks_for_an_answer(source):
-    """Without the solution the check fails at once, and says what to do."""
+def test_solutions_are_folded(source):
+    assert all(cell.metadata.jupyter.source_hidden for cell in tagged(read(source), "solution"))
+
+
+@each_notebook
+def test_the_students_edition_asks_for_each_answer(source):
+    """Without its solution, and whatever became of others, a check says at once what to do."""
     edition = read(source, with_solutions=False)
     assert not tagged(edition, "solution")
-    known: dict[str, object] = {}
-    for cell in tagged(edition, "exercise"):
-        exec(cell.source, known)
-    for cell in tagged(edition, "check"):
+    exercises, checks = tagged(edition, "exercise"), tagged(edition, "check")
+    for exercise, check in zip(exercises, checks, strict=True):
+        known: dict[str, object] = {}
+        exec(exercise.source, known)
         with pytest.raises(AssertionError, match="no answer yet"):
-            exec(cell.source, known)
+            exec(check.source, known)
 
 
 def run_in(folder: Path) -> Run:
@@ -145,20 +153,36 @@ def test_a_hostile_name_stays_text_in_a_notebook(tmp_path):
     assert "&lt;b&gt;node" in html
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(missing_programs()), reason=missing_programs() or "all there")
-@each_notebook
-def test_a_notebook_runs_and_leaves_no_process(source, tmp_path):
-    """Its own check cell gives the verdict."""
+def starts_nodes(source: Path) -> bool:
+    return "Lab(" in source.read_text(encoding="utf-8")
+
+
+def to_run(source: Path) -> object:
+    """A notebook that starts nodes is skipped where none can be started."""
+    if not starts_nodes(source):
+        return pytest.param(source, id=source.stem)
+    why = missing_programs()
+    marks = [pytest.mark.cluster, pytest.mark.skipif(bool(why), reason=why or "all there")]
+    return pytest.param(source, id=source.stem, marks=marks)
+
+
+def said_by(cell: nbformat.NotebookNode, stream: str) -> str:
+    return "".join(out.get("text", "") for out in cell.outputs if out.get("name") == stream)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("source", [to_run(source) for source in SOURCES])
+def test_a_notebook_runs_without_a_warning_and_leaves_no_process(source, tmp_path):
+    """Its own check cells give the verdicts."""
     notebook = read(source)
     NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     ).execute()
-    said = "".join(
-        output.get("text", "") for cell in tagged(notebook, "check") for output in cell.outputs
-    )
-    assert said.splitlines()[-1].startswith("right")
+    for check in tagged(notebook, "check"):
+        assert said_by(check, "stdout").splitlines()[-1].startswith("right")
+    warnings = [said_by(cell, "stderr") for cell in notebook.cells if cell.cell_type == "code"]
+    assert "".join(warnings) == ""
     assert processes_in(tmp_path) == []
 
 

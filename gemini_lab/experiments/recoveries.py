@@ -46,7 +46,7 @@ def figure(recoveries: Mapping[str, Recovery]) -> Figure:
         y_label="",
         points=tuple(sorted(points, key=lambda point: order.index(point.series))),
         notes=(
-            "Agreement: fencing old workers, asking who holds what, planning. The paper gives no time.",
+            "Agreement: fencing old workers, asking who holds what, planning; untold in the paper.",
             "Serialisation is the paper's alone: here memory keeps a version as it is read.",
             "The paper's retrieval takes less than 3 s and is drawn as 3 s.",
         ),

@@ -1,0 +1,207 @@
+# %% [markdown]
+# # When is the network idle?
+#
+# **Goal.** Profile a training job that really runs, find the spans of time in which its network
+# carries nothing, and judge whether they come back regularly enough to plan with.
+#
+# **Time.** About a minute to run on a laptop with two cores, forty to read and try. No GPU is
+# needed.
+#
+# A checkpoint of every iteration has to travel over the network that training uses itself. It costs
+# training nothing only where that network would have been *idle*. So GEMINI first watches (paper,
+# section 5.4): for some iterations it sends no checkpoint in the way of training, writes down when
+# each collective starts and ends, and keeps the mean. That is the job's *profile*, and the times
+# between the collectives are its *idle spans*.
+
+# %%
+import matplotlib.pyplot as plt
+
+from gemini_lab import Lab
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.timed_runs import AS_IF_LARGE
+from gemini_lab.profiler.show import timeline
+from gemini_lab.training.gpt import named_size, parameter_count
+
+# %% [markdown]
+# The paper's profile takes 20 iterations; eight are enough here. `papermill 02_profiling.ipynb
+# out.ipynb -p profile_iterations 20 -p link "20 MB/s"` runs the whole notebook with other values.
+
+# %% tags=["parameters"]
+profile_iterations = 8
+layer_ms = 20
+link = "40 MB/s"
+
+# %% [markdown]
+# ## 1. A job on a machine that is slow enough
+# Two nodes train a GPT of half a million parameters with ZeRO-3. On one machine, "network" is a
+# memory copy and computing fights with it for the same two cores, so three things are emulated, and
+# nothing else is:
+#
+# - each node's **link** is paced to 40 MB/s, for training and checkpoints alike;
+# - each block of the model takes 20 ms **longer** in the forward pass and 40 ms in the backward
+#   pass, asleep, as if an accelerator computed meanwhile;
+# - ZeRO-3's thresholds, made for billions of parameters, are **scaled down** with the model. With
+#   the usual ones so small a model would stay in one piece.
+
+# %%
+lab = Lab(nodes=2, standbys=0)
+emulated = {"layer_s": layer_ms / 1000, "zero": AS_IF_LARGE}
+job = gpt_job(size="tiny", iterations=1000, **emulated)
+AS_IF_LARGE
+
+# %% [markdown]
+# ## 2. Profile it
+# **Predict**, with paper and pencil: ZeRO-3 gathers the weights of each layer before it is used, in
+# the forward and again in the backward pass, and adds up gradients over all nodes in the backward
+# pass. There are two blocks. How many long idle spans will one iteration have? Which are longer?
+#
+# `lab.profile` trains until all ranks have a profile, has them agree on the mean of what they saw,
+# and stops the job. A cell that ends in the profile draws it.
+
+# %%
+profile = lab.profile(job, link_bytes_per_s=link, profile_iterations=profile_iterations)
+profile
+
+# %% [markdown]
+# **Explain.** Where are the two forward passes, where the two backward passes? Why does the last
+# third have no long span, although nothing is emulated there? And what is sent after the update?
+#
+# The same in four lines of text. `gemini-lab profile train.py` makes such a profile of any
+# DeepSpeed script, without a lab.
+
+# %%
+print(timeline(profile))
+
+# %% [markdown]
+# ## 3. Does it repeat?
+# A profile is a mean, and a mean can lie. Here is every single iteration of the same run, as its
+# event log has it: time to the right, one line an iteration, a bar where training held the network.
+#
+# **Predict**: while it was profiled, the lab still sent every second version in the background, as
+# fast as the link took it. Will you see that?
+
+# %%
+calls = [e.data for e in lab.run.events("collectives") if e.data["rank"] == 0]
+sent = {e.data["version"] for e in lab.run.events("version_complete")}
+_, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+axes.set(xlabel="ms since the iteration began (orange: a version travels)", ylabel="iteration")
+for call in calls:
+    pairs = zip(call["starts_s"], call["ends_s"], strict=True)
+    bars = [(1000 * start, 1000 * (end - start)) for start, end in pairs]
+    is_loaded = call["iteration"] - 1 in sent
+    axes.broken_barh(bars, (call["iteration"] - 0.4, 0.8), color="C1" if is_loaded else "C0")
+
+# %% [markdown]
+# **Explain.** Blue lines are what the profile is made of. Orange ones show why a checkpoint should
+# not leave just like that: it shares the link with training's own traffic, which then takes longer,
+# and so does the iteration. (The lowest lines are the job settling down; they count for nothing.)
+#
+# How regular is regular enough? The paper saw a standard deviation below 10 % of the mean and
+# called the time line almost constant; a profile here counts as steady up to the same 10 %. If
+# yours says "unsteady", the figure above shows which iterations were disturbed, by whatever else
+# your machine does: then it is better to profile again than to plan with it.
+
+# %%
+print(profile.verdict)
+
+# %% [markdown]
+# And span by span, the longest ones first, with their standard deviations. A short span varies most
+# in proportion, but there is little to lose in it.
+
+# %%
+_, axes = plt.subplots(figsize=(9, 2.6), layout="constrained")
+axes.set(xlabel="idle span: ms since the iteration began", ylabel="length, ms")
+longest = sorted(profile.idle_spans, key=lambda span: -span.duration_s)[:12]
+names = [f"at {1000 * span.start_s:.0f}" for span in longest]
+lengths_ms, stds_ms = zip(*((1e3 * s.duration_s, 1e3 * s.std_s) for s in longest), strict=True)
+bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color="C2")
+
+# %% [markdown]
+# **Beside the paper.** Figs. 7 and 8 give 10.0 s of idle network in an iteration of 64.9 s for
+# GPT-2 100B on 16 p4d machines (read off the bars). The share is larger here, because we chose the
+# link and the layers so. Whether a checkpoint fits in is another question, and that of lab 04.
+
+# %%
+share = profile.idle_s / profile.iteration_s
+print(f"paper, GPT-2 100B, measured: {10.0 / 64.9:4.0%} of an iteration is idle network")
+print(f"here, {link}, measured:    {share:4.0%}, with the emulations above")
+
+# %% [markdown]
+# ## 4. What changes with the batch?
+# **Predict**: with four times the batch, an accelerator would compute about four times as long.
+# What happens to the length of the spans, to their number, and to the bytes on the wire?
+
+# %%
+four_times = {**emulated, "layer_s": 4 * emulated["layer_s"]}
+large_batch = gpt_job(size="tiny", iterations=1000, batch=8, **four_times)
+wide = lab.profile(large_batch, link_bytes_per_s=link, profile_iterations=3)
+wide
+
+# %%
+for name, one in (("batch of 2", profile), ("batch of 8", wide)):
+    idle_ms, share = 1000 * one.idle_s, one.idle_s / one.iteration_s
+    print(f"{name}: {one.traffic_bytes} B in {len(one.collectives)} collectives, ", end="")
+    print(f"idle {idle_ms:.0f} ms = {share:.0%}, fingerprint {one.fingerprint}")
+
+# %% [markdown]
+# **Explain.** The sequence of collectives, their names and bytes, follows from the model and from
+# ZeRO's settings; the batch only moves them apart. So the fingerprint, a hash of that sequence, is
+# the same, and `profile.check_fits` would take one for the other. A schedule made for the small
+# batch would leave idle time unused with the large one; the other way round, it would not fit its
+# spans. When the *sequence* changes in the middle of a run, every rank notices, versions go back to
+# the background, and the job is profiled again.
+#
+# ## Exercise 1
+# How many bytes does one iteration put on the wire **for each parameter**, counting the full size
+# of every collective as the profile does? Think first: numbers are fp32 here, and you know what is
+# gathered and what is reduced.
+
+# %% tags=["exercise"]
+bytes_per_parameter = None  # a number
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+# Weights are gathered twice, gradients reduced once: three times four bytes.
+bytes_per_parameter = 3 * 4
+
+# %% tags=["check"]
+assert bytes_per_parameter is not None, "no answer yet: set `bytes_per_parameter` in the cell above"
+parameters = parameter_count(named_size("tiny"))
+ratio = profile.traffic_bytes / (bytes_per_parameter * parameters)
+assert 0.98 < ratio < 1.02, f"{ratio:.2f} times as much is in the log; how often is each one sent?"
+print(f"right: {profile.traffic_bytes / parameters:.2f} bytes for each of {parameters} parameters")
+
+# %% [markdown]
+# The paper's models train in 16 bit, so it is half as much there: 600 GB an iteration for 100
+# billion parameters. And a checkpoint? Twelve bytes for each parameter, too (fp32 weights and
+# Adam's two moments), but divided among the ranks.
+#
+# ## Exercise 2
+# A profile is good for the job it was made with. Write a job **with the same tiny model** whose
+# profile has another fingerprint. (Which of `AS_IF_LARGE` would you change?)
+
+# %% tags=["exercise"]
+other_job = None  # gpt_job(size="tiny", iterations=1000, ...)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+# Another rule for what is sent when: gradients all at once.
+buckets = {**AS_IF_LARGE, "reduce_bucket_size": 10_000_000}
+other_job = gpt_job(size="tiny", iterations=1000, zero=buckets)
+
+# %% tags=["check"]
+assert other_job is not None, "no answer yet: set `other_job` to a gpt_job in the cell above"
+assert other_job.args[:2] == job.args[:2], "another model; keep size='tiny'"
+other = lab.profile(other_job, link_bytes_per_s=link, profile_iterations=3)
+assert other.fingerprint != profile.fingerprint, "the same collectives in the same order"
+print("right:", len(other.collectives), "collectives instead of", len(profile.collectives))
+
+# %% [markdown]
+# ## Further
+# - What does `lab.profile(job, profile_iterations=20)` without a link to pace say? How many idle
+#   spans are left, and would you trust them?
+# - Lab 04 fills these spans with chunks.
+# - Paper: section 5.4 on profiling, Figs. 7 and 8 on idle time.
+#
+# ## Close
+
+# %%
+lab.close()
