@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Final
 import psutil
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.units import format_bytes, format_seconds
 
 BENCHES: Final[dict[str, tuple[str, str]]] = {
     "planner": (
@@ -50,6 +52,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
     "schemes": (
         "gemini_lab.experiments.schemes:bench",
         "the five schemes of the paper's Fig. 16 on one paced link",
+    ),
+    "contention": (
+        "gemini_lab.experiments.contention:bench",
+        "less and less idle time, until checkpoints no longer fit",
     ),
 }
 """Name: (`module:function` taking the repeats and returning rows, help)."""
@@ -133,16 +139,39 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for people."""
-    lines = [f"{'measured':<52}{'median':>12}  {'95 % interval':<26}{'repeats':>7}"]
+    """The rows for people, in lines of at most 100 characters.
+
+    What a row was measured with stands below it, as far as the row above had it otherwise.
+    """
+    lines = [f"{'measured':<52}{'median':>12}  {'95 % interval':<27}{'repeats':>7}"]
+    above: dict[str, Any] = {}
     for row in rows:
         low, high = row.interval
-        settings = " ".join(f"{key}={value}" for key, value in row.settings.items())
         lines.append(
-            f"{f'{row.name} {settings}':<52}{row.median:>10.4g} {row.unit:<2}"
-            f"{f'{low:.4g} to {high:.4g}':<26}{len(row.values):>7}"
+            f"{row.name:<52}{row.median:>12.4g}  {f'{low:.4g} to {high:.4g} {row.unit}':<27}"
+            f"{len(row.values):>7}".rstrip()
         )
+        other = [_setting(k, v) for k, v in row.settings.items() if above.get(k) != v]
+        if other:
+            lines += _below(f"with {', '.join(other)}", indent=4)
+        above = row.settings or above
     return "\n".join(lines)
+
+
+def _below(text: str, *, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text, 100, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4)
+    )
+
+
+def _setting(name: str, value: Any) -> str:
+    """One setting for people: `link 38.1 MiB/s` for `link_bytes_per_s=4e7`."""
+    for suffix, text in (("_bytes_per_s", "{}/s"), ("_bytes", "{}")):
+        if name.endswith(suffix) and isinstance(value, (int, float)):
+            return f"{name.removesuffix(suffix)} {text.format(format_bytes(value))}"
+    if name.endswith("_s") and isinstance(value, (int, float)):
+        return f"{name.removesuffix('_s')} {format_seconds(value)}"
+    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCHES) -> int:

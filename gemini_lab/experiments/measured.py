@@ -111,6 +111,13 @@ def contention(record: Mapping[str, Any]) -> Figure:
         for row in rows
         if row["name"] in origins
     ]
+    tops = [point.high or 0.0 for point in points]
+    points += [
+        Point(series="scheduler: stops fitting", x=row["median"], y=y, origin="model",
+              how="idle time at which its chunks no longer fit, from the roomiest profile alone")
+        for row in rows if row["name"].startswith("stops fitting")
+        for y in (0.0, max(tops))
+    ]  # fmt: skip
     notes = [
         f"{row['name']} {row['median']:.2f} ({row['low_95']:.2f} to {row['high_95']:.2f})"
         for row in rows

@@ -158,7 +158,9 @@ def test_the_sweep_is_drawn_from_its_results(tmp_path) -> None:
     )
     points = {point.x: point.y for point in figure.of("measured")}
     assert points == pytest.approx({4.0: 0.0, 1.0: 4.0})
-    assert len(figure.of("model")) == 2
+    model = [(point.series, point.x) for point in figure.of("model")]
+    assert model[:2] == [("Gemini", 4.0), ("Gemini", 1.0)]
+    assert model[2][1] == model[3][1] == pytest.approx(1.25, rel=1e-3)
     assert any("felt" in note for note in figure.notes)
 
 
