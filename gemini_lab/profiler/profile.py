@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.shown import Shown
 from gemini_lab.units import format_bytes, format_seconds
 
 STEADY_VARIATION: Final = 0.10
@@ -77,7 +78,7 @@ class IdleSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Shown):
     """The network's time line of one iteration, seen from one rank.
 
     Attributes:

@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
+from gemini_lab.shown import Shown
+
 Tier = Literal["memory", "persistent", "start"]
 
 
@@ -48,7 +50,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryPlan:
+class RecoveryPlan(Shown):
     """What every node does to bring training back.
 
     Attributes:

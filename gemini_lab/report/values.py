@@ -10,6 +10,7 @@ from gemini_lab.events import read_events
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.shown import Shown
 from gemini_lab.wasted_time import wasted_time_s
 
 Outcome = Literal["finished", "failed", "unfinished"]
@@ -87,7 +88,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class Recovery(Shown):
     """One recovery, from the failure to the first iteration after it.
 
     Attributes:
@@ -231,7 +232,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
+class RunReport(Shown):
     """What a run did.
 
     Attributes:
@@ -321,11 +322,6 @@ class RunReport:
 
     def __str__(self) -> str:
         from gemini_lab.report.text import render  # noqa: PLC0415 - it draws this class
-
-        return render(self)
-
-    def _repr_html_(self) -> str:
-        from gemini_lab.report.html import render  # noqa: PLC0415 - it draws this class
 
         return render(self)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gemini_lab.events import Event
+from gemini_lab.shown import Shown
 from gemini_lab.simulator.policy import Policy
 
 
@@ -38,7 +39,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Shown):
     """One policy's run. Every number in it is simulated.
 
     Attributes:

@@ -190,13 +190,6 @@ def test_json_keeps_every_bit_of_a_loss(failing):
     assert record["recoveries"][0]["wasted_s"] == pytest.approx(2.3)
 
 
-def test_a_notebook_shows_a_table_and_escapes_what_is_in_the_log(failing):
-    html = replace(build_report(failing), name="<b>")._repr_html_()
-
-    assert html.count("<tr>") == 2
-    assert "&lt;b&gt;" in html
-
-
 def test_the_command_prints_compares_and_writes(save, steady, failing, capsys, monkeypatch):
     folder = save("one", failing)
     save("steady", steady)
