@@ -4,9 +4,12 @@ import itertools
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
+from gemini_lab_widgets.drawings import view
+from gemini_lab_widgets.drawings.canvas import ticks
+from gemini_lab_widgets.drawings.placement import chances
 from IPython.core.formatters import DisplayFormatter
 
 from gemini_lab.errors import ConfigError
@@ -21,9 +24,6 @@ from gemini_lab.simulator.policy import gemini
 from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.workload import paper_workload
 from gemini_lab.units import GIB
-from gemini_lab_widgets.drawings import view
-from gemini_lab_widgets.drawings.canvas import ticks
-from gemini_lab_widgets.drawings.placement import chances
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&]]>\x00\u202e$x$"
 NAMES = ("placement", "profile", "schedule", "plan", "report", "recovery", "outcome")
@@ -123,7 +123,7 @@ class Reader(HTMLParser):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_value_shows_a_picture_a_table_and_plain_text_by_itself(simulated, name):
     forms, _ = DisplayFormatter(active_types=[]).format(values(simulated)[name])
-    ElementTree.fromstring(forms["image/svg+xml"])
+    ET.fromstring(forms["image/svg+xml"])
     assert {"svg", "table", "title", "desc"} <= Reader(forms["text/html"]).tags
     assert forms["text/plain"]
 
@@ -136,7 +136,7 @@ def test_a_hostile_name_stays_text_in_every_picture(simulated, name):
     assert not any(attribute.startswith("on") for attribute in page.attributes)
     assert "<img src=x" in page.text
     assert "\u202e" not in page.text
-    ElementTree.fromstring(value._repr_mimebundle_()["image/svg+xml"])
+    ET.fromstring(value._repr_mimebundle_()["image/svg+xml"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,7 +147,7 @@ def test_a_picture_needs_nothing_from_anywhere(simulated, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_drawn_outside_the_picture(simulated, name):
-    root = ElementTree.fromstring(view(values(simulated)[name]).svg())
+    root = ET.fromstring(view(values(simulated)[name]).svg())
     _, _, width, height = map(float, root.get("viewBox").split())
     for shape in root.iter():
         x, y = float(shape.get("x", 0)), float(shape.get("y", 0))
@@ -173,7 +173,7 @@ def test_what_has_no_picture_says_what_has_one():
 )
 def test_the_chances_beside_a_placement_are_those_of_trying_every_loss(placement):
     found = list(chances(placement))
-    assert [chance.lost for chance in found][0] == placement.replicas
+    assert next(chance.lost for chance in found) == placement.replicas
     for chance in found:
         assert chance.how == "exact"
         assert chance.value == pytest.approx(float(enumerated_probability(placement, chance.lost)))
@@ -188,12 +188,12 @@ def test_a_chance_that_is_not_certain_never_reads_as_certain():
 def test_a_placement_of_any_size_has_a_picture_of_bounded_size(nodes):
     svg = view(plan_placement(nodes=nodes, replicas=min(2, nodes))).svg()
     assert len(svg) < 400_000
-    ElementTree.fromstring(svg)
+    ET.fromstring(svg)
 
 
 def test_every_replica_of_a_small_placement_has_its_arrow():
     placement = plan_placement(nodes=8, replicas=3)
-    root = ElementTree.fromstring(view(placement).svg())
+    root = ET.fromstring(view(placement).svg())
     heads = [p for p in root.iter("{http://www.w3.org/2000/svg}path") if p.get("d").endswith("Z")]
     assert len(heads) == 8 * 2
 
