@@ -135,8 +135,10 @@ def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Reco
     baseline = _baseline(mine)
     if baseline is None and mine.total:
         notes.append("no persistent baseline: it takes two versions in the persistent tier")
+    others = others[-SHOWN:]
     if baseline is not None:
-        others = [*others[-SHOWN:], baseline]
+        others.append(baseline)
+        notes.append(f"{baseline.label}: a model, {baseline.cause}; {baseline.source}")
     return Recoveries(rows=_unique((*rows, *others)), total=mine.total, notes=tuple(notes))
 
 
@@ -212,8 +214,8 @@ def _baseline(mine: Losses) -> RecoveryRow | None:
         down_s=at_s,
         wasted_s=model.predicted_s,
         lost_iterations=0,
-        source="Eq. (1): a version every "
-        f"{format_seconds(model.interval_s)}, as this run wrote them",
+        source="Eq. (1) with one written every "
+        f"{format_seconds(model.interval_s)} and read in {format_seconds(model.retrieval_s)}",
     )
 
 

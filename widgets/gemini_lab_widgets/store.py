@@ -424,7 +424,7 @@ class EventStore:
         return None if self._copies.persistent == NONE else self._copies.persistent
 
     def _positions(self) -> list[NodeRow]:
-        busy: NodeHealth = "training"
+        busy: NodeHealth = "starting" if self._phase == "starting" else "training"
         if self._phase in {"recovering", "waiting for machines"}:
             busy = "recovering"
         return [

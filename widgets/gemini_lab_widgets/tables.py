@@ -10,7 +10,7 @@ from typing import Final, Literal
 Origin = Literal["measured here", "simulated", "model"]
 Phase = Literal["waiting for events", "starting", "training", "recovering", "waiting for machines",
                 "finished", "failed"]  # fmt: skip
-NodeHealth = Literal["training", "recovering", "standby", "lost"]
+NodeHealth = Literal["starting", "training", "recovering", "standby", "lost"]
 CopyState = Literal["whole", "missing", "lost"]
 
 STEPS: Final = {

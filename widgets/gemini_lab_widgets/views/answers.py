@@ -34,7 +34,9 @@ def answer_of(answer: WhatIf, table: Replicas) -> tuple[str, str, str]:
     node = table.nodes[answer.position]
     if node.health == "lost":
         return "it is lost already", "see the map", _origin(answer, table)
-    goes = f"a copy of shard {_list(answer.lost_copies)} goes with it"
+    goes = f"its copies of shards {_list(answer.lost_copies)} go with it"
+    if len(answer.lost_copies) == 1:
+        goes = f"its copy of shard {_list(answer.lost_copies)} goes with it"
     lost = "no shard: each has another whole copy"
     if answer.lost_shards:
         lost = f"shard {_list(answer.lost_shards)}: no other copy is whole"

@@ -82,6 +82,7 @@ class MemoryView(View):
             self.plot.height = 92 + (34 if len(names) <= FEW else 24) * max(2, len(names))
         stretch(self.plot.x_range, 0.0, 1.22 * max(most, table.limit_bytes or 0, 1) / scale)
         self.plot.xaxis.axis_label = unit
+        self.plot.visible = bool(rows)
         notes = list(table.notes)
         if left_out:
             notes.append(f"{left_out} nodes with less taken are not drawn")

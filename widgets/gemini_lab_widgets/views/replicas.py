@@ -17,6 +17,7 @@ ROUND: Final = 32
 STANDBYS: Final = 5
 GRID_WIDTH: Final = 690
 MARKERS: Final[dict[NodeHealth, str]] = {
+    "starting": "circle",
     "training": "circle",
     "recovering": "triangle",
     "standby": "square",
@@ -51,9 +52,9 @@ PICK: Final = """
     if (select.value !== key) select.value = key
 """
 PICK_CELL: Final = """
-    if (cb_obj.indices.length !== 1) return
-    const key = String(cells.data.position[cb_obj.indices[0]])
-    nodes.selected.indices = [nodes.data.key.indexOf(key)]
+    const picked = cb_obj.indices
+    if (picked.length > 1) return
+    nodes.selected.indices = picked.map((cell) => cells.data.position[cell])
 """
 PICK_NAME: Final = """
     const place = nodes.data.key.indexOf(cb_obj.value)
@@ -113,8 +114,9 @@ class ReplicasView(View):
         )  # fmt: skip
         marks = plot.scatter(
             "x", "y", marker="marker", size=34, source=self.nodes, fill_color="colour",
-            line_width=2, nonselection_alpha=0.55,
+            line_width=2, selection_line_width=6, selection_line_color=ORANGE,
         )  # fmt: skip
+        marks.nonselection_glyph = None
         self._follow(marks.glyph, line_color="ink")
         self._text(plot, "x", "y", self.nodes, colour="white", text="key", text_align="center",
                    text_baseline="middle", text_font_style="bold")  # fmt: skip

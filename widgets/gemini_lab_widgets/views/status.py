@@ -15,6 +15,7 @@ NAMED: Final = 32
 """Nodes that are shown one by one; of more, only standbys, lost ones and the root agent's."""
 SIGNS: Final[dict[NodeHealth, str]] = {
     "training": "●",
+    "starting": "◔",
     "recovering": "◐",
     "standby": "□",
     "lost": "✕",
@@ -22,12 +23,14 @@ SIGNS: Final[dict[NodeHealth, str]] = {
 """Health by shape."""
 COLOURS: Final[dict[NodeHealth, str]] = {
     "training": GREEN,
+    "starting": ORANGE,
     "recovering": ORANGE,
     "standby": GREY,
     "lost": RED,
 }
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
+.bk-clearfix { display: block; width: 100%; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(143px, 1fr)); gap: 10px;
   margin: 0 0 10px 0; padding: 0; }
 .tile { background: var(--gl-pale); border-radius: 8px; padding: 9px 10px 10px 12px; margin: 0;
@@ -130,7 +133,7 @@ def _survivable(status: Status) -> tuple[str, str, str]:
 
 def _nodes(status: Status) -> tuple[str, str]:
     count = Counter(node.health for node in status.nodes)
-    working = count["training"] + count["recovering"]
+    working = count["training"] + count["starting"] + count["recovering"]
     return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
 
 
@@ -167,5 +170,5 @@ def _lines(status: Status) -> list[str]:
     lines = ["; ".join(status.conditions)] if status.conditions else []
     lines += [f"note from {note}" for note in status.notes]
     if status.unread:
-        lines.append(f"{status.unread} lines of the log could not be read")
+        lines.append(f"events of the log that could not be read: {status.unread}")
     return lines

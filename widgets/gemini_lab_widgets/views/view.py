@@ -93,6 +93,7 @@ class View:
         """Write the column `text` in a colour of the theme."""
         style = {"text_font": value(FONT), "text_font_size": value("13px"), "text": "text"}
         glyphs = plot.text(x=x, y=y, source=data, **(style | options))
+        glyphs.nonselection_glyph = glyphs.selection_glyph = None
         self._follow(glyphs.glyph, text_color=colour)
 
     def _legend(self, plot: Any, place: str = "above") -> None:
