@@ -202,6 +202,17 @@ class Lab:
             )
         return report.plans[-1].profile
 
+    def controls(self, job: Job | None = None, **settings: Any) -> Any:
+        """Buttons for this lab below a cell; see `gemini_lab_widgets.controls.Controls`."""
+        from gemini_lab_widgets.controls import Controls  # noqa: PLC0415 - ipywidgets is optional
+
+        return Controls(self, job, **settings)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the lab's processes have ended, or are about to."""
+        return self._is_closed
+
     @property
     def living(self) -> tuple[str, ...]:
         """Names of the nodes whose agents live, standbys included."""

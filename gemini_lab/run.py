@@ -1,14 +1,12 @@
 """`Run`: a job under way on a lab, as its owner sees it."""
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.events import Event, EventLog, read_events
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from gemini_lab.report import RunReport
 
 CONTROL_FILE: Final = "control.json"
-GLANCE_S: Final = 0.1
-"""Between two looks of a progress bar at its run."""
 
 
 class Run:
@@ -78,6 +74,10 @@ class Run:
         """Whether the run has finished or failed."""
         return self._over.is_set()
 
+    def is_over_within(self, timeout_s: float) -> bool:
+        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
+        return self._over.wait(timeout_s)
+
     def wait(self, timeout_s: float | None = None) -> "Run":
         """Wait for the end.
 
@@ -91,7 +91,9 @@ class Run:
             raise RunFailedError(f"{self.folder.name} failed: {self.failure}")
         return self
 
-    def progress(self, total: int | None = None, *, until: int | None = None) -> "Run":
+    def progress(
+        self, total: int | None = None, *, until: int | None = None, show_output: bool = False
+    ) -> "Run":
         """Show a bar, and failures as they come, from the cell that calls this.
 
         An interrupt ends the bar, not the run.
@@ -99,29 +101,14 @@ class Run:
         Args:
             total: Iterations of the job, the bar's full length.
             until: Return once every rank has finished so many; by default at the end.
+            show_output: Show what rank 0 prints, too.
 
         Raises:
             RunFailedError: The run was given up; the message says why.
         """
-        from tqdm.auto import tqdm  # noqa: PLC0415
+        from gemini_lab.progress import show_progress  # noqa: PLC0415 - it imports this module
 
-        from gemini_lab.run_command import describe  # noqa: PLC0415 - it imports this module
-
-        goal = math.inf if until is None else until
-        seen: SimpleQueue[Event] = SimpleQueue()
-        self.watch(seen.put)
-        try:
-            with tqdm(total=total, initial=self.iteration, unit="iteration") as bar:
-                is_last = False
-                while not is_last:
-                    is_last = self._over.wait(GLANCE_S) or self.iteration >= goal
-                    while not seen.empty():
-                        if told := describe(seen.get()):
-                            bar.write(told)
-                    bar.set_postfix_str(f"{self.phase}, nodes {' '.join(self.members)}")
-                    bar.update(self.iteration - bar.n)
-        finally:
-            self._watchers = [each for each in self._watchers if each != seen.put]
+        show_progress(self, total=total, until=until, show_output=show_output)
         return self.wait() if self.is_over else self
 
     def stop(self) -> None:
@@ -153,13 +140,27 @@ class Run:
 
         return RunReport.load(self.folder)
 
-    def watch(self, watcher: Callable[[Event], None]) -> None:
-        """Call `watcher` with every event from now on, on the lab's thread."""
-        self._watchers.append(watcher)
+    def watch(self, watcher: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `watcher` with every event from now on, on the lab's thread.
 
-    def listen(self, listener: Callable[[int, list[str]], None]) -> None:
-        """Call `listener` with a rank and the lines it prints, on the lab's thread."""
-        self._listeners.append(listener)
+        Returns a function that ends this.
+        """
+        self._watchers = [*self._watchers, watcher]
+        return lambda: self._forget(watcher)
+
+    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
+        """Call `listener` with a rank and the lines it prints, on the lab's thread.
+
+        Returns a function that ends this.
+        """
+        self._listeners = [*self._listeners, listener]
+        return lambda: self._forget(listener)
+
+    def controls(self) -> Any:
+        """Buttons that make the run fail, or end it; see `gemini_lab_widgets.controls`."""
+        from gemini_lab_widgets.controls import Controls  # noqa: PLC0415 - ipywidgets is optional
+
+        return Controls(self)
 
     def __repr__(self) -> str:
         return f"<Run {self.folder.name}: iteration {self.iteration}, {self.phase}>"
@@ -213,6 +214,10 @@ class Run:
         (self.folder / CONTROL_FILE).unlink(missing_ok=True)
         with contextlib.suppress(ValueError):
             self._log.close()
+
+    def _forget(self, callback: Any) -> None:
+        self._watchers = [each for each in self._watchers if each is not callback]
+        self._listeners = [each for each in self._listeners if each is not callback]
 
     def _cast(self) -> Cast:
         living = self._living()

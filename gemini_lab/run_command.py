@@ -8,17 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.events import Event
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import Lab
 from gemini_lab.placement import plan_placement
-from gemini_lab.run import Run
 from gemini_lab.settings import Settings
-from gemini_lab.units import format_seconds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,8 +57,7 @@ def command(arguments: list[str]) -> int:
         run = lab.train(job, scenario=scenario, name=options.name, **settings)
         print(f"the run's folder is {run.folder}")  # noqa: T201
         try:
-            with follow(run):
-                run.wait()
+            run.progress(show_output=True)
         except RunFailedError as error:
             print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
             return 1
@@ -94,58 +88,4 @@ def hosts_of(options: argparse.Namespace) -> Any:
             ["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True
         )
         return names.stdout.split()
-    return None
-
-
-class follow:  # noqa: N801  (a context manager that reads like a verb)
-    """Show a run on the terminal: rank 0's lines, a progress line, and what goes wrong."""
-
-    def __init__(self, run: Run, *, total: int | None = None, show_output: bool = True) -> None:
-        self._run = run
-        self._show_output = show_output
-        self._bar: Any = tqdm(total=total, unit="iteration", dynamic_ncols=True, disable=None)
-
-    def __enter__(self) -> None:
-        self._run.watch(self._see)
-        if self._show_output:
-            self._run.listen(self._hear)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def _hear(self, rank: int, lines: list[str]) -> None:
-        if rank == 0:
-            for line in lines:
-                self._bar.write(line)
-
-    def _see(self, event: Event) -> None:
-        told = describe(event)
-        if told:
-            self._bar.write(told)
-        self._bar.set_postfix_str(f"{self._run.phase}, nodes {' '.join(self._run.members)}")
-        self._bar.update(self._run.iteration - self._bar.n)
-
-
-def describe(event: Event) -> str | None:
-    """One line for people on an event that they want to hear of."""
-    data = event.data
-    match event.kind:
-        case "injected":
-            return f"    injected: {data['failure']['kind'].replace('_', ' ')} on {event.node}"
-        case "recovery_started":
-            lost = f" ({', '.join(data['lost'])})" if data["lost"] else ""
-            return f"    failure {data['recovery']}: {data['cause'].replace('_', ' ')}{lost}"
-        case "root_elected":
-            return f"    root agent is on {data['name']}"
-        case "recovery_waiting":
-            return f"    waiting for a machine for position {data['missing']}"
-        case "recovery_finished":
-            took = format_seconds(data["duration_s"])
-            return f"    training goes on after {took}, from version {data['version']}"
-        case "persist_failed":
-            return f"    persistent tier: {data['reason']}"
-        case "unprotected" if data["rank"] == 0:
-            return "    the script never called gemini_lab.protect: it ran unprotected"
-        case "note":
-            return f"    {data['text']}"
     return None

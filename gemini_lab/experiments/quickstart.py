@@ -16,8 +16,6 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import Lab
 from gemini_lab.report import Comparison, RunReport
-from gemini_lab.run import Run
-from gemini_lab.run_command import follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,21 +88,15 @@ def loss_table(undisturbed: RunReport, disturbed: RunReport, *, rows: int = 8) -
 def run_main_job(lab: Lab, job: Job, scenario: Scenario, *, iterations: int) -> Result:
     """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
     print("first, a run that never fails:")  # noqa: T201
-    undisturbed = _watched(lab.train(job, name="undisturbed", persistent_url=None), iterations)
+    undisturbed = lab.train(job, name="undisturbed", persistent_url=None).progress(iterations)
     print("\nnow the same job with failures:")  # noqa: T201
-    disturbed = _watched(
-        lab.train(job, name="with-failures", scenario=scenario, persist_every_iterations=10),
-        iterations,
-    )
+    disturbed = lab.train(
+        job, name="with-failures", scenario=scenario, persist_every_iterations=10
+    ).progress(iterations)
     reports = undisturbed.report(), disturbed.report()
     return Result(
         undisturbed=reports[0], disturbed=reports[1], comparison=reports[1].losses_match(reports[0])
     )
-
-
-def _watched(run: Run, iterations: int) -> Run:
-    with follow(run, total=iterations, show_output=False):
-        return run.wait()
 
 
 def command(arguments: list[str]) -> int:
