@@ -7,8 +7,9 @@ from gemini_lab.experiments.figure import Figure, Point
 from gemini_lab.simulator import Outcome
 from gemini_lab.simulator.failures import DAY_S
 
+COUNTS: Final = "training that counts"
 PARTS: Final[dict[str, Callable[[Outcome], float]]] = {
-    "training that counts": lambda outcome: outcome.productive_s,
+    COUNTS: lambda outcome: outcome.productive_s,
     "done again": lambda outcome: outcome.lost_s,
     "slower or standing still": lambda outcome: max(0.0, outcome.overhead_s),
     "recovering": lambda outcome: sum(outcome.down_s.values()),
@@ -16,17 +17,23 @@ PARTS: Final[dict[str, Callable[[Outcome], float]]] = {
 """Seconds of each, which add up to the run's length."""
 
 
-def figure(outcomes: Sequence[Outcome], *, title: str) -> Figure:
+def figure(outcomes: Sequence[Outcome], *, title: str, losses_only: bool = False) -> Figure:
     """One bar a run, cut into `PARTS`, in per cent of the run's length.
 
     The first part is the effective training time ratio. `"slower or standing still"` is what
     checkpoints cost training that counts: stalls, longer iterations, fewer nodes.
+
+    Args:
+        outcomes: What `simulate` or `compare` gave.
+        title: For people.
+        losses_only: Do not draw training that counts, to see small losses.
     """
     points = [
         Point(
             series=part,
             x=outcome.policy.name,
-            y=100 * seconds(outcome) / outcome.wall_s,
+            y=None if losses_only and part == COUNTS else 100 * seconds(outcome) / outcome.wall_s,
+            text="not drawn" if losses_only and part == COUNTS else "",
             origin="simulation",
             how=f"{outcome.failures} failures in {outcome.wall_s / DAY_S:g} simulated days",
         )
@@ -36,7 +43,7 @@ def figure(outcomes: Sequence[Outcome], *, title: str) -> Figure:
     return Figure(
         name="time_use",
         title=title,
-        x_label="% of the time",
+        x_label="% of the time" + " that is lost" * losses_only,
         y_label="",
         points=tuple(points),
         kind="timeline",

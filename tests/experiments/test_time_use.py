@@ -35,3 +35,10 @@ def test_it_is_drawn_with_its_unit_and_without_totals_that_are_all_alike(outcome
     labels = [text.get_text() for text in axes.texts]
     assert any(label.endswith(" %") for label in labels)
     assert "100 %" not in labels
+
+
+def test_losses_alone_are_what_the_effective_ratio_leaves(outcomes):
+    losses: Counter[str] = Counter()
+    for point in time_use.figure(outcomes, title="ten days", losses_only=True).points:
+        losses[str(point.x)] += point.y or 0.0
+    assert losses == {o.policy.name: pytest.approx(100 * (1 - o.effective_ratio)) for o in outcomes}
