@@ -1,0 +1,241 @@
+# %% [markdown]
+# # 03 Who keeps whose replica
+#
+# **Goal.** Choose the machines that keep the copies of each shard, and know the chance that memory
+# is enough when several machines die at once.
+#
+# **Time.** A quarter of a minute to run, fifty minutes to read, predict and try. No cluster is
+# needed: the planner here is the one that real runs use.
+#
+# **Read first.** The paper's section 4; its appendices A and B if you like proofs.
+
+# %%
+from itertools import combinations
+
+import matplotlib.pyplot as plt
+
+from gemini_lab import Placement, plan_placement
+from gemini_lab import placement as chances
+from gemini_lab.experiments import fig09
+
+# %% [markdown]
+# The settings. N machines, m copies of each shard (the owner's own among them), and racks of equal
+# size.
+
+# %% tags=["parameters"]
+nodes = 16
+replicas = 2
+racks = 4
+trials = 20000  # of the Monte Carlo
+
+# %% [markdown]
+# ## 1. Four machines, two copies
+# Every machine keeps its own shard, so that software failures need no network. Who takes the other
+# copy? In *groups*, two machines keep each other's. In a *ring*, each sends to the next one.
+#
+# **Predict**: two of the four machines die at once. There are six pairs. How many are fatal in
+# groups, how many in the ring?
+
+# %%
+groups = plan_placement(nodes=4, replicas=2)
+groups
+
+# %%
+ring = plan_placement(nodes=4, replicas=2, strategy="ring")
+ring
+
+
+# %%
+def fatal_sets(placement, lost):
+    every = combinations(range(placement.nodes), lost)
+    return [gone for gone in every if not placement.survives(gone)]
+
+
+# %%
+print("groups:", fatal_sets(groups, 2))
+print("ring:  ", fatal_sets(ring, 2))
+
+# %% [markdown]
+# **Explain.** With m machines lost, memory fails exactly if they are all the holders of some shard.
+# So what counts is the number of *different* sets of holders: a group of m has one for all its
+# members, a ring has one for each. Fewer sets, fewer ways to lose.
+#
+# ## 2. When m does not divide N
+# Algorithm 1 then lets the machines left over join the last group, which becomes a ring.
+# **Predict** the holders of five machines' shards, then look.
+
+# %%
+mixed = plan_placement(nodes=5, replicas=2)
+for shard, holders in enumerate(mixed.holders):
+    print(f"shard {shard} is kept by nodes {holders}")
+mixed
+
+# %% [markdown]
+# Theorem 1 says how far this can be from the best: for m lost machines within (2m-3) / C(N, m) of
+# an upper bound.
+
+# %%
+best, ours = chances.best_possible(5, 2), chances.recovery_probability(mixed, 2)
+print(f"upper bound {best}, Algorithm 1 {ours}, gap {best - ours}")
+print(f"Theorem 1 allows a gap of {chances.theorem_gap(5, 2)}")
+
+# %% [markdown]
+# ## Exercise 1
+# The gap is not zero, so something may be better. Write a placement of five shards, two copies
+# each, with only **three** fatal pairs. `holders` says for each shard who keeps it, owner first.
+
+# %% tags=["exercise"]
+five = None  # Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=((0, 1), ...))
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+# The fifth machine's shard is a guest of one of the groups.
+holders = ((0, 1), (1, 0), (2, 3), (3, 2), (4, 0))
+five = Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=holders)
+
+# %% tags=["check"]
+assert five is not None, "no answer yet: set `five` to a Placement in the cell above"
+assert (five.nodes, five.replicas) == (5, 2), f"five nodes and two replicas, not {five}"
+assert {len(kept) for kept in five.holders} == {2}, "two copies of each shard, not more"
+fatal = fatal_sets(five, 2)
+assert len(fatal) == 3, f"{len(fatal)} pairs are fatal: {fatal}"
+assert chances.enumerated_probability(five, 2) == chances.best_possible(5, 2)
+print(f"right: only {fatal} are fatal. The price: loads {five.loads}, Algorithm 1's {mixed.loads}")
+
+# %% [markdown]
+# A machine that keeps two remote shards also receives twice the traffic. That is why Algorithm 1
+# prefers the ring.
+#
+# ## 3. The chance at any size: Fig. 9
+# **Predict**: does the chance to survive two lost machines rise or fall as the cluster grows?
+
+# %%
+fig09.figure()
+
+# %% [markdown]
+# **Explain.** Two given machines are less likely to be partners in a large cluster. (But in a large
+# cluster more machines fail in the same hour. Lab 06 counts both.)
+#
+# The paper's ring curve for k = 3 is a *union bound*: it subtracts each fatal pair by itself, and
+# so counts three lost neighbours, who are two fatal pairs, twice. The other curves are exact.
+#
+# ## 4. Three ways to know a chance
+# Closed form, the paper's bound (Corollary 1), and trying it out. **Predict**: from which k on does
+# the bound leave the truth?
+
+# %%
+placement = plan_placement(nodes=nodes, replicas=replicas)
+lost = range(1, min(nodes, 4 * replicas) + 1)
+exact = [float(chances.recovery_probability(placement, k)) for k in lost]
+bound = [float(chances.recovery_bound(placement, k)) for k in lost]
+tried = [chances.sampled_probability(placement, k, trials=trials, seed=k) for k in lost]
+
+# %%
+_, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+axes.plot(lost, exact, color="#0b6fb8", label="exact (model)")
+axes.plot(lost, bound, "--", color="#d1600a", label="Corollary 1, a bound (model)")
+spread = [[t.value - t.low for t in tried], [t.high - t.value for t in tried]]
+label = f"{trials} random losses each (simulation)"
+axes.errorbar(lost, [t.value for t in tried], spread, fmt="o", color="#2b8a3e", label=label)
+axes.set(xlabel="machines lost at once, k", ylabel="chance that memory is enough", xticks=lost)
+axes.set_title(f"N = {nodes}, m = {replicas}", loc="left", fontsize=11)
+axes.legend(frameon=False)
+axes.grid(alpha=0.3)
+
+# %% [markdown]
+# **Explain.** From k = 2m on, one loss can take two whole groups, and the bound counts it twice.
+#
+# **Beside the paper.** Section 7.2 prints two chances for N = 16 and m = 2.
+
+# %%
+sixteen = plan_placement(nodes=16)
+for k, printed in ((2, "93.3 %"), (3, "80.0 %")):
+    chance = float(chances.recovery_probability(sixteen, k))
+    print(f"k = {k}: paper {printed}, model {chance:.1%} (exact)")
+
+# %% [markdown]
+# ## Exercise 2
+# Fig. 9's note says what the union bound does to the ring for k = 3. Go one further: with N = 16,
+# m = 2 and **four** lost machines the two bounds are 0.600 for groups and 0.200 for a ring, which
+# would make the ring 66.7 % worse. How much worse is it in truth? Give a share, such as 0.667.
+
+# %% tags=["exercise"]
+deficit = None  # a number between 0 and 1
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+circle = plan_placement(nodes=16, strategy="ring")
+in_ring, in_groups = (chances.recovery_probability(each, 4) for each in (circle, sixteen))
+deficit = float(1 - in_ring / in_groups)
+
+# %% tags=["check"]
+assert deficit is not None, "no answer yet: set `deficit` in the cell above"
+kinds = [plan_placement(nodes=16, strategy=strategy) for strategy in ("ring", "group")]
+alive = [chances.enumerated_probability(kind, 4) for kind in kinds]
+assert round(deficit, 3) != 0.667, "that is what the bounds say; both are below the truth"
+truth = float(1 - alive[0] / alive[1])
+assert abs(deficit - truth) < 1e-3, f"not {deficit}, says trying all 1,820 sets of four"
+print(f"right: {deficit:.1%} worse, and all 1,820 sets of four were tried")
+
+# %% [markdown]
+# ## 5. Racks
+# So far machines died independently. But a rack shares a switch and a power line. **Predict**: the
+# machines of a rack are neighbours in the list of hosts, as they usually are. What is the chance
+# that Algorithm 1's groups outlive one rack?
+
+# %%
+rack_of = [f"rack-{node * racks // nodes}" for node in range(nodes)]
+print(*rack_of)
+print("one rack lost:", float(chances.rack_recovery_probability(placement, rack_of)))
+
+# %% [markdown]
+# None at all: the partners of every group sit in the same rack. The paper does not treat such
+# failures. Tell the planner about the racks, and it takes each group's members from different ones.
+
+# %%
+spread_out = plan_placement(nodes=nodes, replicas=replicas, racks=rack_of)
+print("one rack lost:", float(chances.rack_recovery_probability(spread_out, rack_of)))
+spread_out
+
+# %% [markdown]
+# Where racks are too few, `notes` says what could not be had. Independent losses cost the same as
+# before, since the groups are as many. Over a window of time, in which each machine and each rack
+# may die, that looks like this.
+
+# %%
+rack_chances = [10 ** (i / 4 - 6) for i in range(17)]
+_, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+for where, name in ((placement, "groups as listed"), (spread_out, "groups across racks")):
+    risk = {"node_chance": 1e-4, "racks": rack_of}
+    lose = [chances.loss_probability(where, rack_chance=chance, **risk) for chance in rack_chances]
+    axes.loglog(rack_chances, lose, label=f"{name} (model, exact)")
+axes.set(
+    xlabel="chance that a given rack dies in the window", ylabel="chance that it is not enough"
+)
+axes.set_title("each machine dies with chance 0.0001", loc="left", fontsize=11)
+axes.legend(frameon=False)
+axes.grid(alpha=0.3)
+
+# %% [markdown]
+# ## Exercise 3
+# Sixteen machines stand in four racks of four. Find a placement that survives the loss of **any two
+# racks** at once, with as few copies as possible.
+
+# %% tags=["exercise"]
+tough = None  # a Placement of 16 nodes, made with plan_placement or by hand
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+# Two copies sit in two racks, and those two can go. Three copies in three racks it must be.
+tough = plan_placement(nodes=16, replicas=3, racks=[f"rack-{node // 4}" for node in range(16)])
+
+# %% tags=["check"]
+assert tough is not None, "no answer yet: set `tough` to a Placement in the cell above"
+four = [f"rack-{node // 4}" for node in range(16)]
+chance = chances.rack_recovery_probability(tough, four, 2)
+assert chance == 1, f"{1 - chance} of the pairs of racks are fatal"
+assert sum(tough.loads) == 3 * 16, f"{sum(tough.loads)} copies; it can be done with {3 * 16}"
+print("right: three copies in three racks each,", tough)
+
+# %% [markdown]
+# **Further reading.** Cidon and others, *Copysets: Reducing the Frequency of Data Loss in Cloud
+# Storage* (USENIX ATC 2013), found the same trade for file systems: fewer different sets of holders
+# make a loss rarer, and larger when it comes. NVIDIA's resiliency extension keeps local checkpoints
+# in cliques whose members can be set apart (`replication_jump` in its documentation).

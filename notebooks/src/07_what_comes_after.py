@@ -1,0 +1,301 @@
+# %% [markdown]
+# # 07 What comes after
+#
+# **Goal.** Ask the paper's questions about a cluster of your own, and see what later ideas change:
+# replicas where they are needed most, differences, shadow machines, going on with fewer machines,
+# and racks that die as one.
+#
+# **Time.** Half a minute to run, an hour to read, predict and try. A laptop is enough. Everything
+# here is a model or a simulation; the numbers that you do not give are listed as assumptions.
+#
+# **Read first.** The paper's sections 6.2 and 8, and labs 01, 03 and 06.
+
+# %%
+from dataclasses import replace
+
+import matplotlib.pyplot as plt
+
+from gemini_lab import plan, plan_placement
+from gemini_lab.experiments import time_use
+from gemini_lab.placement.adaptive import loss_chance, propose_placement
+from gemini_lab.simulator import FailureRate, poisson_failures, simulate
+from gemini_lab.simulator.policy import gemini, shrink
+from gemini_lab.simulator.traffic import chunk_schedule
+
+# %% [markdown]
+# Your cluster. Replace these by your own, here or with `papermill ... -p params 13B -p nodes 32`.
+
+# %% tags=["parameters"]
+params = "70B"
+nodes = 64
+network = "400 Gbit/s"  # of a machine
+store = "20 Gbit/s"  # of all machines together
+failures = 15  # a day, of 1,000 machines
+racks = 8
+
+# %% [markdown]
+# ## 1. Your cluster in one cell
+# **Predict** before you run: how large is a checkpoint, how much memory does each machine need for
+# two copies in two buffers, and does the traffic fit into the network's idle time?
+
+# %%
+yours = {"params": params, "nodes": nodes, "network": network, "store": store}
+answer = plan(**yours, failures_per_node_per_day=failures / 1000)
+
+# %%
+answer
+
+# %% [markdown]
+# The first table is the plan, the second what to expect, the list what was taken for granted.
+#
+# **Beside the paper.** What makes it free is that checkpoint traffic takes less than the idle time.
+
+# %%
+share = answer.checkpoint_s / answer.workload.idle_s
+print("paper, Fig. 8, 100 B on 16 p4d: 25 % of the idle time (2.5 s of 10.0 s)")
+print(f"your cluster, model:           {share:3.0%} of the idle time")
+
+# %% [markdown]
+# ## 2. Later ideas, on the same failures
+# **Predict**: which of these gains most, and what does it ask for in return?
+#
+# - *CheckFreq* snapshots into the machine's own memory, then persists beside training.
+# - *LowDiff* writes compressed gradients as differences.
+# - *Checkmate* lets switches copy the gradients to shadow machines that keep the model up to date.
+# - *Odyssey* goes on with the machines that are left.
+
+# %%
+outcomes = [forecast.outcome for forecast in answer.forecasts]
+
+# %%
+title = f"{params} on {nodes} machines, {failures} of 1,000 fail a day"
+time_use.figure(outcomes, title=title, losses_only=True)
+
+# %%
+for forecast in answer.forecasts:
+    print(f"{forecast.policy.name:10} {forecast.policy.source}")
+
+# %% [markdown]
+# **Explain.** Each is simulated from what its authors say of it (the list in section 1), so the
+# assumptions decide. LowDiff
+# pays for each iteration, Checkmate needs switches and machines that others do not have, and
+# Odyssey keeps whole copies in GPU memory. A comparison of systems is a comparison of such lists.
+#
+# ## 3. When it stops being free
+# **Predict**: with a slower network, does the overhead begin gently or at once? And where, with a
+# third copy?
+
+# %%
+job = answer.workload
+
+
+# %%
+def delay_s(gbit_per_s, replicas=2):
+    """How much longer an iteration takes when it sends a version (Algorithm 2's schedule)."""
+    nominal = gbit_per_s * 1e9 / 8
+    rates = {"network_bytes_per_s": 0.6 * nominal, "copy_bytes_per_s": nominal}
+    return chunk_schedule(replace(job, **rates), replicas=replicas).delay_s
+
+
+# %%
+links = [10 * 1.1**i for i in range(34)]
+
+# %%
+_, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+for replicas, colour in ((2, "#0b6fb8"), (3, "#d1600a"), (4, "#2b8a3e")):
+    slower = [100 * delay_s(link, replicas) / job.iteration_s for link in links]
+    axes.semilogx(links, slower, color=colour, label=f"m = {replicas} (model)")
+axes.set(xlabel="a machine's link, Gbit/s", ylabel="iteration longer by, %")
+axes.set_xticks([10, 20, 50, 100, 200], ["10", "20", "50", "100", "200"])
+axes.legend(frameon=False)
+axes.grid(alpha=0.3)
+
+# %% [markdown]
+# **Explain.** Nothing, until the idle spans are full; from there on every byte is paid. The paper's
+# way out is to send fewer versions. `plan` does that by itself, up to `max_overhead`.
+
+# %%
+slow = plan(**{**yours, "network": "10 Gbit/s"}).schedule
+print(f"at 10 Gbit/s a version every {slow.every_iterations} iterations, ", end="")
+print(f"{slow.mean_iteration_s / slow.iteration_s - 1:.1%} slower in the mean (model)")
+
+# %% [markdown]
+# ## Exercise 1
+# Find the slowest link, in Gbit/s, that sends **three** copies of every version for free (less than
+# a thousandth of an iteration), to within a tenth.
+
+# %% tags=["exercise"]
+slowest = None  # a number; try `delay_s(50, replicas=3)`
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+low, high = 0.1, 1e5
+while high / low > 1.01:
+    middle = (low * high) ** 0.5
+    low, high = (low, middle) if delay_s(middle, 3) < 1e-3 * job.iteration_s else (middle, high)
+slowest = high
+
+# %% tags=["check"]
+assert slowest is not None, "no answer yet: set `slowest` in the cell above"
+free_s = 1e-3 * job.iteration_s
+assert delay_s(slowest, 3) < free_s, f"{slowest:.0f} Gbit/s cost {delay_s(slowest, 3):.2f} s"
+assert delay_s(0.9 * slowest, 3) >= free_s, f"{0.9 * slowest:.0f} Gbit/s would do"
+print(f"right: {slowest:.0f} Gbit/s (model)")
+
+# %% [markdown]
+# ## 4. Replicas where they are needed
+# Four machines are flaky: they fail ten times as often. The planner tries m = 1, 2, ... and, before
+# each next m, one copy more for the shards in most danger. **Predict** what it picks.
+
+# %%
+rates = [failures / 1000] * (nodes - 4) + [failures / 100] * 4
+shard = job.shard_bytes
+
+# %%
+proposal = propose_placement(
+    nodes=nodes, failures_per_node_per_day=rates, repair_s=430,
+    memory_bytes=8 * shard, shard_bytes=shard, target=0.9999,
+)  # fmt: skip
+
+# %%
+for trial in proposal.tried:
+    print("-", trial.reason)
+
+# %% [markdown]
+# ## Exercise 2
+# Look at the groups of the plain placement: the flaky four are one another's partners. Keep m = 2,
+# the load of two shards a machine, and bring the chance that memory does not suffice in 30 days to
+# **less than half**.
+
+# %%
+plain = plan_placement(nodes=nodes)
+window = {"failures_per_day": rates, "repair_s": 430, "horizon_days": 30}
+print(f"plain: {loss_chance(plain, **window):.4f} (model), last groups {plain.groups[-2:]}")
+
+# %% tags=["exercise"]
+careful = None  # a Placement; which argument of plan_placement keeps machines apart?
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+# "Do not put these together" is what `racks` says: the flaky ones are one failure domain.
+flaky = ["flaky" if rate > failures / 1000 else f"node-{node}" for node, rate in enumerate(rates)]
+careful = plan_placement(nodes=nodes, racks=flaky)
+
+# %% tags=["check"]
+assert careful is not None, "no answer yet: set `careful` to a Placement in the cell above"
+assert careful.nodes == nodes, f"{nodes} machines, not {careful.nodes}"
+assert max(careful.loads) == 2, f"two shards a machine, not {max(careful.loads)}"
+before, after = loss_chance(plain, **window), loss_chance(careful, **window)
+assert after < before / 2, f"{after:.2g} is not less than half of {before:.2g}"
+print(f"right: {after:.2g} instead of {before:.2g} (model), with no byte more")
+
+# %% [markdown]
+# ## 5. Racks that die as one
+# A year in which every rack is lost six times, on average, besides the failures of single machines.
+# The same job, the same failures, two placements.
+
+# %%
+rack_of = [f"rack-{node * racks // nodes}" for node in range(nodes)]
+rate = FailureRate(per_node_per_day=failures / 1000)
+bad_year = poisson_failures(nodes=nodes, days=365, rate=rate, racks=rack_of, rack_per_day=6 / 365)
+
+# %%
+ready = replace(job, standbys=-(-nodes // racks))
+apart = plan_placement(nodes=nodes, racks=rack_of)
+
+# %%
+year = []
+for name, where in (("groups as listed", plain), ("groups across racks", apart)):
+    policy = replace(gemini(ready), name=name)
+    year.append(simulate(ready, policy, bad_year, days=365, placement=where))
+    print(name, dict(year[-1].by_tier), f"{year[-1].wasted_s / 60:.1f} min wasted in the mean")
+
+# %%
+title = f"a year with {len(bad_year)} failures, racks among them"
+time_use.figure(year, title=title, losses_only=True)
+
+# %% [markdown]
+# **Explain.** When a rack takes whole groups with it, all machines go back to the store's
+# checkpoint of up to three hours ago. Across racks, memory was enough. The placement cost nothing.
+#
+# ## 6. Wait, or go on with fewer?
+# The paper waits for a machine; Odyssey does not. **Predict**: a replacement takes four hours, and
+# there is no standby. Which share of the year does Gemini train?
+
+# %%
+quiet = poisson_failures(nodes=nodes, days=365, rate=rate)
+
+
+# %%
+def ratio(policy, hours, standbys=0):
+    """The effective ratio of a simulated year in which a new machine takes so many hours."""
+    waits = replace(job, standbys=standbys, replacement_s=(hours * 3600, hours * 3600))
+    return simulate(waits, policy(waits), quiet, days=365).effective_ratio
+
+
+# %%
+hours = (0.1, 0.5, 1, 2, 4, 8)
+ways = {"no standby": (gemini, 0), "one standby": (gemini, 1), "going on with fewer": (shrink, 0)}
+
+# %%
+_, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+for label, (policy, standbys) in ways.items():
+    share = [100 * ratio(policy, each, standbys) for each in hours]
+    axes.plot(hours, share, "o-", label=f"{label} (simulation)")
+axes.set(xlabel="hours until a new machine is there", ylabel="effective ratio, %")
+axes.legend(frameon=False)
+axes.grid(alpha=0.3)
+
+# %% [markdown]
+# **Explain.** In-memory checkpoints bring back what was lost; they do not bring a machine. A
+# standby does, as long as failures are further apart than deliveries.
+#
+# ## Exercise 3
+# A replacement takes eight hours. How many standbys, at least, make Gemini as good as shrinking?
+
+# %% tags=["exercise"]
+standbys_needed = None  # a whole number; `ratio(gemini, 8, standbys=1)` tries one
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+goal = ratio(shrink, 8)
+standbys_needed = next(n for n in range(nodes) if ratio(gemini, 8, standbys=n) >= goal)
+
+# %% tags=["check"]
+assert standbys_needed is not None, "no answer yet: set `standbys_needed` in the cell above"
+wanted, reached = ratio(shrink, 8), ratio(gemini, 8, standbys_needed)
+assert reached >= wanted, f"{reached:.2%} with {standbys_needed}, shrinking reaches {wanted:.2%}"
+fewer = ratio(gemini, 8, standbys_needed - 1) if standbys_needed else 0.0
+assert fewer < wanted, f"{standbys_needed - 1} would do: {fewer:.2%} against {wanted:.2%}"
+print(f"right: {standbys_needed}, {reached:.2%} against {wanted:.2%} (simulated)")
+
+# %% [markdown]
+# ## Exercise 4
+# At every failure the paper's Gemini serialises the copies with torch.save, so that torch.load can
+# read them. gemini_lab's agents keep shards as raw bytes with checksums, and have nothing to
+# serialise. Write that down as a `Policy`, with a name and assumptions of its own, and see what it
+# is worth.
+
+# %% tags=["exercise"]
+raw_bytes = None  # a Policy; `gemini(job)` gives one, and dataclasses.replace changes fields
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+raw_bytes = replace(
+    gemini(job),
+    name="raw bytes",
+    assumptions="shards lie in memory as bytes that can be read as they are",
+    serialise_s=0.0,
+)
+
+# %% tags=["check"]
+assert raw_bytes is not None, "no answer yet: set `raw_bytes` to a Policy in the cell above"
+papers = gemini(job)
+assert raw_bytes.assumptions != papers.assumptions, "say what your policy takes for granted"
+kept = (raw_bytes.memory, raw_bytes.persistent, raw_bytes.replicas)
+assert kept == (papers.memory, papers.persistent, papers.replicas), "change nothing else"
+both = [simulate(job, each, quiet, days=365).effective_ratio for each in (papers, raw_bytes)]
+assert both[1] > both[0], f"{both[1]:.3%} is not more than {both[0]:.3%}"
+print(f"right: {both[1]:.3%} instead of {both[0]:.3%} of the year (simulated)")
+
+# %% [markdown]
+# **Further reading.** Mohan, Phanishayee, Chidambaram, *CheckFreq* (FAST 2021). Yao and others,
+# *LowDiff* (arXiv 2509.04084). Bhardwaj and others, *Checkmate* (arXiv 2507.13522). Zhou and
+# others, *Odyssey* (arXiv 2508.21613). To go further here: `read_trace` takes your own cluster's
+# failures from a CSV file, and any `Policy` can be compared on them.
