@@ -1,0 +1,219 @@
+"""The traffic timeline, to look at: in a notebook, on a Panel page, and in a saved file.
+
+All three run `timeline.js`. The live ones are fed by a `Pump` each, which sends what is new in
+packed columns and holds back while the browser has not drawn what it was sent.
+"""
+
+import base64
+import gzip
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from gemini_lab_widgets.traffic import Traffic
+
+MODULE: Final = Path(__file__).with_name("timeline.js")
+MAX_UNDRAWN: Final = 2
+"""Messages that may be under way; while so many are, nothing is sent."""
+
+MAX_ROWS: Final = 100_000
+"""Bars in one message: 4 MB, well below what a websocket lets through."""
+
+Send = Callable[[dict[str, Any], bytes], None]
+
+
+class Pump:
+    """Brings one viewer up to date with a `Traffic`, message by message.
+
+    A viewer says `{"ready": true}` when it starts, also when it starts anew, and `{"drawn": seq}`
+    after each message that it has drawn. Nothing is sent before the first.
+
+    Args:
+        send: Sends a message: plain values and packed columns.
+        clock: Seconds, for how far the viewer is behind.
+    """
+
+    def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._clock = clock
+        self._seq = itertools.count(1)
+        self._is_ready = False
+        self._is_fresh = True
+        self._traffic: Traffic | None = None
+        self._row = self._lanes = self._names = self._marks = 0
+        self._changes = -1
+        self._was_known_s: float | None = None
+        self._undrawn: dict[int, float] = {}
+        self._source_behind_s = 0.0
+        self.behind_s = 0.0
+
+    def hear(self, message: object) -> None:
+        """Take in what the viewer says, and send on if there is more."""
+        if not isinstance(message, Mapping):
+            return
+        if message.get("ready"):
+            self._is_ready = self._is_fresh = True
+            self._undrawn.clear()
+        known_s = self._undrawn.pop(message.get("drawn", -1), None)
+        if known_s is not None:
+            self.behind_s = self._clock() - known_s
+        self._flow()
+
+    def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:
+        """Show `traffic`, of which everything may be known for some time without being sent.
+
+        Args:
+            traffic: The run's; another one than before replaces it.
+            behind_s: How far the traffic itself is behind the run.
+        """
+        if traffic is not self._traffic:
+            self._traffic, self._is_fresh = traffic, True
+        self._source_behind_s = behind_s
+        if self._was_known_s is None and self._has_news():
+            self._was_known_s = self._clock()
+        self._flow()
+
+    def _has_news(self) -> bool:
+        traffic = self._traffic
+        return traffic is not None and (
+            self._is_fresh or self._row < traffic.bars.end or self._changes != traffic.changes
+        )
+
+    def _flow(self) -> None:
+        while self._is_ready and len(self._undrawn) < MAX_UNDRAWN and self._has_news():
+            assert self._traffic is not None
+            seq = next(self._seq)
+            self._undrawn[seq] = self._was_known_s or self._clock()
+            meta, columns = self._take(self._traffic)
+            self._was_known_s = self._clock() if self._has_news() else None
+            self._send({"seq": seq, **meta}, columns)
+
+    def _take(self, traffic: Traffic) -> tuple[dict[str, Any], bytes]:
+        """What the viewer has not got yet, or as much of it as fits."""
+        if self._is_fresh:
+            self._row = self._lanes = self._names = 0
+            self._marks = -1
+        first = max(self._row, traffic.bars.first)
+        end = min(traffic.bars.end, first + MAX_ROWS)
+        meta = {
+            **state(traffic),
+            "reset": self._is_fresh,
+            "count": end - first,
+            "more": end < traffic.bars.end,
+            "lanes": traffic.lanes[self._lanes :],
+            "names": traffic.names[self._names :],
+            "behind_s": self.behind_s + self._source_behind_s,
+        }
+        if self._is_fresh or self._changes != traffic.changes:
+            meta["marks"] = [asdict(mark) for mark in traffic.marks]
+        self._row, self._lanes, self._names = end, len(traffic.lanes), len(traffic.names)
+        self._changes, self._is_fresh = traffic.changes, False
+        return meta, traffic.bars.packed(first, end)
+
+
+def state(traffic: Traffic) -> dict[str, Any]:
+    """What every message says of a run, beside its bars and names."""
+    return {
+        "limit": traffic.bars.limit,
+        "origin_s": traffic.origin_s,
+        "newest_s": traffic.newest_s,
+        "is_over": traffic.is_over,
+        "is_simulated": traffic.is_simulated,
+        "basis": traffic.basis,
+        "hidden_bytes": traffic.hidden_bytes,
+        "exposed_bytes": traffic.exposed_bytes,
+        "open_bytes": traffic.open_bytes,
+        "replicas": traffic.replicas,
+    }
+
+
+class Timeline:
+    """The timeline of one run in as many places as are asked for.
+
+    `widget()` gives one for a notebook cell, `panel()` one for a Panel page; `update` brings all of
+    them up to date and never waits for a browser.
+    """
+
+    def __init__(self) -> None:
+        self._pumps: list[Pump] = []
+        self._newest: Traffic | None = None
+
+    def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:
+        """Show what is new in `traffic`; call it some 10 times a second while a run goes on."""
+        self._newest = traffic
+        for pump in self._pumps:
+            pump.update(traffic, behind_s=behind_s)
+
+    def widget(self) -> Any:
+        """The timeline as an anywidget."""
+        import anywidget  # noqa: PLC0415 - only notebooks need it
+
+        class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
+            """What `timeline.js` draws."""
+
+            _esm = MODULE
+
+        view = TrafficTimeline()
+        pump = self._pump(lambda meta, columns: view.send({"meta": meta}, [columns]))
+        view.on_msg(lambda _, message, __: pump.hear(message))
+        return view
+
+    def panel(self) -> Any:
+        """The timeline as a Panel component, as wide as there is room."""
+        from panel.custom import JSComponent  # noqa: PLC0415 - only pages need it
+
+        class TrafficTimeline(JSComponent):  # type: ignore[misc]
+            """What `timeline.js` draws."""
+
+            _esm = MODULE
+
+        view = TrafficTimeline(sizing_mode="stretch_width")
+        pump = self._pump(
+            lambda meta, columns: view._send_msg(  # noqa: SLF001 - Panel's documented way
+                {"meta": meta, "columns": columns}
+            )
+        )
+        view.on_msg(lambda event: pump.hear(getattr(event, "data", event)))
+        return view
+
+    def _pump(self, send: Send) -> Pump:
+        pump = Pump(send)
+        self._pumps.append(pump)
+        if self._newest is not None:
+            pump.update(self._newest)
+        return pump
+
+
+_ids = itertools.count(1)
+
+
+def standalone_html(traffic: Traffic) -> str:
+    """A piece of HTML that shows `traffic` with no server and no request, to put into any page.
+
+    About 12 bytes a bar, compressed. The browser must know `DecompressionStream` (since 2023 all
+    do); one without says so in place of the timeline.
+    """
+    bars = traffic.bars
+    meta = {
+        **state(traffic),
+        "reset": True,
+        "is_recorded": True,
+        "count": len(bars),
+        "lanes": traffic.lanes,
+        "names": traffic.names,
+        "marks": [asdict(mark) for mark in traffic.marks],
+    }
+    packed = base64.b64encode(gzip.compress(bars.packed(bars.first, bars.end), mtime=0)).decode()
+    place = f"gl-timeline-{next(_ids)}"
+    told = json.dumps(meta).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    return (
+        f'<div id="{place}"></div>\n<script type="module">\n{MODULE.read_text(encoding="utf-8")}\n'
+        f'const place = document.getElementById("{place}");\n'
+        f'mountSaved(place, {told}, "{packed}").catch((error) => {{\n'
+        "  place.textContent = `The timeline cannot be shown in this browser: ${error.message}`;\n"
+        "});\n</script>\n"
+    )
