@@ -54,6 +54,7 @@ class Copies:
         self.next_version = [0] * ranks
         self.shard_bytes = [0] * ranks
         self._missing: set[tuple[int, int]] = set()  # (shard, position) without a copy so far
+        self._tier = ""  # from where the newest plan loads
         self._rejected: set[int] = set()
         self._whole_at_s: dict[int, float] = {}
 
@@ -94,10 +95,10 @@ class Copies:
         self.reached = [max(0, version)] * len(self.reached)
         self.next_version = [version + 1] * len(self.next_version)
         self.complete = [NONE if plan["tier"] == "start" else version] * len(self.complete)
-        self._missing = set()
-        if plan["tier"] == "persistent":
+        self._missing, self._tier = set(), str(plan["tier"])
+        if self._tier == "persistent":
             self._missing = set(self._all_copies())
-        elif plan["tier"] == "memory":
+        elif self._tier == "memory":
             position = {name: p for p, name in enumerate(members)}
             self._missing = {
                 (int(move["shard"]) // self.per_node, position[move["receiver"]])
@@ -106,8 +107,8 @@ class Copies:
             }
 
     def retrieved(self) -> None:
-        """The recovery's bytes have moved: peers have one another's replicas again."""
-        if self.simulated or not any(s == p for s, p in self._missing):
+        """The recovery's bytes have moved: from memory, peers have one another's replicas again."""
+        if self._tier == "memory":
             self._missing = set()
 
     def restored(self, rank: int) -> None:

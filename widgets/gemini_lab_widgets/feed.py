@@ -36,7 +36,7 @@ class LogFeed:
     @property
     def behind_bytes(self) -> int:
         """What the log has beyond the events that were given out."""
-        waiting = len(self._rest) + sum(map(len, self._lines))
+        waiting = len(self._rest) + sum(len(line) + 1 for line in self._lines)
         return max(0, self._size() - self._read_bytes) + waiting
 
     def poll(self, *, limit: int = 20_000) -> list[Event]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Final
+from typing import Final, TypeVar
 
 from gemini_lab.events import Event
 from gemini_lab.report import Recovery, RunReport, WastedTime, build_report
@@ -20,6 +20,7 @@ from gemini_lab_widgets.tables import (
     WastedRow,
 )
 
+Row = TypeVar("Row", RecoveryRow, WastedRow)
 KEPT: Final = 100
 """This run's newest recoveries that are worked out."""
 SHOWN: Final = 12
@@ -142,7 +143,7 @@ def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Reco
     return Recoveries(rows=_unique((*rows, *others)), total=mine.total, notes=tuple(notes))
 
 
-def _unique(rows: Iterable[RecoveryRow]) -> tuple[RecoveryRow, ...]:
+def _unique(rows: Iterable[Row]) -> tuple[Row, ...]:
     """The rows with labels that differ: a table's axis has one line for each."""
     seen: dict[str, int] = {}
     result = []
@@ -237,7 +238,7 @@ def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Wasted:
     if mine.wasted is None:
         notes.append("nothing measured yet: no recovery from a version in memory is over")
     return Wasted(
-        rows=tuple(rows),
+        rows=_unique(rows),
         each_s=() if mine.wasted is None else mine.wasted.measured_s,
         notes=tuple(notes),
     )

@@ -1,0 +1,241 @@
+"""Which copies are whole, what memory survives, and what would follow a loss."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from gemini_lab_widgets.copies import NONE, Copies
+from gemini_lab_widgets.store import EventStore
+from gemini_lab_widgets.tables import Replicas, Tables
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from told_runs import SHARD_BYTES, ToldRun, with_one_loss
+
+from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+
+
+def tables(run: ToldRun) -> Tables:
+    store = EventStore()
+    store.extend(run.events)
+    return store.tables()
+
+
+def states(table: Replicas) -> dict[tuple[int, int], str]:
+    return {(copy.shard, copy.position): copy.state for copy in table.copies}
+
+
+# -- which copies are whole ------------------------------------------------------------------------
+
+
+def test_before_the_first_version_no_copy_is_there() -> None:
+    table = tables(ToldRun().protect()).replicas
+    assert set(states(table).values()) == {"missing"}
+    assert table.version is None
+
+
+def test_a_version_is_whole_when_every_shard_is_whole_somewhere() -> None:
+    """One node of each group suffices: it keeps the shards of all of them."""
+    run = ToldRun().protect().train(1, 3).iterate(4)
+    assert tables(run.complete(4, ranks=[0])).replicas.version == 3
+    assert tables(run.complete(4, ranks=[3])).replicas.version == 4
+
+
+def test_a_node_with_two_workers_has_what_both_have() -> None:
+    run = ToldRun(per_node=2).protect().train(1, 3).iterate(4).complete(4, ranks=[0, 2, 4, 6])
+    assert tables(run).replicas.version == 3
+    assert tables(run.complete(4, ranks=[1, 7])).replicas.version == 4
+
+
+def test_a_lost_node_takes_its_copies_along() -> None:
+    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    found = states(tables(run).replicas)
+    assert {copy for copy, state in found.items() if state == "lost"} == {(2, 2), (3, 2)}
+
+
+def test_a_standby_has_its_copies_once_they_are_retrieved() -> None:
+    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    run.plan(5, members=["node-0", "node-1", "node-4", "node-3"])
+    waiting = states(tables(run).replicas)
+    assert {copy for copy, state in waiting.items() if state == "missing"} == {(2, 2), (3, 2)}
+    assert set(states(tables(run.resume(5)).replicas).values()) == {"whole"}
+
+
+def test_after_a_start_from_the_persistent_tier_peers_have_no_copies_yet() -> None:
+    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", "node-3", iteration=6)
+    run.plan(4, tier="persistent", members=["node-0", "node-1", "node-4", "node-5"])
+    assert set(states(tables(run).replicas).values()) == {"missing"}
+    found = states(tables(run.resume(4, tier="persistent")).replicas)
+    assert {state for (s, p), state in found.items() if s == p} == {"whole"}
+    assert {state for (s, p), state in found.items() if s != p} == {"missing"}
+    assert tables(run).status.survivable == 0
+    assert set(states(tables(run.train(5, 5)).replicas).values()) == {"whole"}
+
+
+def test_a_rejected_version_does_not_count() -> None:
+    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    run.recover_say("version_rejected", version=5, reason="checksums")
+    assert tables(run).replicas.version is None
+
+
+def test_a_copy_is_being_written_until_its_version_is_whole() -> None:
+    run = ToldRun().protect().train(1, 3).iterate(4).complete(4, ranks=[0, 1])
+    writing = {copy.position for copy in tables(run).replicas.copies if copy.is_writing}
+    assert writing == {2, 3}
+
+
+def test_the_placement_follows_from_the_settings_until_workers_tell_it() -> None:
+    run = ToldRun(nodes=6, replicas=3)
+    assert tables(run).replicas.groups == plan_placement(nodes=6, replicas=3).groups
+    other = ToldRun(nodes=6, placement=plan_placement(nodes=6, strategy="ring")).protect()
+    assert tables(other).replicas.strategy == "ring"
+
+
+# -- what memory survives --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lost", "survivable"), [((), 1), (("node-2",), 0), (("node-1", "node-2"), 0),
+                             (("node-2", "node-3"), -1)],
+)  # fmt: skip
+def test_how_many_more_nodes_may_be_lost_falls_with_each_that_is(
+    lost: Sequence[str], survivable: int
+) -> None:
+    run = ToldRun().protect().train(1, 5)
+    if lost:
+        run.fail(*lost, iteration=6)
+    assert tables(run).status.survivable == survivable
+
+
+def test_three_copies_survive_any_two_losses() -> None:
+    assert tables(ToldRun(nodes=7, replicas=3).protect().train(1, 2)).status.survivable == 2
+
+
+def test_the_paper_states_the_chances_of_16_nodes() -> None:
+    """Section 7.2: N = 16, m = 2 gives 93.3 % (k = 2) and 80.0 % (k = 3)."""
+    survival = tables(ToldRun(nodes=16).protect()).replicas.survival
+    chances = {one.lost: (round(one.chance, 3), one.how) for one in survival}
+    assert chances[1] == (1.0, "exact")
+    assert chances[2] == (0.933, "exact")
+    assert chances[3] == (0.8, "exact")
+
+
+@pytest.mark.parametrize(("nodes", "how"), [(8, "enumerated"), (150, "sampled")])
+def test_chances_without_a_closed_form_say_how_they_were_found(nodes: int, how: str) -> None:
+    placement = plan_placement(nodes=nodes, strategy="random", seed=3)
+    survival = tables(ToldRun(nodes=nodes, placement=placement).protect()).replicas.survival
+    assert survival[-1].how == how
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Copies:
+    """Some placement, and on each node the newest version, the one before it, or none."""
+    nodes = draw(st.integers(1, 6))
+    replicas = draw(st.integers(1, min(3, nodes)))
+    strategies = ["auto", "ring", "random"] if nodes > 1 else ["auto"]
+    placement = plan_placement(
+        nodes=nodes, replicas=replicas, strategy=draw(st.sampled_from(strategies)), seed=1
+    )
+    copies = Copies(positions=nodes)
+    copies.place(placement)
+    for rank in range(nodes):
+        version = draw(st.sampled_from([7, 7, 8, 8, NONE]))
+        if version != NONE:
+            copies.completed(rank, version, version + 1, 0.0)
+    for position in draw(st.sets(st.integers(0, nodes - 1), max_size=2)):
+        copies.lost(f"node-{position}")
+    copies.persistent = draw(st.sampled_from([NONE, 3, 7, 9]))
+    return copies
+
+
+def real_plan(copies: Copies, lost: Sequence[int], *, persistent: int = NONE) -> RecoveryPlan:
+    """What the recovery's planner decides when positions `lost` are gone, too."""
+    assert copies.placement is not None
+    gone = {*lost, *copies.gone}
+    held = [
+        Copy(shard=shard, version=version, node=f"node-{holder}")
+        for shard, holders in enumerate(copies.placement.holders)
+        for holder in holders
+        for version in (7, 8)
+        if copies.complete[holder] >= version
+    ]
+    living = {f"node-{p}" for p in range(copies.positions) if p not in gone}
+    return plan_recovery(
+        placement=copies.placement, members=[f"node-{p}" for p in range(copies.positions)],
+        copies=held, living=living, persistent=() if persistent == NONE else (persistent,),
+    )  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(copies=situations())
+def test_so_many_failures_are_survivable_as_the_recovery_planner_survives(copies: Copies) -> None:
+    """Every set of k nodes is tried, and so is one of k + 1 that takes the last copy."""
+
+    def always(k: int) -> bool:
+        sets = itertools.combinations(range(copies.positions), k)
+        return all(real_plan(copies, lost).tier == "memory" for lost in sets)
+
+    most = copies.survivable()
+    assert most is not None
+    k = most[0]
+    assert k == -1 or always(k)
+    assert not always(k + 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(copies=situations())
+def test_what_if_is_what_the_recovery_planner_would_do(copies: Copies) -> None:
+    for answer in copies.what_if():
+        plan = real_plan(copies, [answer.position], persistent=copies.persistent)
+        assert (answer.tier, answer.version) == (plan.tier, plan.version)
+        if answer.tier == "memory":
+            assert answer.holder is not None
+            assert answer.holder != answer.position
+            assert copies.complete[answer.holder] >= (answer.version or 0)
+
+
+def test_what_if_names_the_shards_of_which_the_last_copy_would_go() -> None:
+    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", iteration=6)
+    answers = tables(run).replicas.what_if
+    assert answers[3].lost_shards == (2, 3)
+    assert (answers[3].tier, answers[3].version) == ("persistent", 4)
+    assert answers[0].lost_shards == ()
+    assert (answers[0].tier, answers[0].holder, answers[0].version) == ("memory", 1, 5)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_every_kept_shard_takes_two_buffers() -> None:
+    memory = tables(ToldRun(nodes=5, replicas=2).protect().train(1, 3)).memory
+    kept = plan_placement(nodes=5, replicas=2).loads
+    assert [row.taken_bytes for row in memory.rows] == [2 * SHARD_BYTES * n for n in kept]
+    assert {row.own_bytes for row in memory.rows} == {SHARD_BYTES}
+    assert [row.peers_bytes for row in memory.rows] == [SHARD_BYTES * (n - 1) for n in kept]
+    assert {row.writing_bytes for row in memory.rows} == {0}
+
+
+def test_a_newer_version_goes_into_the_second_buffers() -> None:
+    row = tables(ToldRun().protect().train(1, 3).iterate(4)).memory.rows[0]
+    assert (row.own_bytes, row.peers_bytes) == (SHARD_BYTES, SHARD_BYTES)
+    assert (row.writing_bytes, row.free_bytes) == (2 * SHARD_BYTES, 0)
+
+
+def test_a_lost_node_has_no_memory() -> None:
+    run = ToldRun().protect().train(1, 3).fail("node-2", iteration=4)
+    assert [row.taken_bytes for row in tables(run).memory.rows] == [4000, 4000, 0, 4000]
+
+
+def test_what_is_not_known_of_memory_is_said() -> None:
+    assert "has not told the size" in tables(ToldRun()).memory.notes[0]
+    memory = tables(with_one_loss()).memory
+    assert memory.limit_bytes is None
+    assert "no limit" in " ".join(memory.notes)
+
+
+def test_a_placement_for_another_number_of_nodes_is_not_believed() -> None:
+    run = ToldRun(placement=Placement(nodes=1, replicas=1, strategy="group", groups=((0,),),
+                                      holders=((0,),))).protect()  # fmt: skip
+    found = tables(run)
+    assert found.status.unread == 1
+    assert len(found.replicas.copies) == 8

@@ -1,0 +1,133 @@
+"""Iteration times: which iterations count as with and without checkpoints, and their medians."""
+
+import numpy as np
+import pytest
+from gemini_lab_widgets.pace import (
+    POINTS,
+    WINDOW,
+    Baseline,
+    Pace,
+    iterations,
+    median_draws,
+    overhead,
+    sample,
+)
+from gemini_lab_widgets.store import EventStore
+from gemini_lab_widgets.tables import Iterations, IterationSeries
+from told_runs import ToldRun, with_one_loss
+
+
+def series(table: Iterations) -> dict[str, IterationSeries]:
+    return {one.kind: one for one in table.series if not one.run}
+
+
+def table_of(run: ToldRun) -> Iterations:
+    store = EventStore()
+    store.extend(run.events)
+    return store.tables().iterations
+
+
+def test_an_iteration_is_with_checkpoints_if_the_version_before_it_was_sent() -> None:
+    run = ToldRun().protect().complete(0)
+    run.train(1, 6).iterate(7).iterate(8).iterate(9)
+    found = series(table_of(run))
+    assert found["with"].numbers == (2, 3, 4, 5, 6, 7)
+    assert found["without"].numbers == (8, 9)
+    assert found["first"].numbers == (1,)
+
+
+def test_iterations_after_a_failure_stand_apart_and_are_not_mixed_with_lost_ones() -> None:
+    found = series(table_of(with_one_loss()))
+    assert found["first"].numbers == (1, 10)
+    assert found["with"].numbers == (2, 3, 4, 5, 6, 7, 8, 9, 11, 12)
+
+
+def test_failures_are_marked_where_they_were() -> None:
+    marks = table_of(with_one_loss()).marks
+    assert [(mark.iteration, mark.text) for mark in marks] == [(10, "recovery 1: node lost")]
+
+
+def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
+    pace = Pace()
+    for duration_s in (1.0, 3.0, 2.0):
+        pace.ended(epoch=1, number=5, at_s=duration_s, duration_s=duration_s, waited_s=0.0)
+    assert pace.kinds()["first"][1].tolist() == [3.0]
+
+
+def test_overhead_compares_medians() -> None:
+    found = overhead(np.full(9, 1.1), np.full(9, 1.0), np.zeros(9))
+    assert found is not None
+    assert found.share == pytest.approx(0.1)
+    assert found.low == pytest.approx(0.1)
+    assert found.high == pytest.approx(0.1)
+
+
+def test_overhead_without_anything_to_compare_is_the_time_waited() -> None:
+    found = overhead(np.full(4, 1.25), np.array([]), np.full(4, 0.25))
+    assert found is not None
+    assert (found.share, found.low, found.high) == (0.25, None, None)
+    assert "nothing to compare" in found.how
+
+
+def test_too_few_iterations_give_no_overhead() -> None:
+    assert overhead(np.ones(2), np.ones(9), np.zeros(2)) is None
+
+
+def test_the_bootstrap_of_a_median_is_that_of_resampling() -> None:
+    """Against resamples that are really drawn, of an odd number of values, quantile by quantile."""
+    values = np.random.default_rng(1).lognormal(size=101)
+    draw = np.random.default_rng(2)
+    drawn = np.median(draw.choice(values, size=(4_000, values.size)), axis=1)
+    quick = median_draws(values)
+    for quantile in (0.025, 0.25, 0.5, 0.75, 0.975):
+        assert np.quantile(quick, quantile) == pytest.approx(np.quantile(drawn, quantile), rel=0.06)
+
+
+def test_a_median_lies_within_its_interval() -> None:
+    one = series(table_of(with_one_loss()))["with"]
+    assert one.median_s is not None
+    assert one.low_s is not None
+    assert one.high_s is not None
+    assert one.low_s <= one.median_s <= one.high_s
+    assert one.count == 10
+
+
+def test_of_many_points_few_are_shown_the_longest_among_them() -> None:
+    values = np.ones(50_000)
+    values[[7, 4_711, 49_999]] = (9.0, 8.0, 7.0)
+    shown = sample(values, POINTS).tolist()
+    assert len(shown) <= POINTS
+    assert {7, 4_711, 49_999} <= set(shown)
+    assert shown == sorted(shown)
+
+
+def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -> None:
+    pace = Pace()
+    for number in range(1, 20_001):
+        pace.ended(epoch=1, number=number, at_s=float(number), duration_s=1.0, waited_s=0.0)
+    (first, without) = sorted(iterations(pace).series, key=lambda one: one.count)
+    assert (first.count, without.count) == (1, 19_999)
+    assert len(without.numbers) <= POINTS
+
+
+def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:
+    pace = Pace()
+    for number in range(1, WINDOW + 11):
+        pace.ended(epoch=1, number=number, at_s=0.0, duration_s=1.0, waited_s=0.0)
+    pace.ended(epoch=1, number=3, at_s=0.0, duration_s=100.0, waited_s=0.0)
+    table = iterations(pace)
+    assert max(duration_s for one in table.series for duration_s in one.durations_s) == 1.0
+    assert any("too late" in note for note in table.notes)
+
+
+def test_an_earlier_run_without_checkpoints_is_what_to_compare_with() -> None:
+    mine, other = Pace(), Pace()
+    for number in range(1, 9):
+        mine.ended(epoch=1, number=number, at_s=0.0, duration_s=1.2, waited_s=0.0)
+        mine.sent(epoch=1, version=number, duration_s=0.1)
+        other.ended(epoch=1, number=number, at_s=0.0, duration_s=1.0, waited_s=0.0)
+    assert iterations(mine).overhead == overhead(np.full(7, 1.2), np.array([]), np.zeros(7))
+    table = iterations(mine, baselines=[Baseline(name="bare", pace=other, is_without=True)])
+    assert table.overhead is not None
+    assert table.overhead.share == pytest.approx(0.2)
+    assert [one.run for one in table.series] == ["", "", "bare"]
