@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("gemini_lab.run_command:command", "run your own DeepSpeed script, protected"),
     "inject": ("gemini_lab.injector.command:command", "break something in a live run"),
     "report": ("gemini_lab.report:command", "what a run did"),
+    "serve": ("gemini_lab.pages:command", "show a run in the browser, live or afterwards"),
     "export": ("gemini_lab.checkpoint.export:command", "full fp32 weights from a run"),
     "profile": ("gemini_lab.profiler.command:command", "when is a script's network idle?"),
     "figures": ("gemini_lab.experiments.figures:command", "the paper's figures"),

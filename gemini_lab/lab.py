@@ -27,6 +27,7 @@ from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
+from gemini_lab.pages import serve_log
 from gemini_lab.placement import plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.run import CONTROL_FILE, Run
@@ -79,6 +80,7 @@ class Lab:
         self.nodes, self.standbys, self.workers_per_node = nodes, standbys, workers_per_node
         self.folder = Path(folder).absolute()
         self.run: Run | None = None
+        self._dashboard: Any = None
         self.ready: set[str] = set()
         self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
         self.root: str | None = None
@@ -202,6 +204,23 @@ class Lab:
             )
         return report.plans[-1].profile
 
+    def dashboard(self, **settings: Any) -> Any:
+        """A page that shows the newest run live, and goes on to the next one when it starts.
+
+        It is served from a thread of this process until the lab is closed; as the last value of
+        a cell it shows a link and itself. Calling again gives the same one.
+
+        Args:
+            **settings: Of `gemini_lab_widgets.serve.Dashboard`: port, password, origins...
+
+        Raises:
+            ConfigError: Panel is not installed.
+            LaunchError: The port is taken.
+        """
+        if self._dashboard is None:
+            self._dashboard = serve_log(lambda: self.run.log if self.run else None, **settings)
+        return self._dashboard
+
     def controls(self, job: Job | None = None, **settings: Any) -> Any:
         """Buttons for this lab below a cell; see `gemini_lab_widgets.controls.Controls`."""
         from gemini_lab_widgets.controls import Controls  # noqa: PLC0415 - ipywidgets is optional
@@ -243,6 +262,8 @@ class Lab:
         if self.run is not None:
             self.run.take(self._event("lab_closed"))
             self.run.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
+from gemini_lab.pages import save_log
 
 if TYPE_CHECKING:
     from gemini_lab.report import RunReport
@@ -26,6 +27,7 @@ class Run:
 
     Attributes:
         folder: The run's folder: event log, workers' output, persistent tier.
+        log: The event log in it.
         iteration: Newest iteration that every rank has finished.
         phase: starting, training, recovering, waiting (for machines) or over.
         members: The node on each position.
@@ -59,7 +61,8 @@ class Run:
         self._obey, self._stop, self._living = obey, stop, living
         self._racks = racks
         self._workers_per_node = workers_per_node
-        self._log = EventLog(folder / "events.jsonl")
+        self.log = folder / "events.jsonl"
+        self._log = EventLog(self.log)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._watchers: list[Callable[[Event], None]] = []
@@ -139,6 +142,16 @@ class Run:
         from gemini_lab.report import RunReport  # noqa: PLC0415
 
         return RunReport.load(self.folder)
+
+    def save(self, path: str | Path) -> Path:
+        """Write what the dashboard shows of the run so far to one HTML file, for any browser.
+
+        The file needs no network and no server. Returns its path.
+
+        Raises:
+            ConfigError: Panel is not installed, or the file cannot be written.
+        """
+        return save_log(self.log, path)
 
     def watch(self, watcher: Callable[[Event], None]) -> Callable[[], None]:
         """Call `watcher` with every event from now on, on the lab's thread.

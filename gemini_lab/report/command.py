@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.events import read_events
+from gemini_lab.pages import save_log
 from gemini_lab.report.text import ink_for, render
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.report.values import RunReport
@@ -45,6 +46,9 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument("run", nargs="?", default="latest", help="a run's folder, or 'latest'")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--chrome-trace", type=Path, metavar="FILE", help="write a trace, too")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with all views, too"
+    )
     parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
     options = parser.parse_args(arguments)
     folder = find_run(options.run)
@@ -52,6 +56,8 @@ def command(arguments: Sequence[str]) -> int:
     if options.chrome_trace is not None:
         trace = chrome_trace(read_events(folder / LOG))
         options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
+    if options.html is not None:
+        save_log(folder / LOG, options.html)
     if options.json:
         text = json.dumps(report.to_json(), indent=2)
     else:

@@ -1,0 +1,76 @@
+"""The run that pages show: its store, fed once for all visitors."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gemini_lab_widgets.feed import LOG, LogFeed
+from gemini_lab_widgets.store import EventStore
+from gemini_lab_widgets.tables import Tables
+
+PULL_S: Final = 0.1
+"""Between two looks at the log, however many visitors ask."""
+SLICE: Final = 20_000
+"""Events taken at once: a long log comes in slices, between which pages are answered."""
+
+
+class Follower:
+    """Feeds one `EventStore` from the log of the newest run.
+
+    Every page calls `pull` and then draws from `store`; where nobody looks, nothing is read. All
+    calls come from one thread, the server's.
+
+    Args:
+        newest: Gives the log to show, or None while there is none. When it gives another one, a new
+            store begins, and pages begin anew.
+
+    Attributes:
+        store: What was read so far.
+        log: The file it came from.
+        number: Counts the runs; pages compare it.
+        is_catching_up: Whether the log has more than was taken at once.
+    """
+
+    def __init__(self, newest: Callable[[], Path | None]) -> None:
+        self.store = EventStore()
+        self.log: Path | None = None
+        self.number = 0
+        self.is_catching_up = False
+        self._newest = newest
+        self._feed: LogFeed | None = None
+        self._pulled_at_s = float("-inf")
+        self._tables: tuple[tuple[int, int], Tables] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its folder, or of its file."""
+        if self.log is None:
+            return ""
+        return self.log.parent.name if self.log.name == LOG else self.log.name
+
+    @property
+    def behind_bytes(self) -> int:
+        """Of the log, what was not read yet."""
+        return 0 if self._feed is None else int(self._feed.behind_bytes)
+
+    def pull(self) -> None:
+        """Read what is new, at most a slice, and not more often than every `PULL_S`."""
+        now_s = time.monotonic()
+        if now_s - self._pulled_at_s < PULL_S:
+            return
+        log = self._newest()
+        if log is not None and log != self.log:
+            self.log, self._feed, self.store = log, LogFeed(log), EventStore()
+            self.number += 1
+        if self._feed is not None:
+            events = self._feed.poll(limit=SLICE)
+            self.store.extend(events)
+            self.is_catching_up = len(events) == SLICE
+        self._pulled_at_s = time.monotonic()
+
+    def tables(self) -> Tables:
+        """The tables of what was read so far; made once for all pages."""
+        if self._tables is None or self._tables[0] != (self.number, self.store.count):
+            self._tables = (self.number, self.store.count), self.store.tables()
+        return self._tables[1]

@@ -1,0 +1,31 @@
+// The page's pulse. The server says how many beats it sent; the page answers once it has drawn
+// what came with them, so a slow page, or one in a hidden tab, is sent nothing more until then.
+// When the connection is lost, the page says so, and comes back when the server does.
+
+const AGAIN_MS = 3000;
+
+export function render({ model, view }) {
+  const line = document.createElement("p");
+  line.setAttribute("role", "status");
+  line.hidden = true;
+
+  const answer = () => requestAnimationFrame(() => { model.seen = model.beat; });
+  model.on("beat", answer);
+  answer();
+  model.on("renew", () => location.reload());
+
+  const retry = async () => {
+    try {
+      const there = await fetch("./login", { cache: "no-store" });
+      if (there.ok) return location.reload();
+    } catch { /* the server is still away */ }
+    setTimeout(retry, AGAIN_MS);
+  };
+  view.model.document?.on_event("connection_lost", () => {
+    const at = new Date().toLocaleTimeString();
+    line.textContent = `The server is away since ${at}; the page shows what it knew then.`;
+    line.hidden = false;
+    setTimeout(retry, AGAIN_MS);
+  });
+  return line;
+}

@@ -1,0 +1,71 @@
+"""A run as one HTML file that opens anywhere: no server, no network."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from bokeh.document import Document
+from bokeh.embed import file_html
+from bokeh.resources import INLINE
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.events import Event
+from gemini_lab_widgets.feed import LOG, log_of
+from gemini_lab_widgets.sheet import Sheet
+from gemini_lab_widgets.store import EventStore
+from gemini_lab_widgets.timeline import standalone_html
+
+STATES: Final = {
+    "finished": ("over", "finished", "saved: this is the whole run"),
+    "failed": ("failed", "failed", "saved: this is all of it"),
+}
+UNFINISHED: Final = ("late", "unfinished", "saved while the run was under way")
+
+SHIM: Final = re.compile(r'<script[^>]* src="[^"]*/es-module-shims[^"]*"[^>]*></script>')
+"""What an imported Panel adds to every page, inline or not; nothing here needs it."""
+
+
+def save(run: Path | Iterable[Event], path: Path) -> Path:
+    """Write all views of a run to one file.
+
+    Args:
+        run: Its folder, its log, or its events, such as a simulation's.
+        path: The file to write.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ConfigError: There is no log, or the file cannot be written.
+    """
+    store, title = _read(run)
+    try:
+        path.write_text(page(store, title=title), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the page {path}: {error.strerror}") from error
+    return path
+
+
+def page(store: EventStore, *, title: str) -> str:
+    """All views of a run as a page that needs nothing beside itself."""
+    sheet, document = Sheet(), Document()
+    tables = store.tables()
+    sheet.update(tables)
+    sheet.say(*STATES.get(tables.status.phase, UNFINISHED))
+    sheet.put_on(document, title=f"{title} · gemini_lab")
+    document.template_variables.update(is_live=False, timeline=standalone_html(store.traffic))
+    html = file_html(
+        document, INLINE, template=document.template,
+        template_variables=document.template_variables,
+    )  # fmt: skip
+    return SHIM.sub("", html)
+
+
+def _read(run: Path | Iterable[Event]) -> tuple[EventStore, str]:
+    if isinstance(run, Path):
+        log = log_of(run).absolute()
+        return EventStore.load(log), log.parent.name if log.name == LOG else log.name
+    store = EventStore()
+    store.extend(run)
+    return store, store.name or "run"

@@ -1,0 +1,309 @@
+"""The dashboard's server: in a thread of the notebook's kernel, or as `gemini-lab serve`."""
+
+import argparse
+import asyncio
+import getpass
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from html import escape
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.request import urlopen
+
+import psutil
+from panel.io.server import get_server
+from panel.io.state import state
+from tornado.ioloop import IOLoop
+
+from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.report import find_run
+from gemini_lab.report.command import LOG
+from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.login import Guard, headers_for
+from gemini_lab_widgets.page import visit
+
+LOOPBACK: Final = "127.0.0.1"
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - refused unless asked for twice
+VISITORS: Final = 20
+STARTED_WITHIN_S: Final = 60.0
+SHORTEST_PASSWORD: Final = 8
+LARGEST_MESSAGE_BYTES: Final = 1 << 20
+"""From a visitor: acknowledgements and views' settings are far smaller."""
+NOTEBOOKS: Final = "'self' http://localhost:* http://127.0.0.1:* vscode-webview:"
+"""Who may show the page in a frame: notebooks on this machine or behind the same proxy."""
+WHY_LOOPBACK: Final = (
+    "The page is served on 127.0.0.1, to this machine alone: it speaks plain HTTP, so on a network "
+    "everybody on the way could read the password and the run. From elsewhere, use a tunnel (ssh "
+    "-N -L PORT:127.0.0.1:PORT HOST) or a proxy with TLS. Where the network itself is trusted, "
+    "--public lifts this."
+)
+
+
+class Dashboard:
+    """A page about a run, served from a thread; nobody can change anything through it.
+
+    The page only reads the run's log: it holds no reference to a lab and no control at all.
+
+    Args:
+        newest: Gives the log to show, or None while there is none.
+        port: Where to listen; 0 takes a free port.
+        address: On which of this machine's addresses; other than loopback only if `public`.
+        password: What visitors have to know; by default a new one.
+        visitors: How many may look at once.
+        origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
+        frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
+        public: Listen beyond loopback although the page speaks plain HTTP.
+
+    Attributes:
+        port: Where it listens.
+        password: What visitors have to know.
+
+    Raises:
+        ConfigError: The address is not loopback, or the password is too short.
+        LaunchError: The port is taken.
+    """
+
+    def __init__(
+        self,
+        newest: Callable[[], Path | None],
+        *,
+        port: int = 0,
+        address: str = LOOPBACK,
+        password: str | None = None,
+        visitors: int = VISITORS,
+        origins: Sequence[str] = (),
+        frame_ancestors: str = "'self'",
+        public: bool = False,
+    ) -> None:
+        _check(address, password, visitors, public=public)
+        self.address = address
+        self.password = password or secrets.token_urlsafe(16)
+        self.port = port or _free_port(address)
+        self._guard = Guard(self.password)
+        self._follower = Follower(newest)
+        self._visitors = visitors
+        self._present: set[Any] = set()
+        self._origins = [*_own_origins(address, self.port), *origins]
+        self._frame_ancestors = frame_ancestors
+        self._error: BaseException | None = None
+        self._loop: IOLoop | None = None
+        self._thread = threading.Thread(target=self._serve, name="gemini-dashboard", daemon=True)
+        self._thread.start()
+        self._wait_until_it_answers()
+
+    @property
+    def url(self) -> str:
+        """Where the page is, for whoever has a cookie or types the password."""
+        prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
+        if prefix:  # a notebook behind JupyterHub: through jupyter-server-proxy
+            return f"{prefix.rstrip('/')}/proxy/{self.port}/"
+        host = socket.getfqdn() if self.address == EVERYWHERE else self.address
+        return f"http://{host}:{self.port}/"
+
+    @property
+    def link(self) -> str:
+        """Where the page is, with the password; it leaves a cookie and then the address bar."""
+        return f"{self.url}login?token={self.password}"
+
+    def close(self) -> None:
+        """End the server; pages that are open keep what they show."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.add_callback(loop.stop)
+            self._thread.join(timeout=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Dashboard on {self.url}, {'open' if self._loop else 'closed'}>"
+
+    def _repr_html_(self) -> str:
+        frame, link = escape(f"{self.url}?token={self.password}"), escape(self.link)
+        return (
+            f'<p><a href="{link}" target="_blank" rel="noopener">Open the dashboard</a> in a tab '
+            f"of its own: {escape(self.url)}</p>"
+            f'<iframe src="{frame}" title="Dashboard of the run" loading="lazy" '
+            'style="width:100%;height:760px;border:1px solid #8884;border-radius:8px"></iframe>'
+        )
+
+    # -- the server's thread -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        loop = IOLoop(make_current=False)
+        asyncio.set_event_loop(loop.asyncio_loop)
+        server_id = uuid.uuid4().hex
+        try:
+            server = get_server(
+                {"/": lambda: visit(self._follower, self._present, most=self._visitors)},
+                port=self.port, address=self.address, loop=loop, title="gemini_lab",
+                websocket_origin=self._origins, server_id=server_id, location=False,
+                auth_provider=self._guard, sign_sessions=True,
+                secret_key=self._guard.secret.encode(), include_headers=[], include_cookies=[],
+                websocket_max_message_size=LARGEST_MESSAGE_BYTES,
+            )  # fmt: skip
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the start
+            self._error = error
+            loop.close(all_fds=True)
+            return
+        server._tornado.add_transform(headers_for(self._frame_ancestors))  # noqa: SLF001
+        self._loop = loop
+        server.start()
+        loop.start()
+        state._servers.pop(server_id, None)  # noqa: SLF001 - or Panel stops it a second time
+        server.stop(wait=False)
+        loop.close(all_fds=True)
+
+    def _wait_until_it_answers(self) -> None:
+        """A frame that is shown before the port answers stays empty."""
+        host = LOOPBACK if self.address == EVERYWHERE else self.address
+        deadline_s = time.monotonic() + STARTED_WITHIN_S
+        while self._error is None and time.monotonic() < deadline_s:
+            try:
+                urlopen(f"http://{host}:{self.port}/login", timeout=5).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        reason = self._error or f"no answer within {STARTED_WITHIN_S:.0f} s"
+        self.close()
+        raise LaunchError(
+            f"the dashboard cannot be served on {self.address}:{self.port} ({reason}); name "
+            "another port, or 0 for a free one"
+        )
+
+
+def _check(address: str, password: str | None, visitors: int, *, public: bool) -> None:
+    try:
+        is_loopback = IPv4Address(address).is_loopback
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is no IPv4 address; use one such as 127.0.0.1") from error
+    if not is_loopback and not public:
+        raise ConfigError(f"{address} is reachable from other machines. {WHY_LOOPBACK}")
+    if password is not None and len(password) < SHORTEST_PASSWORD:
+        raise ConfigError(
+            f"the password has {len(password)} characters, fewer than {SHORTEST_PASSWORD}; choose "
+            "a longer one, or none to get a random one"
+        )
+    if visitors < 1:
+        raise ConfigError(f"at least one visitor has to be let in (got {visitors})")
+
+
+def _free_port(address: str) -> int:
+    """A port that nobody listens on now; the origin check has to know it before the start."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _own_origins(address: str, port: int) -> list[str]:
+    """Under which names browsers reach `address`."""
+    names = {address, "localhost"}
+    if address == EVERYWHERE:
+        names = {"localhost", socket.gethostname(), socket.getfqdn()}
+        for interface in psutil.net_if_addrs().values():
+            names |= {each.address for each in interface if each.family == socket.AF_INET}
+    return [f"{name}:{port}" for name in sorted(names)]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab serve`."""
+    options = argparse.ArgumentParser(
+        prog="gemini-lab serve",
+        description="Show a run in the browser, live or afterwards. Visitors can look at "
+        "everything and change nothing: the page only reads the run's log and contains no control.",
+        epilog=WHY_LOOPBACK,
+    )
+    options.add_argument(
+        "run", nargs="?", default="latest",
+        help="a run's folder, its log, a simulation's saved log, or 'latest', which goes on to "
+        "the next run when one starts (latest)",
+    )  # fmt: skip
+    options.add_argument("--port", type=int, default=5006, help="0 takes a free one (5006)")
+    options.add_argument("--address", default=LOOPBACK, help=f"where to listen ({LOOPBACK})")
+    options.add_argument(
+        "--public", action="store_true", help="allow an address that other machines reach"
+    )
+    options.add_argument(
+        "--password", action="store_true",
+        help="ask for a password, or read it from standard input, instead of making one",
+    )  # fmt: skip
+    options.add_argument("--visitors", type=int, default=VISITORS, help=f"at once ({VISITORS})")
+    options.add_argument(
+        "--origin", action="append", default=[], metavar="HOST[:PORT]",
+        help="a further name under which browsers reach the page, such as a proxy's",
+    )  # fmt: skip
+    return options
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Serve until interrupted; the exit code is 0 then."""
+    options = parser().parse_args(arguments)
+    newest = log_of(options.run)
+    with Dashboard(
+        newest, port=options.port, address=options.address, public=options.public,
+        password=_ask() if options.password else None, visitors=options.visitors,
+        origins=options.origin,
+    ) as dashboard:  # fmt: skip
+        print(_welcome(dashboard, newest()), flush=True)  # noqa: T201
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    return 0
+
+
+def log_of(run: str) -> Callable[[], Path | None]:
+    """What gives the log to show for `run`: a folder, a file, a name, or `"latest"`.
+
+    Raises:
+        ConfigError: No log is there.
+    """
+    if Path(run).is_file():
+        return lambda: Path(run)
+    found = find_run(run) / LOG
+    if run != "latest":
+        return lambda: found
+    return _newest_of(found.parent.parent)
+
+
+def _newest_of(below: Path) -> Callable[[], Path | None]:
+    """Gives the log of the newest run below a folder; looks there only now and then."""
+    seen_s, seen = float("-inf"), below
+
+    def newest() -> Path:
+        nonlocal seen_s, seen
+        if time.monotonic() - seen_s > 1:
+            seen_s, seen = time.monotonic(), find_run("latest", below=below) / LOG
+        return seen
+
+    return newest
+
+
+def _ask() -> str:
+    """A password from the terminal, unseen, or from standard input: never from the arguments."""
+    if sys.stdin.isatty():
+        return getpass.getpass("Password for visitors: ")
+    return sys.stdin.readline().rstrip("\n")
+
+
+def _welcome(dashboard: Dashboard, log: Path | None) -> str:
+    port = dashboard.port
+    lines = [
+        f"serving {log}, read-only; Ctrl-C ends it",
+        f"  link      {dashboard.link}",
+        f"  password  {dashboard.password}",
+    ]
+    if dashboard.address == LOOPBACK:
+        there = f"ssh -N -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"
+        lines.append(f"  from another machine: {there}, then the same link")
+    return "\n".join(lines)

@@ -1,0 +1,92 @@
+"""All views of a run on one page: the same sheet when it is live, replayed or saved."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from bokeh.document import Document
+from bokeh.models import CustomJS, Div, InlineStyleSheet, Toggle
+from bokeh.models.ui import UIElement
+
+from gemini_lab_widgets.tables import Tables
+from gemini_lab_widgets.views import VIEWS, View
+from gemini_lab_widgets.views.palette import FONT, esc
+from gemini_lab_widgets.views.view import switch
+
+TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+"""What surrounds the views; Jinja."""
+STATE_STYLE: Final = """
+:host { font: 14px/1.35 FONT; color: light-dark(#565656, #bdbdbd); }
+b { color: light-dark(#1b1b1b, #f2f2f2); font-weight: 600; }
+b::before { content: "●"; margin-right: .4em; color: #8c8c8c; }
+b.live::before { color: #009e73; } b.late::before { content: "▲"; color: #e69f00; }
+b.over::before { content: "■"; color: #0072b2; } b.failed::before { content: "✕"; color: #d55e00; }
+""".replace("FONT", FONT)
+TOGGLE_STYLE: Final = """
+.bk-btn { font: 13px FONT; padding: 4px 12px; border-radius: 14px; cursor: pointer;
+  border: 1px solid light-dark(#9a9a9a, #7d7d7d) !important; box-shadow: none !important;
+  background: transparent !important; color: light-dark(#1b1b1b, #f2f2f2) !important; }
+.bk-btn:focus-visible { outline: 3px solid #56b4e9 !important; outline-offset: 2px; }
+""".replace("FONT", FONT)
+CHOOSE: Final = """
+    const asked = new URLSearchParams(location.search).get("theme")
+    const system = matchMedia("(prefers-color-scheme: dark)").matches
+    toggle.active = asked ? asked == "dark" : system
+"""
+"""Dark where the address asks for it with `?theme=dark`, or else where the system does."""
+TURN: Final = """
+    const theme = cb_obj.active ? "dark" : "light"
+    document.documentElement.style.colorScheme = theme
+    document.documentElement.dataset.theme = theme
+    cb_obj.label = cb_obj.active ? "Light" : "Dark"
+"""
+
+
+class Sheet:
+    """The views, a line on the page's state, and the switch between light and dark.
+
+    The switch works in the browser, so it needs no server.
+    """
+
+    def __init__(self) -> None:
+        self.views: dict[str, View] = {_slot(kind): kind() for kind in VIEWS}
+        self._state = Div(name="state", stylesheets=[InlineStyleSheet(css=STATE_STYLE)])
+        self._dark = Toggle(
+            name="dark", label="Dark", stylesheets=[InlineStyleSheet(css=TOGGLE_STYLE)]
+        )
+        self._dark.js_on_change("active", switch(list(self.views.values())))
+        self._dark.js_on_change("active", CustomJS(code=TURN))
+
+    @property
+    def slots(self) -> list[str]:
+        """Names of the views below the timeline, in order."""
+        return [slot for slot in self.views if slot != "status"]
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot in every view."""
+        for view in self.views.values():
+            view.update(tables)
+
+    def say(self, kind: str, mark: str, text: str) -> None:
+        """Tell what state the page is in: live, late, over or failed; then words about it."""
+        line = f'<b class="{esc(kind)}">{esc(mark)}</b>' + (f" · {esc(text)}" if text else "")
+        if self._state.text != line:
+            self._state.text = line
+
+    def put_on(self, document: Document, *, title: str) -> None:
+        """Add all of it to a document, with the page around it."""
+        roots: list[UIElement] = [self._state, self._dark]
+        for slot, view in self.views.items():
+            view.root.name = slot
+            roots.append(view.root)
+        for root in roots:
+            document.add_root(root)
+        document.js_on_event("document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE))
+        document.title = title
+        document.template = TEMPLATE
+        named = {*self.views, "state", "dark", "timeline"}
+        document.template_variables.update(slots=self.slots, named=named)
+
+
+def _slot(kind: type[View]) -> str:
+    return re.sub("View$", "", kind.__name__).lower()
