@@ -84,3 +84,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext gemini_lab` calls: the magics `%gemini` and `%%gemini`."""
+    from gemini_lab_widgets import magics  # noqa: PLC0415 - IPython is optional
+
+    magics.load_ipython_extension(shell)

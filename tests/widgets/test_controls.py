@@ -1,0 +1,200 @@
+"""The owner's buttons: they do what they say, and only when it can be done."""
+
+import time
+
+import pytest
+
+pytest.importorskip("ipywidgets")
+
+from gemini_lab_widgets.controls import LINES, Controls, sight
+from lab_stand_in import LabStandIn, begin, run_in, tell
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.job import Job
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    return Job(script="train.py", cwd=str(tmp_path))
+
+
+@pytest.fixture
+def lab(tmp_path):
+    lab = LabStandIn(tmp_path / "runs")
+    yield lab
+    lab.close()
+
+
+def until(condition, *, within_s=60.0):
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.01)
+
+
+def test_start_starts_the_job_with_its_settings_and_then_waits_for_its_end(lab, job):
+    panel = Controls(lab, job, total=10, replicas=3)
+    assert not panel.start_button.disabled
+    panel.start_button.click()
+    assert lab.run.job is job
+    assert lab.settings == {"replicas": 3}
+    assert panel.start_button.disabled
+    tell(lab.run, "run_finished")
+    panel.refresh()
+    assert not panel.start_button.disabled
+    panel.close()
+
+
+def test_fail_breaks_what_was_chosen(lab, job):
+    panel = lab.controls(job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.refresh()
+    panel.kind.value, panel.place.value = "node_loss", "node-1"
+    panel.fail_button.click()
+    (order,) = lab.orders
+    assert (order.node, order.action["kind"]) == ("node-1", "node_loss")
+    panel.close()
+
+
+def test_a_failure_of_no_one_node_wants_no_place(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.refresh()
+    panel.kind.value = "root_loss"
+    assert panel.place.disabled
+    panel.fail_button.click()
+    assert lab.orders[0].node == "node-0"
+    panel.close()
+
+
+def test_every_failure_that_the_panel_offers_can_happen(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.refresh()
+    for _, kind in panel.kind.options:
+        before = len(lab.orders)
+        panel.kind.value = kind
+        panel.fail_button.click()
+        assert len(lab.orders) > before, kind
+    panel.close()
+
+
+def test_an_error_of_ours_becomes_a_line(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    panel.fail_button.click()
+    assert "! nothing can fail now" in panel.log.value
+    assert lab.orders == []
+    panel.close()
+
+
+def test_stop_ends_the_run_and_not_the_lab(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    panel.stop_button.click()
+    assert lab.stopped == [lab.run.number]
+    assert not lab.is_closed
+    panel.close()
+
+
+def test_a_runs_own_panel_starts_nothing(tmp_path, job):
+    run = run_in(tmp_path / "run", job)
+    panel = run.controls()
+    assert panel.start_button.disabled
+    with pytest.raises(ConfigError, match="nothing to start"):
+        panel.start()
+    panel.close()
+
+
+def test_a_paused_view_stands_still_and_catches_up(lab, job):
+    panel = Controls(lab, job, total=10)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.pause.value = True
+    tell(lab.run, "iteration", rank=0, iteration=4)
+    tell(lab.run, "iteration", rank=1, iteration=4)
+    panel.refresh()
+    assert panel.bar.value == 3
+    assert lab.run.iteration == 4
+    panel.pause.value = False
+    assert panel.bar.value == 4
+    panel.close()
+
+
+def test_the_panel_follows_without_being_asked(lab, job):
+    panel = Controls(lab, job)
+    lab.train(job)  # not by the button
+    begin(lab.run)
+    until(lambda: "iteration 3" in panel.status.value)
+    until(lambda: "node-1" in panel.place.options)
+    panel.close()
+
+
+def test_a_chosen_node_stays_chosen_until_it_is_gone(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.refresh()
+    panel.place.value = "node-1"
+    tell(lab.run, "recovery_planned", members=["node-1", "node-5"])
+    panel.refresh()
+    assert panel.place.value == "node-1"
+    tell(lab.run, "recovery_planned", members=["node-5", "node-6"])
+    panel.refresh()
+    assert panel.place.value == "node-5"
+    panel.close()
+
+
+def test_what_happened_is_told_in_few_lines_without_markup(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    for _ in range(2 * LINES):
+        tell(lab.run, "note", text=HOSTILE)
+    panel.refresh()
+    assert panel.log.value.count("onerror") == LINES
+    assert "<img" not in panel.log.value
+    panel.close()
+
+
+def test_a_hostile_name_stays_text_in_the_panel(tmp_path, job):
+    run = run_in(tmp_path / HOSTILE.replace("/", ""), job)
+    begin(run, members=[HOSTILE, "node-1"])
+    panel = Controls(run)
+    assert "<img" not in panel.status.value
+    assert "&lt;img" in panel.status.value
+    panel.close()
+
+
+def test_a_closed_panel_hears_nothing_more(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    panel.close()
+    tell(lab.run, "note", text="later")
+    assert "later" not in panel.log.value
+    assert lab.run._watchers == []
+
+
+def test_the_bar_is_there_where_its_length_is_known(lab, job):
+    with_bar, without = Controls(lab, job, total=10), Controls(lab, job)
+    assert (with_bar.bar.layout.display, without.bar.layout.display) == (None, "none")
+    assert without.status.layout.display is None
+    with_bar.close()
+    without.close()
+
+
+def test_without_a_run_the_panel_says_how_to_get_one():
+    assert "lab.controls(job)" in sight(None, has_job=False).text
+
+
+def test_a_run_that_was_given_up_says_why(tmp_path, job):
+    run = run_in(tmp_path / "run", job)
+    tell(run, "run_failed", reason="no such script")
+    seen = sight(run, has_job=True)
+    assert "no such script" in seen.text
+    assert (seen.can_start, seen.can_fail, seen.can_stop) == (True, False, False)

@@ -1,0 +1,231 @@
+"""Buttons for a lab or a run, in the notebook of its owner: nobody else has them.
+
+The panel is drawn from a thread, so that it goes on while a cell computes. The kernel hears buttons
+only between cells: while a cell runs, a click waits.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from html import escape
+from typing import Any, Final
+
+from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.injector.command import read_failure
+from gemini_lab.injector.failures import FAILURES
+from gemini_lab.job import Job
+from gemini_lab.lab import Lab
+from gemini_lab.progress import describe
+from gemini_lab.run import Run
+
+try:
+    import ipywidgets
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        "buttons need ipywidgets, which is not installed; pip install 'gemini-lab[notebook]'"
+    ) from missing
+
+REFRESH_S: Final = 0.25
+LINES: Final = 12
+"""Lines of what happened that stay in sight."""
+KINDS: Final = {
+    kind: "node" in {field.name for field in fields(failure)}
+    for kind, failure in FAILURES.items()
+    if not {"nodes", "rack"} & {field.name for field in fields(failure)}
+}
+"""Each failure of at most one node, and whether it wants one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What the panel shows of a run, and what it allows.
+
+    Attributes:
+        text: The run in one line.
+        iteration: Iterations done.
+        places: Where something can fail.
+        can_start, can_fail, can_stop: Which buttons work.
+    """
+
+    text: str
+    iteration: int = 0
+    places: tuple[str, ...] = ()
+    can_start: bool = False
+    can_fail: bool = False
+    can_stop: bool = False
+
+
+def sight(run: Run | None, *, has_job: bool) -> Sight:
+    """What there is to see of `run`, and whether a job could be started after it."""
+    if run is None:
+        text = "no run yet" if has_job else "no run yet; lab.controls(job) has a job to start"
+        return Sight(text=text, can_start=has_job)
+    nodes = ", ".join(f"{node} (root)" if node == run.root else node for node in run.members)
+    text = f"{run.folder.name}: {run.phase}, iteration {run.iteration}"
+    if run.failure:
+        text += f"; failed: {run.failure}"
+    elif nodes and not run.is_over:
+        text += f", on {nodes}"
+    return Sight(
+        text=text,
+        iteration=run.iteration,
+        places=(*dict.fromkeys(run.members), "root") if run.members else (),
+        can_start=has_job and run.is_over,
+        can_fail=bool(run.members) and not run.is_over,
+        can_stop=not run.is_over,
+    )
+
+
+class Controls:
+    """A panel to start a job, break something, stop the run, and hold the view still.
+
+    Args:
+        target: A lab, whose newest run it shows, or one run.
+        job: What the start button starts; by default the newest run's job again.
+        total: Iterations of the job, the bar's full length.
+        settings: For `Lab.train`.
+    """
+
+    def __init__(
+        self,
+        target: Lab | Run,
+        job: Job | None = None,
+        *,
+        total: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self._lab = None if isinstance(target, Run) else target
+        self._run = target if isinstance(target, Run) else None
+        self._job, self._settings = job, settings
+        self._said: deque[str] = deque(maxlen=LINES)
+        self._watched: Run | None = None
+        self._end_watch: Callable[[], Any] = lambda: None
+        self._is_closed = threading.Event()
+        self._build(total)
+        self.refresh()
+        threading.Thread(target=self._keep_fresh, name="gemini-controls", daemon=True).start()
+
+    @property
+    def run(self) -> Run | None:
+        """The run that the panel is about."""
+        return self._run if self._lab is None else self._lab.run
+
+    def start(self) -> None:
+        """Start the job on the lab."""
+        run = self.run
+        job = self._job or (run.job if run else None)
+        if self._lab is None or job is None:
+            raise ConfigError("there is nothing to start; make the panel with lab.controls(job)")
+        self._lab.train(job, **self._settings)
+
+    def fail(self) -> None:
+        """Make the chosen failure happen now."""
+        run = self.run
+        if run is None or not run.members:
+            raise ConfigError("nothing can fail now: no workers run")
+        kind = self.kind.value
+        places = [self.place.value] if KINDS[kind] and self.place.value else []
+        run.inject(read_failure(kind, places, None))
+
+    def stop(self) -> None:
+        """End the run."""
+        if self.run is not None:
+            self.run.stop()
+
+    def refresh(self, *, anyway: bool = False) -> None:
+        """Show how things are, unless the view is paused."""
+        run = self.run
+        if run is not self._watched:
+            self._end_watch()
+            self._watched = run
+            self._end_watch = run.watch(self._hear) if run is not None else lambda: None
+        if self.pause.value and not anyway:
+            return
+        seen = sight(run, has_job=self._has_job())
+        self.status.value = escape(seen.text)
+        self.bar.value = min(seen.iteration, self.bar.max)
+        if tuple(self.place.options) != seen.places:
+            kept = self.place.value
+            self.place.options = seen.places
+            self.place.value = kept if kept in seen.places else next(iter(seen.places), None)
+        self.start_button.disabled = not seen.can_start
+        self.fail_button.disabled = not seen.can_fail
+        self.stop_button.disabled = not seen.can_stop
+        self.log.value = f"<pre style='line-height:1.35;margin:0'>{escape(self._text())}</pre>"
+
+    def close(self) -> None:
+        """Take the panel away; the run goes on."""
+        self._is_closed.set()
+        self._end_watch()
+        self.root.close()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.root._repr_mimebundle_(**options)
+
+    def __repr__(self) -> str:
+        return f"<Controls of {self._lab or self._run}>"
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _build(self, total: int | None) -> None:
+        button = ipywidgets.Button
+        self.status, self.log = ipywidgets.HTML(), ipywidgets.HTML()
+        length = ipywidgets.Layout(width="100%", display=None if total else "none")
+        self.bar = ipywidgets.IntProgress(min=0, max=total or 1, layout=length)
+        self.start_button = button(description="Start", icon="play", button_style="success")
+        self.stop_button = button(description="Stop", icon="stop")
+        self.pause = ipywidgets.ToggleButton(
+            value=False, description="Pause view", icon="pause",
+            tooltip="holds this panel still; training goes on",
+        )  # fmt: skip
+        self.kind = ipywidgets.Dropdown(
+            description="Break", options=[(kind.replace("_", " "), kind) for kind in KINDS],
+            value="node_loss",
+        )  # fmt: skip
+        self.place = ipywidgets.Dropdown(description="on", options=[])
+        self.fail_button = button(description="Fail now", icon="bolt", button_style="danger")
+        for pressed, act in (
+            (self.start_button, self.start), (self.fail_button, self.fail),
+            (self.stop_button, self.stop),
+        ):  # fmt: skip
+            pressed.on_click(lambda _, act=act: self._try(act))
+        self.pause.observe(lambda _: self.refresh(anyway=True), "value")
+        self.kind.observe(self._want_place, "value")
+        lines = [
+            self.status, self.bar,
+            ipywidgets.HBox([self.start_button, self.stop_button, self.pause]),
+            ipywidgets.HBox([self.kind, self.place, self.fail_button]), self.log,
+        ]  # fmt: skip
+        self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
+
+    def _want_place(self, change: Any) -> None:
+        self.place.disabled = not KINDS[change["new"]]
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """What a button does; an error of ours becomes a line of the panel."""
+        try:
+            act()
+        except GeminiError as error:
+            self._said.append(f"! {error}")
+        self.refresh(anyway=True)
+
+    def _hear(self, event: Any) -> None:
+        if told := describe(event):
+            self._said.append(told.strip())
+
+    def _text(self) -> str:
+        pause = ["the view is paused; training goes on"] if self.pause.value else []
+        return "\n".join([*list(self._said), *pause]) or "nothing has happened yet"
+
+    def _has_job(self) -> bool:
+        return self._lab is not None and (self._job is not None or self._lab.run is not None)
+
+    def _keep_fresh(self) -> None:
+        """Refresh until there is nothing new to expect."""
+        while not self._is_closed.wait(REFRESH_S):
+            self.refresh()
+            is_over = self._lab.is_closed if self._lab else self._run is None or self._run.is_over
+            if is_over:
+                self.refresh(anyway=True)
+                return
