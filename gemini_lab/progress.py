@@ -32,11 +32,11 @@ def show_progress(
     endings = [run.watch(see)]
     if show_output:
         endings.append(run.listen(hear))
-    is_notebook = "ipykernel" in sys.modules
+    is_cell = type(sys.stderr).__module__.startswith("ipykernel")
     try:
         with tqdm(
             total=total, initial=run.iteration, unit="iteration", dynamic_ncols=True,
-            disable=False if is_notebook else None,
+            disable=False if is_cell else None,
         ) as bar:  # fmt: skip
             is_last = False
             while not is_last:

@@ -3,6 +3,7 @@
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from lab_stand_in import LabStandIn, begin, tell
+from traitlets.config import Config
 
 import gemini_lab
 from gemini_lab.errors import ConfigError
@@ -22,11 +23,11 @@ def lab(tmp_path):
 
 
 @pytest.fixture
-def shell():
-    shell = InteractiveShell()
+def shell(tmp_path):
+    config = Config(HistoryManager={"enabled": False})
+    shell = InteractiveShell(config=config, ipython_dir=str(tmp_path / "ipython"))
     shell.run_line_magic("load_ext", "gemini_lab")
-    yield shell
-    shell.history_manager.end_session()
+    return shell
 
 
 def test_a_cell_is_started_as_a_script_and_leaves_the_run_behind(shell, lab):
