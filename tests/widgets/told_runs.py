@@ -54,6 +54,7 @@ class ToldRun:
         self.events.append(Event(kind=kind, at_s=self.now_s, node=node, data=data))
 
     def protect(self) -> "ToldRun":
+        placement = self.placement.to_json()
         for rank in self.ranks:
             self.say(
                 "protected",
@@ -62,7 +63,7 @@ class ToldRun:
                 epoch=self.epoch,
                 shard_bytes=SHARD_BYTES,
                 settings={"scheme": "background"},
-                placement=self.placement.to_json(),
+                placement=placement,
             )
         return self
 

@@ -21,7 +21,7 @@ FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 LONGEST: Final = 40
 """Characters of a name that are shown."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_MATHS: Final = re.compile(r"\$\$|\\\(|\\\[")
+_MATHS: Final = re.compile(r"\$(?=\$)|\\(?=[(\[])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,5 +71,5 @@ def shown(text: object, *, longest: int = LONGEST) -> str:
 
     Bokeh reads `$$...$$` as a formula, for which it would load a typesetter from the network.
     """
-    plain = _MATHS.sub(lambda maths: " ".join(maths[0]), _CONTROL.sub("\ufffd", str(text)))
+    plain = _MATHS.sub(r"\g<0> ", _CONTROL.sub("\ufffd", str(text)))
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"

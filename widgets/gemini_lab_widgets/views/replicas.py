@@ -82,9 +82,9 @@ class ReplicasView(View):
                             "tier", "state", "version", "what_if")  # fmt: skip
         self.select = Select(title="What if this node dies?", options=[("", "no node")], value="")
         self.select.width = 320
-        self.details = Div(text=NOTHING, stylesheets=[DETAILS], width=360)
+        self.details = Div(text=NOTHING, disable_math=True, stylesheets=[DETAILS], width=360)
         self.details.html_attributes = {"role": "status", "aria-live": "polite"}
-        self.chances = Div(stylesheets=[DETAILS], width=360)
+        self.chances = Div(disable_math=True, stylesheets=[DETAILS], width=360)
         self.select.stylesheets = [SELECT]
         self.ring, self.grid = self._ring(), self._grid()
         self._connect()

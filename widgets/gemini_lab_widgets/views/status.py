@@ -58,7 +58,7 @@ class StatusView(View):
 
     def _build(self) -> Sequence[Any]:
         self._head.visible = False
-        self.strip = Div(stylesheets=[CSS], sizing_mode="stretch_width")
+        self.strip = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
         self.strip.html_attributes = {"role": "status", "aria-live": "off"}
         return (self.strip,)
 

@@ -9,8 +9,9 @@ from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
 from bokeh.plotting import figure
 
 from gemini_lab_widgets.tables import Tables
-from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc
+from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
 
+LONGEST_WORDS: Final = 2_000
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
 h3 { font-size: 18px; font-weight: 650; margin: 0 0 2px 0; }
@@ -38,7 +39,7 @@ class View:
         self._dark = dark
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
-        self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width")
+        self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
         self.root = column(self._head, *self._build(), sizing_mode="stretch_width")
         self._follow(self.root, stylesheets="sheets")
         self.root.html_attributes = {"role": "region", "aria-label": self.title}
@@ -115,12 +116,13 @@ class View:
             notes: Remarks beneath it.
             brief: What to show in place of `words` where the figure can be seen.
         """
-        self.words = words
-        lines = [esc(line, longest=2_000) for line in (brief or words, *notes)]
+        self.words = shown(words, longest=LONGEST_WORDS)
+        lines = [esc(line, longest=LONGEST_WORDS) for line in (brief or words, *notes)]
         text = f"<h3>{esc(self.title)}</h3>" + "".join(f"<p>{line}</p>" for line in lines if line)
         if self._head.text != text:
             self._head.text = text
-        attributes = {"role": "img", "aria-label": f"{self.title}: {' '.join((words, *notes))}"}
+        told = shown(" ".join((self.words, *notes)), longest=LONGEST_WORDS)
+        attributes = {"role": "img", "aria-label": f"{self.title}: {told}"}
         for plot in self._figures:
             if plot.html_attributes != attributes:
                 plot.html_attributes = attributes

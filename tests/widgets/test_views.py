@@ -1,0 +1,327 @@
+"""The views without a browser: what they draw, within their bounds, and that text stays text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bokeh")
+
+from bokeh.models import ColumnDataSource, DataRange1d, Div, FactorRange, GlyphRenderer, Range1d
+from gemini_lab_widgets.store import EventStore
+from gemini_lab_widgets.tables import Tables
+from gemini_lab_widgets.views import (
+    VIEWS,
+    IterationsView,
+    MemoryView,
+    RecoveryView,
+    ReplicasView,
+    StatusView,
+    View,
+    WastedView,
+)
+from gemini_lab_widgets.views.answers import chances
+from gemini_lab_widgets.views.palette import DARK, LIGHT, esc, shown
+from gemini_lab_widgets.views.view import switch
+from told_runs import ToldRun, with_one_loss
+
+MOST_GLYPHS = 2_000
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\">"
+FORMULA = r"$$\text{formula}$$"
+
+
+def tables(run: ToldRun) -> Tables:
+    store = EventStore()
+    store.extend(run.events)
+    return store.tables()
+
+
+def drawn(kind: type[View], run: ToldRun, **options: Any) -> Any:
+    view = kind(**options)
+    view.update(tables(run))
+    return view
+
+
+def models(view: View, kind: type[Any]) -> Iterator[Any]:
+    return iter(view.root.select({"type": kind}))
+
+
+def glyphs(view: View) -> int:
+    """Glyphs that are on the page: rows of all renderers of visible figures."""
+    count = 0
+    for plot in view._figures:
+        if plot.visible:
+            for renderer in plot.select({"type": GlyphRenderer}):
+                count += max(map(len, renderer.data_source.data.values()), default=0)
+    return count
+
+
+def hostile_run(name: str = HOSTILE, *, nodes: int = 4) -> ToldRun:
+    """A run in which everything that is text has the same bad name."""
+    names = [f"{name}{i}" for i in range(nodes + 2)]
+    run = ToldRun(nodes=nodes, names=names)
+    run.events[1].data["name"] = name  # type: ignore[index]
+    run.protect().train(1, 9).persist(4).persist(8)
+    run.say("note", node=name, text=name)
+    run.fail(names[2], iteration=10)
+    run.events[-1].data["cause"] = name  # type: ignore[index]
+    run.plan(9, members=[*names[:2], names[nodes], *names[3:nodes]])
+    run.step(name, 0.5)
+    run.resume(9).protect().train(10, 12)
+    run.say("protected", rank=0, epoch=run.epoch, shard_bytes=1000, settings={"scheme": name})
+    run.say("run_failed", reason=name)
+    return run
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 32, 33, 300, 1500])
+def test_no_view_draws_more_than_two_thousand_glyphs(nodes: int) -> None:
+    run = ToldRun(nodes=nodes, replicas=min(2, nodes)).protect().train(1, 3)
+    run.fail("node-0", iteration=4)
+    for kind in VIEWS:
+        assert glyphs(drawn(kind, run)) <= MOST_GLYPHS
+
+
+def test_of_too_many_shards_the_harmed_ones_are_drawn() -> None:
+    run = ToldRun(nodes=1500).protect().train(1, 3).fail("node-1401", iteration=4)
+    view = drawn(ReplicasView, run)
+    lost = [shard for shard, mark in zip(view.cells.data["shard"], view.cells.data["marker"],
+                                         strict=True) if mark == "square_x"]  # fmt: skip
+    assert sorted(lost) == [1400, 1401]
+    assert "shards whose copies are all whole are not drawn" in view._head.text
+
+
+def test_a_long_run_with_many_failures_stays_within_bounds() -> None:
+    run = ToldRun().protect()
+    for number in range(1, 121):
+        run.train(number, number).fail(run.members[2], iteration=number + 1)
+        members = [*run.members[:2], f"new-{number}", run.members[3]]
+        run.plan(number, members=members).resume(number)
+    for kind in VIEWS:
+        assert glyphs(drawn(kind, run)) <= MOST_GLYPHS
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_ranges_stand_still(kind: type[View]) -> None:
+    """A range that follows its data paints every update twice."""
+    view = drawn(kind, with_one_loss())
+    assert not list(models(view, DataRange1d))
+    for plot in view._figures:
+        assert isinstance(plot.x_range, Range1d | FactorRange)
+        assert isinstance(plot.y_range, Range1d | FactorRange)
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_drawing_the_same_again_sends_nothing(kind: type[View]) -> None:
+    found = tables(with_one_loss())
+    view = kind()
+    view.update(found)
+    sent: list[str] = []
+    for model in view.root.references():
+        for name in ("data", "text", "start", "end", "factors", "options", "html_attributes"):
+            if name in model.properties():
+                model.on_change(name, lambda attribute, _, __: sent.append(attribute))
+    view.update(found)
+    assert sent == []
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("told", [None, ToldRun(), ToldRun().protect().iterate(1)])
+def test_every_view_draws_a_run_that_has_hardly_begun(kind: type[View], told: Any) -> None:
+    view = kind()
+    view.update(EventStore().tables() if told is None else tables(told))
+    assert view.words
+
+
+# -- text stays text -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [4, 40])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_hostile_name_becomes_no_tag_in_any_view(kind: type[View], nodes: int) -> None:
+    """What Bokeh sets as HTML is the text of a Div, and what the page puts into one later."""
+    view = drawn(kind, hostile_run(nodes=nodes))
+    html = [div.text for div in models(view, Div)]
+    html += [
+        text
+        for data in models(view, ColumnDataSource)
+        for text in data.data.get("html", ())
+    ]  # fmt: skip
+    assert html
+    for text in html:
+        assert "<img" not in text
+
+
+def test_the_hostile_name_is_shown_as_it_is_written() -> None:
+    strip = drawn(StatusView, hostile_run()).strip.text
+    assert strip.count(esc(shown(HOSTILE + "0"))) >= 1
+    assert esc(HOSTILE) in strip
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_name_that_reads_as_a_formula_is_none(kind: type[View]) -> None:
+    view = drawn(kind, hostile_run(FORMULA))
+    for model in view.root.references():
+        for value in map(str, model.properties_with_values(include_defaults=False).values()):
+            assert "$$" not in value
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("node-1", "node-1"),
+        ("a\nb\x00c", "a\ufffdb\ufffdc"),
+        ("\u202efdp.exe", "\ufffdfdp.exe"),
+        ("x" * 50, "x" * 39 + "…"),
+        (r"\(x\)", r"\ (x\)"),
+        ("$$$x$$$", "$ $ $x$ $ $"),
+    ],
+)
+def test_names_are_of_one_line_and_not_too_long(text: str, safe: str) -> None:
+    assert shown(text) == safe
+
+
+# -- what is drawn ---------------------------------------------------------------------------------
+
+
+def test_up_to_32_nodes_stand_in_a_ring_and_more_in_a_grid() -> None:
+    ring = drawn(ReplicasView, ToldRun(nodes=32).protect().train(1, 2))
+    grid = drawn(ReplicasView, ToldRun(nodes=33).protect().train(1, 2))
+    assert (ring.ring.visible, ring.grid.visible) == (True, False)
+    assert (grid.ring.visible, grid.grid.visible) == (False, True)
+    assert len(ring.copies.data["x0"]) == 32
+    assert len(grid.cells.data["x"]) == 66
+
+
+def test_health_differs_by_shape_and_completeness_by_dashes() -> None:
+    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    view = drawn(ReplicasView, run)
+    assert view.nodes.data["marker"] == ["triangle", "triangle", "square_x", "triangle"]
+    by_shard = dict(zip(view.copies.data["shard"], view.copies.data["dash"], strict=True))
+    assert by_shard[0] == []
+    assert by_shard[3] == [2, 4]
+    run.plan(5, members=["node-0", "node-1", "node-4", "node-3"])
+    view.update(tables(run))
+    by_shard = dict(zip(view.copies.data["shard"], view.copies.data["dash"], strict=True))
+    assert by_shard[3] == [6, 4]
+
+
+def test_what_if_is_told_for_every_node() -> None:
+    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", iteration=6)
+    view = drawn(ReplicasView, run)
+    html = view.nodes.data["html"]
+    assert "memory of node-1, version 5" in html[0]
+    assert "shard 2, 3: no other copy is whole" in html[3]
+    assert "the persistent tier, version 4" in html[3]
+    assert "lost already" in html[2]
+
+
+def test_chances_are_never_rounded_up_to_certainty() -> None:
+    text = chances(tables(ToldRun(nodes=1000).protect()).replicas)
+    assert "<b>100%</b>" in text
+    assert text.count("<b>100%</b>") == 1
+    assert "99.90%" in text
+
+
+def test_arrows_end_at_the_rim_of_their_holder() -> None:
+    data = drawn(ReplicasView, ToldRun(nodes=9, replicas=3).protect().train(1, 2)).copies.data
+    points = list(zip(data["x1"], data["y1"], strict=True))
+    assert len(set(points)) == len(points)
+    assert all(0.8 < (x * x + y * y) ** 0.5 < 1.01 for x, y in points)
+
+
+def test_nodes_that_are_alike_share_a_bar_where_there_are_many() -> None:
+    run = ToldRun(nodes=60).protect().train(1, 2).fail("node-7", iteration=3)
+    names = drawn(MemoryView, run).bars.data["node"]
+    assert any("alike" in name for name in names)
+    assert len(drawn(MemoryView, ToldRun(nodes=20).protect().train(1, 2)).bars.data["node"]) == 20
+
+
+def test_two_nodes_of_one_name_have_a_bar_each() -> None:
+    run = ToldRun(names=["same"] * 6).protect().train(1, 2)
+    assert len(set(drawn(MemoryView, run).bars.data["node"])) == 4
+
+
+def test_a_recovery_is_a_bar_of_steps_and_the_model_is_paler() -> None:
+    view = drawn(RecoveryView, with_one_loss())
+    assert view.plot.y_range.factors == [
+        "persistent tier only (model)", "recovery 1 (measured)"
+    ]  # fmt: skip
+    retrieval = view.steps["retrieve"].data
+    assert retrieval["row"] == view.plot.y_range.factors[::-1]
+    assert retrieval["alpha"][0] == 1.0
+    assert retrieval["alpha"][1] < 1.0
+    shown_steps = [item.label.value for item in view.plot.legend[0].items if item.visible]
+    assert shown_steps == ["detection", "restart", "retrieval", "warm-up", "lost progress"]
+
+
+def test_kinds_of_iterations_differ_by_shape_and_failures_are_marked() -> None:
+    view = drawn(IterationsView, with_one_loss())
+    markers = {r.glyph.marker for r in models(view, GlyphRenderer) if hasattr(r.glyph, "marker")}
+    assert {"circle", "triangle", "diamond"} <= {str(marker) for marker in markers}
+    assert view.marks.data["x"] == [10]
+    assert len(view.points["first"].data["x"]) == 2
+
+
+def test_an_iteration_that_took_very_long_does_not_press_the_others_flat() -> None:
+    run = ToldRun().protect().train(1, 20).iterate(21, duration_s=500.0)
+    view = drawn(IterationsView, run)
+    assert view.plot.y_range.end < 10
+    assert "above the upper edge" in view._head.text
+
+
+def test_measured_wasted_time_stands_beside_eq_1() -> None:
+    view = drawn(WastedView, with_one_loss())
+    assert view.parts["lost progress"].data["row"] == ["this run, measured"]
+    assert view.parts["t_ckpt"].data["row"][0] == "this run, Eq. (1) (model)"
+    assert len(view.each.data["x"]) == 1
+
+
+# -- light and dark, and in words ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_can_change_between_light_and_dark(kind: type[View]) -> None:
+    view = drawn(kind, with_one_loss())
+
+    def colours() -> list[Any]:
+        return [getattr(model, name) for model, name, _, _ in view._follows]
+
+    light = colours()
+    view.recolour(dark=True)
+    assert view.root.stylesheets == DARK.sheets
+    assert all(
+        one != other for one, other in zip(light, colours(), strict=True) if one != "#ffffff"
+    )
+    view.recolour(dark=False)
+    assert colours() == light
+    assert view.root.stylesheets == LIGHT.sheets
+
+
+def test_the_switch_for_browsers_knows_all_that_changes() -> None:
+    views = [kind() for kind in VIEWS]
+    follows = switch(views).args["follows"]
+    assert len(follows) == sum(len(view._follows) for view in views)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VIEWS if kind is not StatusView])
+def test_every_figure_has_a_description(kind: type[View]) -> None:
+    view = drawn(kind, with_one_loss())
+    assert view._figures
+    for plot in view._figures:
+        assert plot.html_attributes["role"] == "img"
+        assert view.words in plot.html_attributes["aria-label"]
+
+
+def test_importing_the_package_imports_neither_bokeh_nor_panel() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, gemini_lab_widgets, gemini_lab_widgets.store; "
+        "print([m for m in ('bokeh', 'panel') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,112 @@
+"""The views in a real browser, from a file: they draw, answer what-if, and load nothing."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bokeh")
+
+from bokeh.embed import file_html
+from bokeh.layouts import column
+from bokeh.resources import INLINE
+from gemini_lab_widgets.views import VIEWS, View
+from test_views import HOSTILE, hostile_run, tables
+from told_runs import ToldRun, with_one_loss
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update",
+             "--disable-sync"]  # fmt: skip
+IDLE = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+PATIENCE_MS = 60_000
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page that must neither fail nor ask for anything but its own file."""
+    page = browser.new_page(viewport={"width": 1180, "height": 2600})
+    page.set_default_timeout(PATIENCE_MS)
+    troubles: list[str] = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith(("file:", "data:", "blob:"))
+            else troubles.append(request.url))  # fmt: skip
+    yield page
+    page.close()
+    assert troubles == []
+
+
+def show(page: Any, folder: Path, run: ToldRun, kinds: tuple[type[View], ...] = VIEWS) -> None:
+    views = [kind() for kind in kinds]
+    for view in views:
+        view.update(tables(run))
+    file = folder / "views.html"
+    root = column(*[view.root for view in views], sizing_mode="stretch_width")
+    file.write_text(file_html(root, INLINE, title="views"), encoding="utf-8")
+    page.goto(file.as_uri())
+    page.wait_for_function(IDLE)
+
+
+def test_all_views_open_from_a_file_without_a_request(page: Any, tmp_path: Path) -> None:
+    show(page, tmp_path, with_one_loss())
+    for kind in VIEWS[1:]:
+        assert page.get_by_role("img", name=kind.title).count() >= 1
+    assert page.get_by_text("failures survivable now", exact=True).is_visible()
+
+
+def test_choosing_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
+    show(page, tmp_path, with_one_loss())
+    chooser = page.get_by_label("What if this node dies?")
+    chooser.select_option(label="node-3")
+    page.get_by_text("If node-3 died now").wait_for()
+    page.get_by_text("memory of node-4, version 12").wait_for()
+    chooser.select_option(label="no node")
+    page.get_by_text("Tap a node").wait_for()
+
+
+def test_tapping_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
+    show(page, tmp_path, with_one_loss())
+    place = page.evaluate("""() => {
+        const views = [...Bokeh.index.roots].flatMap((root) => [...root.children()])
+        const find = (view) => view.model.type == "Figure" && view.model.height == 470
+            ? view : [...view.children()].map(find).find((one) => one)
+        const plot = views.map(find).find((one) => one)
+        const [name] = [...Bokeh.documents[0]._all_models.values()]
+            .filter((model) => model.data && "html" in model.data)
+        const at = (axis, value) => plot.frame[axis].compute(value)
+        const box = plot.el.getBoundingClientRect()
+        const {x, y} = name.data
+        return [box.x + at("x_scale", x[1]), box.y + at("y_scale", y[1])]
+    }""")
+    page.mouse.click(*place)
+    page.get_by_text("If node-1 died now").wait_for()
+    assert page.get_by_label("What if this node dies?").locator("option:checked").inner_text() == (
+        "node-1"
+    )
+
+
+def test_a_hostile_name_runs_nothing_in_any_view(page: Any, tmp_path: Path) -> None:
+    for nodes in (4, 40):
+        show(page, tmp_path, hostile_run(nodes=nodes))
+        chooser = page.get_by_label("What if this node dies?")
+        chooser.select_option(index=2)
+        page.get_by_text("died now").wait_for()
+        assert page.title() == "views"
+        assert page.get_by_text(HOSTILE[:20]).count() >= 1
+        assert page.locator("img").count() == 0
