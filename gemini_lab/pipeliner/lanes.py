@@ -1,0 +1,135 @@
+"""What a device does in the background, in queues: the contract, and a GPU's streams.
+
+`CudaLanes` and `pin` need a GPU; everything that stands on the contract does not.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gemini_lab.errors import CapacityError
+from gemini_lab.units import format_bytes
+
+Lane = Literal["training", "wire", "bus", "local"]
+"""training: where the caller's work goes. wire: chunks between devices. bus: received chunks to the
+slab. local: the rank's own shard to its slab."""
+Message = tuple[torch.Tensor, int]
+"""What to send or to fill, and the other rank."""
+
+
+class Lanes(Protocol):
+    """The queues of one device. A lane works in order; lanes wait for each other only by marks."""
+
+    def room(self, size_bytes: int) -> torch.Tensor:
+        """Memory on the device."""
+
+    def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy, when the lane comes to it."""
+
+    def swap(self, lane: Lane, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Send and receive all of these at once, when the lane comes to it."""
+
+    def mark(self, lane: Lane) -> Any:
+        """What stands for all that the lane was given so far."""
+
+    def follow(self, lane: Lane, mark: Any) -> None:
+        """What the lane is given from here on waits for the mark."""
+
+    def join(self, lane: Lane, work: Any) -> None:
+        """The same for a collective's handle; `None` is one that the training lane waits for."""
+
+    def finish(self, mark: Any) -> None:
+        """Hold the calling thread until the mark is reached."""
+
+    def using(self, lane: Lane) -> AbstractContextManager[Any]:
+        """Plain tensor operations of this thread go to that lane inside the `with` block."""
+
+
+class CudaLanes:
+    """The lanes of this rank's GPU; every rank makes one, at the same time.
+
+    Args:
+        group: A NCCL group over all ranks for chunks alone, from `dist.new_group(backend="nccl")`;
+            `None` where nothing is sent.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self._streams: dict[str, Any] = {
+            lane: torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            for lane in ("wire", "bus", "local")
+        }
+        if group is not None:
+            # A communicator's first operation must be one in which all of its ranks take part.
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+
+    def _stream(self, lane: Lane) -> Any:
+        return torch.cuda.current_stream() if lane == "training" else self._streams[lane]
+
+    def room(self, size_bytes: int) -> torch.Tensor:
+        """Memory on the GPU."""
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+    def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
+        """An asynchronous copy, between devices or to and from pinned memory."""
+        with self.using(lane):
+            target.copy_(source, non_blocking=True)
+
+    def swap(self, lane: Lane, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """All messages in one NCCL group, so that none of them waits for another."""
+        operations = [dist.P2POp(dist.isend, one, peer, self._group) for one, peer in sends]
+        operations += [dist.P2POp(dist.irecv, one, peer, self._group) for one, peer in receives]
+        with self.using(lane):
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()  # holds up the stream, not this thread
+
+    def mark(self, lane: Lane) -> Any:
+        """An event on the lane's stream."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream(lane))
+        return event
+
+    def follow(self, lane: Lane, mark: Any) -> None:
+        """The lane's stream waits for the event."""
+        self._stream(lane).wait_event(mark)
+
+    def join(self, lane: Lane, work: Any) -> None:
+        """The lane's stream waits for the collective."""
+        if work is None:
+            self.follow(lane, self.mark("training"))
+            return
+        with self.using(lane):
+            work.wait()
+
+    def finish(self, mark: Any) -> None:
+        """Wait for the event."""
+        mark.synchronize()
+
+    def using(self, lane: Lane) -> AbstractContextManager[Any]:
+        """The lane's stream as the current one."""
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream(lane))
+        return context
+
+
+def pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Lock mapped memory, such as a slab's, so that the GPU copies into it by itself.
+
+    It stays so until this process ends.
+
+    Args:
+        memory: Its bytes.
+
+    Raises:
+        CapacityError: CUDA refuses.
+    """
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    if int(error):
+        raise CapacityError(
+            f"CUDA cannot pin {format_bytes(memory.nbytes)} of the checkpoint slab (error "
+            f"{int(error)}); allow more locked memory (ulimit -l), or use fewer replicas"
+        )
