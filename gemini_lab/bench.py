@@ -1,7 +1,9 @@
 """`gemini-lab bench`: measurements with repeats and spread, on the machine at hand.
 
 A bench is a function that takes the number of repeats and gives rows. It is listed in `BENCHES` by
-name, as `module:function`, so that only the benches that run import what they need.
+name, as `module:function`, so that only the benches that run import what they need. Its module may
+have `add_options`, which adds options to the parser that the function takes by name, and a `table`
+of its own.
 """
 
 import argparse
@@ -57,6 +59,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.contention:bench",
         "less and less idle time, until checkpoints no longer fit",
     ),
+    "peers": (
+        "gemini_lab.experiments.peers.bench:bench",
+        "checkpoints of other systems on the same tensors, beside ours",
+    ),
 }
 """Name: (`module:function` taking the repeats and returning rows, help)."""
 
@@ -70,12 +76,14 @@ class Row:
         values: Every measurement.
         unit: Of the values.
         settings: What it was measured with: sizes, rates, conditions.
+        why_not: Why there are no values.
     """
 
     name: str
     values: tuple[float, ...]
     unit: str = "s"
     settings: dict[str, Any] = field(default_factory=dict)
+    why_not: str = ""
 
     @property
     def median(self) -> float:
@@ -89,6 +97,8 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """The row as plain JSON values."""
+        if not self.values:
+            return asdict(self)
         low, high = self.interval
         return {**asdict(self), "median": self.median, "low_95": low, "high_95": high}
 
@@ -146,11 +156,14 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"{'measured':<52}{'median':>12}  {'95 % interval':<27}{'repeats':>7}"]
     above: dict[str, Any] = {}
     for row in rows:
-        low, high = row.interval
-        lines.append(
-            f"{row.name:<52}{row.median:>12.4g}  {f'{low:.4g} to {high:.4g} {row.unit}':<27}"
-            f"{len(row.values):>7}".rstrip()
-        )
+        if row.values:
+            low, high = row.interval
+            lines.append(
+                f"{row.name:<52}{row.median:>12.4g}  {f'{low:.4g} to {high:.4g} {row.unit}':<27}"
+                f"{len(row.values):>7}".rstrip()
+            )
+        else:
+            lines += _below(f"{row.name}: no value: {row.why_not}", indent=0)
         other = [_setting(k, v) for k, v in row.settings.items() if above.get(k) != v]
         if other:
             lines += _below(f"with {', '.join(other)}", indent=4)
@@ -185,14 +198,18 @@ def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCH
     parser.add_argument("name", choices=benches, help="which bench")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
+    name = next((argument for argument in arguments if argument in benches), None)
+    home, _, function = benches[name][0].partition(":") if name else ("", "", "")
+    module = importlib.import_module(home) if home else None
+    getattr(module, "add_options", lambda _: None)(parser)
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         raise ConfigError(f"a bench needs at least 1 repeat (got {options.repeats})")
-    module, _, function = benches[options.name][0].partition(":")
+    own = {k: v for k, v in vars(options).items() if k not in {"name", "repeats", "json"}}
     before = machine()
-    rows: list[Row] = getattr(importlib.import_module(module), function)(options.repeats)
+    rows: list[Row] = getattr(module, function)(options.repeats, **own)
     after = machine()
-    print(table(rows))  # noqa: T201
+    print(getattr(module, "table", table)(rows))  # noqa: T201
     print(  # noqa: T201
         f"\non {before['system']}, {before['cores']} cores, load {before['load_1_min']:.1f} before "
         f"and {after['load_1_min']:.1f} after (a busy machine spoils times)"
