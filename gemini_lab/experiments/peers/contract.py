@@ -1,0 +1,169 @@
+"""What a peer is: a way to save tensors while training goes on, and to get them back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+TENSORS: Final = 64
+"""How many tensors make a rank's state."""
+Region = Path | NDArray[np.uint8]
+"""Where stored bytes lie: a file, or memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a rank is asked to measure.
+
+    Attributes:
+        peer: Which one, by its name in the catalog.
+        rank: This one; each rank stands for a node of its own.
+        ranks: How many there are; even.
+        size_bytes: fp32 state of a rank.
+        iteration_s: Time that each iteration computes on an accelerator: the CPU is idle in it.
+        flips: Bits to flip, one at a time, in what rank 0 stored.
+        seed: Draws them.
+        folder: A folder of this turn, in memory where the system has such.
+    """
+
+    peer: str
+    rank: int
+    ranks: int
+    size_bytes: int
+    iteration_s: float
+    flips: int
+    seed: int
+    folder: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What one rank found in one turn; a measure that the peer does not offer is `None`.
+
+    Attributes:
+        held_up_s: Time for which training waited for a save, in the call and before its update.
+        peer_copy_s: From the call until a copy is whole on another rank.
+        restore_s: From asking until the tensors can be used.
+        flips: How many flipped bits were silent, refused, or harmless; empty if none was flipped.
+        details: Further times, by name, in seconds.
+        versions: Of the peer's package.
+        error: Why the turn was not finished.
+    """
+
+    held_up_s: float | None = None
+    peer_copy_s: float | None = None
+    restore_s: float | None = None
+    flips: dict[str, int] = field(default_factory=dict)
+    details: dict[str, float] = field(default_factory=dict)
+    versions: str = ""
+    error: str = ""
+
+
+class Peer(ABC):
+    """One rank's side of a system under test.
+
+    An iteration calls `update`, `begin`, then computes, then `before_update`; `finish` waits for
+    whatever still goes on in the background. All ranks call the same methods in the same order.
+
+    Attributes:
+        state: The tensors to be saved; `update` changes them in place.
+        restores_in_place: Whether `restore` puts what it reads into `state`.
+        details: Further times that `begin` or `restore` took, by name, in seconds.
+    """
+
+    restores_in_place = False
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.state = make_state(task.rank, task.size_bytes)
+        self.details: dict[str, float] = {}
+
+    def update(self) -> None:
+        """Change every tensor, as an optimizer does."""
+        for tensor in self.state.values():
+            tensor.add_(1)
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Save the state; returns when training may compute, but not yet change it."""
+
+    def before_update(self) -> None:
+        """Return when the state may change."""
+        return
+
+    @abstractmethod
+    def finish(self) -> float | None:
+        """Wait until the save is over; gives when the copy on another rank became whole.
+
+        Returns:
+            A value of `time.perf_counter`; `None` if this peer makes no such copy.
+        """
+
+    @abstractmethod
+    def restore(self) -> dict[str, torch.Tensor] | None:
+        """The newest saved state, ready to be used; `None` on a rank that restores nothing."""
+
+    def measure_more(self) -> None:
+        """Measure what only this peer has, into `details`."""
+        return
+
+    def expected(self) -> dict[str, torch.Tensor]:
+        """What `restore` ought to give, as a copy."""
+        return {name: tensor.clone() for name, tensor in self.state.items()}
+
+    def stored(self) -> Sequence[Region]:
+        """Where this rank's newest saved bytes lie; nothing if the peer stores none."""
+        return ()
+
+    def close(self) -> None:
+        """Give back what outlives the process."""
+        return
+
+
+def make_state(rank: int, size_bytes: int) -> dict[str, torch.Tensor]:
+    """A rank's tensors: fp32 in equal parts, other values on every rank."""
+    draw = torch.Generator().manual_seed(rank)
+    numel = size_bytes // 4 // TENSORS
+    return {f"tensor{i}": torch.rand(numel, generator=draw) for i in range(TENSORS)}
+
+
+def are_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Whether both have the same names and the same values."""
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def size_of(region: Region) -> int:
+    """Bytes of a region."""
+    return region.stat().st_size if isinstance(region, Path) else region.nbytes
+
+
+def flip(regions: Sequence[Region], bit: int) -> None:
+    """Flip one bit; a second call flips it back.
+
+    Args:
+        regions: Where the stored bytes lie, one after another.
+        bit: Which bit of all of theirs.
+    """
+    byte, shift = divmod(bit, 8)
+    for region in regions:
+        if byte < size_of(region):
+            _flip(region, byte, 1 << shift)
+            return
+        byte -= size_of(region)
+    raise IndexError(f"bit {bit} is beyond the {sum(map(size_of, regions))} stored bytes")
+
+
+def _flip(region: Region, byte: int, mask: int) -> None:
+    if not isinstance(region, Path):
+        region[byte] ^= np.uint8(mask)
+        return
+    with region.open("r+b") as file:
+        file.seek(byte)
+        (old,) = file.read(1)
+        file.seek(byte)
+        file.write(bytes([old ^ mask]))

@@ -1,0 +1,189 @@
+"""Starts the ranks of one peer for one turn, watches their memory, and collects what they found."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.experiments.peers.contract import Findings, Task
+from gemini_lab.experiments.peers.environments import source_folder
+from gemini_lab.experiments.peers.memory import family_bytes, folder_bytes
+from gemini_lab.experiments.peers.turn import SAMPLING
+from gemini_lab.units import format_seconds
+
+PATIENCE_S: Final = 600.0
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What all ranks of a peer found in one turn: of each time, that of the slowest rank.
+
+    Attributes:
+        findings: Times and flips.
+        peak_bytes: Most memory of ranks, helpers and memory files during a save and a restore.
+    """
+
+    findings: Findings
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What every peer is measured with; see `Task`."""
+
+    size_bytes: int
+    ranks: int
+    iteration_s: float
+
+
+def memory_folder() -> str | None:
+    """Where files are in memory; `None` (the folder for temporary files) if there is no such."""
+    return str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
+
+
+def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, seed: int) -> Turn:
+    """One turn of one peer, in processes that are gone afterwards.
+
+    Args:
+        peer: Its name.
+        python: Runs the ranks.
+        conditions: What to measure with.
+        flips: How many bits to flip.
+        seed: Draws them.
+    """
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-peers-", dir=memory_folder()) as name:
+        folder = Path(name)
+        (folder / "path").mkdir()
+        (folder / "path" / "gemini_lab").symlink_to(source_folder())
+        (folder / "data").mkdir()
+        port = _free_port()
+        processes = [
+            _start(
+                Task(
+                    peer=peer, rank=rank, ranks=conditions.ranks, flips=flips, seed=seed,
+                    size_bytes=conditions.size_bytes, iteration_s=conditions.iteration_s,
+                    folder=folder / "data",
+                ),
+                python,
+                port,
+            )
+            for rank in range(conditions.ranks)
+        ]  # fmt: skip
+        try:
+            peak_bytes = _watch(processes, folder / "data")
+        finally:
+            _end(processes)
+            _sweep(f"{folder.name}-")
+        found = [_read(folder / "data", rank) for rank in range(conditions.ranks)]
+    return Turn(findings=combine(found), peak_bytes=peak_bytes)
+
+
+def combine(found: Sequence[Findings]) -> Findings:
+    """What the ranks found, as one: the longest times, the flips of the one that flipped."""
+    details: dict[str, float] = {}
+    for one in found:
+        for name, took_s in one.details.items():
+            details[name] = max(took_s, details.get(name, 0.0))
+    return Findings(
+        held_up_s=_longest([one.held_up_s for one in found]),
+        peer_copy_s=_longest([one.peer_copy_s for one in found]),
+        restore_s=_longest([one.restore_s for one in found]),
+        flips=next((one.flips for one in found if one.flips), {}),
+        details=details,
+        versions=next((one.versions for one in found if one.versions), ""),
+        error=next((one.error for one in found if one.error), ""),
+    )
+
+
+def _longest(times_s: Sequence[float | None]) -> float | None:
+    return max((one for one in times_s if one is not None), default=None)
+
+
+def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:
+    """A rank, as the only one of a node of its own."""
+    values = {name: getattr(task, name) for name in task.__slots__} | {"folder": str(task.folder)}
+    threads = max(1, (os.cpu_count() or 1) // task.ranks)
+    environment = {
+        "RANK": task.rank, "WORLD_SIZE": task.ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1,
+        "GROUP_RANK": task.rank, "GROUP_WORLD_SIZE": task.ranks, "NODE_RANK": task.rank,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": threads,
+        "TORCHELASTIC_RUN_ID": f"{task.folder.parent.name}-{task.rank}",
+        "PYTHONPATH": task.folder.parent / "path", "DS_ACCELERATOR": "cpu",
+    }  # fmt: skip
+    with (task.folder.parent / f"log-{task.rank}").open("wb") as log:
+        return subprocess.Popen(
+            [str(python), "-m", "gemini_lab.experiments.peers.turn", json.dumps(values)],
+            env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=task.folder,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:
+    """Wait until the first rank is gone with an error or all have answered; gives the peak."""
+    peak_bytes = 0
+    deadline_s = time.monotonic() + PATIENCE_S
+    answers = [folder / f"rank-{rank}.json" for rank in range(len(processes))]
+    while time.monotonic() < deadline_s:
+        if all(answer.exists() for answer in answers):
+            break
+        ended = [process.poll() is not None for process in processes]
+        if any(gone and not answers[rank].exists() for rank, gone in enumerate(ended)):
+            break
+        if any(_has_error(answer) for answer in answers):
+            break
+        if (folder / SAMPLING).exists():
+            now_bytes = family_bytes(one.pid for one in processes) + folder_bytes(folder)
+            peak_bytes = max(peak_bytes, now_bytes)
+        time.sleep(_POLL_S)
+    return peak_bytes
+
+
+def _has_error(answer: Path) -> bool:
+    return answer.exists() and bool(json.loads(answer.read_text(encoding="utf-8"))["error"])
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the ranks and the helpers that they started."""
+    for process in processes:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    for process in processes:
+        process.wait()
+
+
+def _sweep(prefix: str) -> None:
+    """Remove shared memory that ranks which were ended left behind."""
+    if _SHARED_MEMORY.is_dir():
+        for path in _SHARED_MEMORY.glob(f"{prefix}*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+def _read(folder: Path, rank: int) -> Findings:
+    path = folder / f"rank-{rank}.json"
+    if path.exists():
+        return Findings(**json.loads(path.read_text(encoding="utf-8")))
+    log = (folder.parent / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
+    last = log.strip().splitlines()[-1:] or ["it printed nothing"]
+    return Findings(
+        error=f"rank {rank} gave no answer within {format_seconds(PATIENCE_S)}: {last[0]}"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

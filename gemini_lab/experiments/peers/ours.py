@@ -1,0 +1,90 @@
+"""GEMINI: a slab as a node's agent keeps it, and a replica in the slab of the next node."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gemini_lab.checkpoint.slab import ReadBuffer, Slab, SlotSpec
+from gemini_lab.errors import IntegrityError
+from gemini_lab.experiments.peers.contract import Peer, Region, Task
+from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.transfer import Done, Job, Transfer
+from gemini_lab.settings import Settings
+
+
+class Ours(Peer):
+    """Versions leave in the background, as in a job that was not profiled yet."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        after, before = (task.rank + 1) % task.ranks, (task.rank - 1) % task.ranks
+        store = dist.FileStore(str(task.folder / "store"), task.ranks)  # type: ignore[attr-defined]
+        group = CheckpointGroup(store, rank=task.rank, world_size=task.ranks)
+        self._slab = Slab.create(
+            [SlotSpec(shard, task.size_bytes) for shard in (task.rank, before)],
+            chunk_bytes=Settings().chunk_bytes,
+        )
+        self._whole_s = 0.0
+        self._transfer = Transfer(
+            group=group, slab=self._slab, rank=task.rank, sends_to=[after],
+            receives_from=[before], on_done=self._note,
+        )  # fmt: skip
+
+    def begin(self, step: int) -> None:
+        """Hand the tensors over: they are copied and sent while the iteration computes."""
+        pieces, offset_bytes = [], 0
+        for tensor in self.state.values():
+            pieces.append((offset_bytes, tensor))
+            offset_bytes += tensor.nbytes
+        self._transfer.start(Job(version=step, pieces=pieces, payload_bytes=offset_bytes))
+
+    def before_update(self) -> None:
+        """Wait for what is left of the version."""
+        self._transfer.wait()
+
+    def finish(self) -> float:
+        """When the version was whole on all ranks."""
+        self._transfer.wait()
+        return self._whole_s
+
+    def restore(self) -> dict[str, torch.Tensor]:
+        """Views into the slab, once all their bytes were verified."""
+        started_s = time.perf_counter()
+        copy = self._newest(self._slab)
+        views = self._views(copy)
+        self.details["views without a look at their bytes"] = time.perf_counter() - started_s
+        if bad := copy.bad_chunks():
+            raise IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
+        return views
+
+    def measure_more(self) -> None:
+        """Restore as a new worker does, which maps the slab anew and thus touches every page."""
+        started_s = time.perf_counter()
+        slab = Slab.attach(self._slab.fd)
+        bad = self._newest(slab).bad_chunks()
+        self.details["verified views in a new mapping"] = time.perf_counter() - started_s
+        slab.close()
+        assert not bad
+
+    def stored(self) -> Sequence[Region]:
+        """The newest version's checksums and payload."""
+        copy = self._newest(self._slab)
+        return copy.digests.view(np.uint8), np.asarray(copy.data)
+
+    def close(self) -> None:
+        """End the transfer's thread."""
+        self._transfer.close()
+
+    def _note(self, _: Done) -> None:
+        self._whole_s = time.perf_counter()
+
+    def _newest(self, slab: Slab) -> ReadBuffer:
+        shard = self.task.rank
+        return slab.read(shard, max(c.version for c in slab.copies() if c.shard == shard))
+
+    def _views(self, copy: ReadBuffer) -> dict[str, torch.Tensor]:
+        whole = torch.frombuffer(copy.data, dtype=torch.float32)
+        return dict(zip(self.state, whole.tensor_split(len(self.state)), strict=True))
