@@ -207,9 +207,7 @@ for where, name in ((placement, "groups as listed"), (spread_out, "groups across
     risk = {"node_chance": 1e-4, "racks": rack_of}
     lose = [chances.loss_probability(where, rack_chance=chance, **risk) for chance in rack_chances]
     axes.loglog(rack_chances, lose, label=f"{name} (model, exact)")
-axes.set(
-    xlabel="chance that a given rack dies in the window", ylabel="chance that it is not enough"
-)
+axes.set(xlabel="chance that a given rack dies in the window", ylabel="chance of a loss")
 axes.set_title("each machine dies with chance 0.0001", loc="left", fontsize=11)
 axes.legend(frameon=False)
 axes.grid(alpha=0.3)

@@ -23,7 +23,8 @@ from gemini_lab.simulator.policy import gemini, highfreq, strawman
 
 # %% [markdown]
 # The settings of the simulations: `seeds` histories of failures for each point of Fig. 15, then a
-# run of its own. Larger: `papermill 06_at_scale.ipynb out.ipynb -p nodes 3000 -p standbys 30`.
+# run of its own. Larger, in a few minutes: `papermill 06_at_scale.ipynb out.ipynb -p nodes 3000 -p
+# standbys 30`.
 
 # %% tags=["parameters"]
 seeds = 3
