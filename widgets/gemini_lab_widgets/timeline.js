@@ -659,7 +659,9 @@ class Timeline {
   drawWords(i, x, y, w, h) {
     const { context: c, bars, theme } = this, kind = bars.kind[i];
     let words = `v${bars.number[i]} · ${bytes(bars.size[i])}`;
-    if (kind === COLLECTIVE) words = this.names[bars.name[i]].replaceAll("_", " ");
+    if (kind === COLLECTIVE) {
+      words = this.names[bars.name[i]].replace(/(_into)?_tensor$/, "").replaceAll("_", " ");
+    }
     if (kind === WAIT) words = "waits";
     const left = Math.max(x, this.gutter) + 5, room = Math.min(x + w, this.gutter + this.plot) - left - 3;
     if (kind !== COLLECTIVE && c.measureText(words).width > room) words = `v${bars.number[i]}`;

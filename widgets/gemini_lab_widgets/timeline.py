@@ -58,9 +58,10 @@ class Pump:
         if message.get("ready"):
             self._is_ready = self._is_fresh = True
             self._undrawn.clear()
-        known_s = self._undrawn.pop(message.get("drawn", -1), None)
-        if known_s is not None:
-            self.behind_s = self._clock() - known_s
+            self._was_known_s = None  # what a viewer is behind counts from its start
+        drawn = message.get("drawn")
+        if isinstance(drawn, int) and drawn in self._undrawn:
+            self.behind_s = self._clock() - self._undrawn.pop(drawn)
         self._flow()
 
     def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:

@@ -1,0 +1,232 @@
+"""A run's traffic as bars: what is drawn where, and what counts as hidden."""
+
+import itertools
+from array import array
+from math import nan
+
+import pytest
+from gemini_lab_widgets.bars import COLUMNS, ROW_BYTES, Bars, Kind
+from gemini_lab_widgets.exposure import Sending, judge, merge
+from gemini_lab_widgets.traffic import Traffic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini_lab.events import Event
+
+MIB = 2**20
+
+
+def event(kind, at_s, node="node-0", **data):
+    return Event(kind=kind, at_s=at_s, node=node, data=data)
+
+
+def iteration(number, at_s, *, rank=0, node="node-0", duration_s=1.0, waited_s=0.0, **more):
+    return event(
+        "iteration", at_s, node, rank=rank, iteration=number, duration_s=duration_s,
+        waited_s=waited_s, values={}, epoch=1, **more,
+    )  # fmt: skip
+
+
+def transfer(version, start_s, end_s, *, rank=0, peer=1, sent_bytes=MIB, span=0):
+    return event(
+        "transfer", end_s, f"node-{rank}", rank=rank, version=version, peer=peer, span=span,
+        sent_bytes=sent_bytes, start_s=start_s, end_s=end_s,
+    )  # fmt: skip
+
+
+def collectives(number, began_s, *times, rank=0):
+    starts, ends = [s for s, _ in times], [e for _, e in times]
+    return event(
+        "collectives", began_s + 1, f"node-{rank}", rank=rank, iteration=number, began_s=began_s,
+        names=["all_reduce"] * len(times), sizes_bytes=[8] * len(times), starts_s=starts,
+        ends_s=ends,
+    )  # fmt: skip
+
+
+def told(*events):
+    traffic = Traffic()
+    for one in events:
+        traffic.add(one)
+    return traffic
+
+
+def rows(traffic, kind):
+    """The bars of one kind as dictionaries."""
+    columns = {name: traffic.bars.column(name) for name in COLUMNS}
+    table = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [row for row in table if row["kind"] == kind]
+
+
+def test_a_transfer_in_an_idle_span_is_hidden():
+    traffic = told(
+        iteration(1, 1.0), transfer(1, 1.1, 1.4), iteration(2, 2.0),
+        collectives(2, 1.0, (0.5, 0.9)), iteration(3, 3.0),
+    )  # fmt: skip
+    assert (traffic.hidden_bytes, traffic.exposed_bytes) == (MIB, 0)
+    assert traffic.basis == "collectives"
+
+
+def test_the_part_under_a_collective_is_exposed():
+    traffic = told(
+        iteration(1, 1.0), transfer(1, 1.0, 1.4), iteration(2, 2.0),
+        collectives(2, 1.0, (0.3, 0.9)), iteration(3, 3.0),
+    )  # fmt: skip
+    assert traffic.exposed_bytes == pytest.approx(MIB / 4)
+    [exposed] = rows(traffic, Kind.EXPOSED)
+    assert exposed["start_s"] == pytest.approx(1.3)
+    assert exposed["size_bytes"] == pytest.approx(MIB / 4)
+
+
+def test_the_part_for_which_the_step_waited_is_exposed():
+    traffic = told(
+        iteration(1, 1.0), transfer(1, 1.5, 1.9),
+        event("version_complete", 1.9, rank=0, version=1, sent_bytes=MIB, duration_s=0.5),
+        iteration(2, 2.0, waited_s=0.1), iteration(3, 3.0),
+    )  # fmt: skip
+    assert traffic.exposed_bytes == pytest.approx(MIB / 4)
+    assert traffic.basis == "waits"
+    [wait] = rows(traffic, Kind.WAIT)
+    assert wait["start_s"] == pytest.approx(1.8)
+
+
+def test_a_collective_of_another_node_exposes_nothing():
+    traffic = told(
+        iteration(1, 1.0), transfer(1, 1.0, 1.4), iteration(2, 2.0),
+        collectives(2, 1.0, (0.0, 0.9), rank=1), iteration(3, 3.0),
+    )  # fmt: skip
+    assert traffic.exposed_bytes == 0
+
+
+def test_a_blocking_version_is_exposed_as_a_whole():
+    traffic = told(
+        event("protected", 0.5, rank=0, settings={"scheme": "blocking"}, placement={}),
+        iteration(1, 1.0), transfer(1, 1.0, 1.4),
+        event("version_complete", 1.5, rank=0, version=1, sent_bytes=MIB, duration_s=0.5),
+        iteration(2, 2.0), iteration(3, 3.0),
+    )  # fmt: skip
+    assert (traffic.hidden_bytes, traffic.exposed_bytes) == (0, MIB)
+
+
+def test_bytes_are_open_until_the_next_iteration_has_ended():
+    story = [iteration(1, 1.0), transfer(1, 1.1, 1.4), iteration(2, 2.0)]
+    assert told(*story).open_bytes == MIB
+    over = told(*story, event("run_finished", 2.1, iteration=2))
+    assert (over.open_bytes, over.hidden_bytes, over.is_over) == (0, MIB, True)
+
+
+def test_a_transfer_knows_its_receiver_by_name():
+    traffic = told(
+        event("recovery_planned", 0.1, members=["node-0", "node-9"]), transfer(1, 1.0, 1.4)
+    )
+    [sent] = rows(traffic, Kind.TRANSFER)
+    assert [traffic.lanes[sent["lane"]], traffic.lanes[sent["peer"]]] == ["node-0", "node-9"]
+
+
+def test_a_replaced_node_receives_in_its_own_lane():
+    traffic = told(
+        event("recovery_planned", 0.1, members=["node-0", "node-1"]), transfer(1, 1.0, 1.4),
+        event("recovery_planned", 2.0, members=["node-0", "node-4"]), transfer(2, 3.0, 3.4),
+    )  # fmt: skip
+    peers = [traffic.lanes[row["peer"]] for row in rows(traffic, Kind.TRANSFER)]
+    assert peers == ["node-1", "node-4"]
+
+
+def test_a_version_without_transfers_has_one_bar():
+    complete = event("version_complete", 2.0, rank=0, version=3, sent_bytes=MIB, duration_s=0.5)
+    [sent] = rows(told(complete), Kind.VERSION)
+    assert (sent["start_s"], sent["number"], sent["size_bytes"]) == (1.5, 3, MIB)
+    assert rows(told(transfer(3, 1.5, 2.0), complete), Kind.VERSION) == []
+
+
+def test_an_iteration_told_twice_is_one_bar():
+    traffic = told(iteration(1, 1.0), iteration(1, 1.1), iteration(1, 5.0, restored=True))
+    assert len(rows(traffic, Kind.ITERATION)) == 1
+
+
+def test_a_recovery_is_a_mark_from_the_failure_to_its_end():
+    traffic = told(
+        event("injected", 1.0, failure={"kind": "node_loss"}, target={"name": "node-2"}),
+        event("recovery_started", 1.2, recovery=1, cause="node_lost", failed_at_s=1.1),
+        event("recovery_finished", 4.0, recovery=1, version=7),
+    )  # fmt: skip
+    injected, recovery = traffic.marks
+    assert (injected.kind, injected.text) == ("injected", "node loss on node-2")
+    assert (recovery.start_s, recovery.end_s) == (1.1, 4.0)
+
+
+def test_a_replica_that_is_read_back_leads_from_holder_to_reader():
+    traffic = told(
+        event(
+            "shard_restored", 5.0, "node-4", rank=1, shard=1, version=7, tier="peer",
+            holder="node-0", size_bytes=MIB, retrieve_s=0.5, verify_s=0.1, load_s=0.4,
+        )
+    )  # fmt: skip
+    [read] = rows(traffic, Kind.RESTORE)
+    assert [traffic.lanes[read["lane"]], traffic.lanes[read["peer"]]] == ["node-0", "node-4"]
+    assert (read["start_s"], read["duration_s"]) == (4.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        event("transfer", 1.0),
+        event("iteration", 1.0, rank="x", iteration=1, duration_s=1),
+        event("iteration", nan, rank=0, iteration=1, duration_s=1),
+        event("collectives", 1.0, rank=0, iteration=1, began_s=0, names=["a"], sizes_bytes=[]),
+        event("recovery_planned", 1.0, members=None),
+        event("injected", 1.0, failure=None),
+        event("profiled", 1.0),
+    ],
+    ids=lambda odd: odd.kind,
+)
+def test_an_odd_event_is_left_out(odd):
+    traffic = told(odd, iteration(1, 1.0))
+    assert len(traffic.bars) == 1
+    assert traffic.skipped == (odd.kind != "profiled")
+
+
+def test_full_columns_forget_their_oldest_rows():
+    bars = Bars(limit=100)
+    for number in range(250):
+        bars.add(Kind.TRANSFER, number, number + 0.5, lane=0, number=number)
+    assert bars.end == 250
+    assert 75 <= len(bars) <= 100
+    assert list(bars.column("number")) == list(range(bars.first, 250))
+
+
+def test_a_packed_block_has_column_after_column_each_aligned():
+    bars = Bars()
+    for number in range(3):
+        bars.add(Kind.RESTORE, number, number + 1, lane=number, number=10 + number, peer=2)
+    packed = bars.packed(1, 3)
+    assert len(packed) == 2 * ROW_BYTES
+    offset, found = 0, {}
+    for name, code in COLUMNS.items():
+        column = array(code)
+        assert offset % column.itemsize == 0
+        column.frombytes(packed[offset : offset + 2 * column.itemsize])
+        found[name] = list(column)
+        offset += 2 * column.itemsize
+    assert (found["start_s"], found["number"], found["kind"]) == ([1, 2], [11, 12], [7, 7])
+
+
+moments = st.floats(0, 100, allow_nan=False)
+intervals = st.lists(st.tuples(moments, moments).map(lambda pair: tuple(sorted(pair))), max_size=8)
+
+
+@given(intervals, intervals)
+def test_hidden_and_exposed_parts_add_up(sent, busy):
+    sendings = [
+        Sending(start_s=s, end_s=e, size_bytes=10.0, version=n) for n, (s, e) in enumerate(sent)
+    ]
+    for judged in judge(sendings, busy):
+        assert -1e-6 <= judged.exposed_bytes <= 10 + 1e-6
+        for start_s, end_s in judged.exposed:
+            assert judged.sending.start_s <= start_s <= end_s <= judged.sending.end_s
+
+
+@given(intervals)
+def test_merged_intervals_are_apart_and_cover_the_same(parts):
+    merged = merge(parts)
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(merged))
+    assert all(any(s <= a and b <= e for s, e in merged) for a, b in parts)
