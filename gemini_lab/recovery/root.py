@@ -14,20 +14,33 @@ A failure in any phase begins again at fencing, with the next epoch; every step 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from statistics import median
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Any, Final
 
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
-from gemini_lab.settings import Settings
-
-Phase = Literal[
-    "idle", "fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing",
-    "done", "failed",
-]  # fmt: skip
-ACTIVE: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting", "running"})
-RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting"})
+from gemini_lab.recovery.progress import Progress
+from gemini_lab.recovery.protocol import (
+    ACTIVE,
+    RESTARTING,
+    Emit,
+    FromAgent,
+    HangUp,
+    Happening,
+    Instruction,
+    JobCancelled,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    Phase,
+    RequestNodes,
+    RunState,
+    Send,
+    Tick,
+    WriteState,
+    in_order,
+)
+from gemini_lab.recovery.saver import Saver
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
@@ -35,149 +48,6 @@ FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityErr
 MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
 PHASE_LIMIT_S: Final = 60.0  # an agent that answers nothing for so long counts as lost
 FINISH_LIMIT_S: Final = 600.0  # for the last version's way to the persistent tier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined:
-    """An agent is connected. `workers` maps its ranks to running or finished."""
-
-    at_s: float
-    node: str
-    epoch: int = 0
-    workers: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
-    """An agent is gone, and how that was noticed: connection or lease."""
-
-    at_s: float
-    node: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromAgent:
-    """An agent said something."""
-
-    at_s: float
-    node: str
-    message: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
-    """The lab has work."""
-
-    at_s: float
-    job: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelled:
-    """The lab wants the run to end."""
-
-    at_s: float
-    job_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time went by."""
-
-    at_s: float
-
-
-Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | Tick
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteState:
-    """Store the state; what follows it may only be done when that succeeded."""
-
-    state: "RunState"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Tell an agent."""
-
-    to: str
-    message: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emit:
-    """Say an event."""
-
-    kind: str
-    data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestNodes:
-    """Ask the operator for machines until `wanted` agents live."""
-
-    wanted: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangUp:
-    """Close the connection to an agent that does not answer; it may join anew."""
-
-    node: str
-
-
-Instruction = WriteState | Send | Emit | RequestNodes | HangUp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """What a new root needs to go on; plain JSON values in the store.
-
-    Attributes:
-        epoch: Rises with every restart; agents end workers of an older one.
-        job: The job under way, as the lab wrote it.
-        members: The node on each position.
-        settings: What the workers' `protect` said; `None` before that.
-        fingerprint: Of model, optimizer and world size, by which another model is recognised.
-        rejected: Versions not to be tried again.
-        bad_copies: (shard, version, node) that failed their checksums.
-        restore_failures: How often each version (as text) failed to load.
-        attempts: Workers that failed since the last new iteration.
-        recoveries: Failures so far, this one included.
-        recovery: What the recovery under way answers: cause, lost nodes, when it was detected.
-        iteration: Newest finished iteration of all ranks.
-    """
-
-    phase: Phase = "idle"
-    epoch: int = 0
-    job: dict[str, Any] | None = None
-    members: tuple[str | None, ...] = ()
-    settings: dict[str, Any] | None = None
-    fingerprint: str | None = None
-    rejected: tuple[int, ...] = ()
-    bad_copies: tuple[tuple[int, int, str], ...] = ()
-    restore_failures: dict[str, int] = field(default_factory=dict)
-    attempts: int = 0
-    recoveries: int = 0
-    recovery: dict[str, Any] | None = None
-    iteration: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The state as plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "RunState":
-        """The state that `to_json` gave."""
-        return cls(**{
-            **record,
-            "members": tuple(record["members"]),
-            "rejected": tuple(record["rejected"]),
-            "bad_copies": tuple(tuple(copy) for copy in record["bad_copies"]),
-        })  # fmt: skip
 
 
 class RootAgent:
@@ -195,12 +65,11 @@ class RootAgent:
         self._entered_s = at_s
         self._plan: RecoveryPlan | None = None
         self._inventory: dict[str, dict[str, Any]] = {}
-        self._progress: dict[int, tuple[int, float]] = {}  # rank: (iteration, when)
-        self._durations: list[float] = []
+        self._progress = Progress()
         self._protected: set[int] = set()
         self._restored: set[int] = set()
         self._finished: set[int] = set()
-        self._persist = _Persistence(last_s=at_s)
+        self._saver = Saver(last_s=at_s)
 
     # -- happenings ------------------------------------------------------------------------
 
@@ -235,10 +104,10 @@ class RootAgent:
             int(rank): status for joined in self.living.values() if joined.epoch == self.state.epoch
             for rank, status in joined.workers.items()
         }  # fmt: skip
-        if phase == "running" and working.keys() < set(self._ranks()):
+        if phase == "running" and working.keys() < set(self.state.ranks):
             return list(self._begin(at_s, cause="worker_exited", lost=[]))
         self._finished = {rank for rank, status in working.items() if status == "finished"}
-        self._protected = set(self._ranks())
+        self._protected = set(self.state.ranks)
         return list(self._finish_if_all_did(at_s))
 
     def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
@@ -279,8 +148,8 @@ class RootAgent:
 
     def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
         job = submitted.job
-        present = _in_order(self.living)[: job["nodes"]]
-        self._persist = _Persistence(last_s=submitted.at_s)
+        present = in_order(self.living)[: job["nodes"]]
+        self._saver = Saver(last_s=submitted.at_s)
         self.state = RunState(
             epoch=self.state.epoch,
             job=job,
@@ -334,7 +203,7 @@ class RootAgent:
         yield from self._enter("fencing", at_s)
         self._plan = None
         self._protected, self._restored, self._finished = set(), set(), set()
-        self._persist.cancel()
+        self._saver.cancel()
         for node in self.living:
             yield self._question(node)
         yield from self._advance(at_s)
@@ -343,8 +212,8 @@ class RootAgent:
         """What every living agent is asked in this phase, latecomers too."""
         op = "stop" if self.state.phase == "fencing" else "inventory"
         message = {"op": op, "epoch": self.state.epoch}
-        if op == "inventory" and node == _in_order(self.living)[0]:
-            message["persistent_url"] = self._settings().persistent_url
+        if op == "inventory" and node == in_order(self.living)[0]:
+            message["persistent_url"] = self.state.read_settings().persistent_url
         return Send(to=node, message=message)
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
@@ -406,7 +275,7 @@ class RootAgent:
         ready = [node for node in plan.members if node in before]  # a new machine still imports
         host = (ready or plan.members)[0]
         yield Send(to=str(host), message={"op": "rendezvous", "epoch": self.state.epoch})
-        if len(spares) < self._job()["standbys"]:
+        if len(spares) < self.state.the_job["standbys"]:
             yield from self._ask_for_nodes("a standby was used")
 
     def _make_plan(self) -> RecoveryPlan:
@@ -423,10 +292,10 @@ class RootAgent:
             members=self.state.members,
             copies=copies if self.state.settings else [],
             living=self.living,
-            standbys=_in_order(self.living),
+            standbys=in_order(self.living),
             persistent=stored,
             rejected=self.state.rejected,
-            workers_per_node=self._job()["workers_per_node"],
+            workers_per_node=self.state.the_job["workers_per_node"],
         )
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
@@ -441,10 +310,11 @@ class RootAgent:
     def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
         assert self._plan is not None
         yield from self._enter("starting", at_s)
-        self._progress = dict.fromkeys(self._ranks(), (self._plan.version or 0, at_s))
+        self._progress.restart(self.state.ranks, iteration=self._plan.version or 0, at_s=at_s)
         message = {
-            "op": "start", "epoch": self.state.epoch, "job": self._job(), "rendezvous": address,
-            "plan": self._plan.to_json(), "fingerprint": self.state.fingerprint,
+            "op": "start", "epoch": self.state.epoch, "job": self.state.the_job,
+            "rendezvous": address, "plan": self._plan.to_json(),
+            "fingerprint": self.state.fingerprint,
         }  # fmt: skip
         for node in dict.fromkeys(self.state.members):
             yield Send(to=str(node), message=message)
@@ -459,14 +329,13 @@ class RootAgent:
                 yield from self._on_protected(at_s, rank, data)
             case "shard_restored":
                 self._restored.add(rank)
-                if self._restored == set(self._ranks()):
+                if self._restored == set(self.state.ranks):
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s
             case "iteration" if not data.get("restored"):
                 yield from self._on_iteration(at_s, rank, data)
             case "version_complete":
-                self._persist.complete = max(self._persist.complete, data["version"])
-                self._persist.next = data.get("next_version", 0)
+                self._saver.note_complete(data["version"], next_version=data.get("next_version", 0))
 
     def _on_protected(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
         self._protected.add(rank)
@@ -475,14 +344,13 @@ class RootAgent:
                 self.state, settings=data["settings"], fingerprint=data["fingerprint"]
             )
             yield WriteState(state=self.state)
-        if self._protected == set(self._ranks()) and self.state.phase == "starting":
+        if self._protected == set(self.state.ranks) and self.state.phase == "starting":
             yield self._step("start", at_s)
             self._entered_s = at_s
 
     def _on_iteration(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
-        self._progress[rank] = (data["iteration"], at_s)
-        self._durations = [*self._durations[-63:], data["duration_s"]]
-        done = min(iteration for iteration, _ in self._progress.values())
+        self._progress.note(rank, data["iteration"], at_s=at_s, duration_s=data["duration_s"])
+        done = self._progress.done
         started_from = (self._plan.version or 0) if self._plan else 0
         if self.state.phase == "starting" and done > started_from:
             yield from self._resumed(at_s, done)
@@ -558,28 +426,24 @@ class RootAgent:
         elif phase in {"starting", "running"}:
             yield from self._check_progress(at_s)
             if self.state.phase == "running":
-                yield from self._persist_if_due(at_s)
+                yield from self._saver.begin_if_due(at_s, state=self.state)
         elif phase == "finishing" and at_s - self._entered_s > FINISH_LIMIT_S:
-            yield from self._persist_failed("the persistent tier took too long")
+            yield from self._saver.give_up("the persistent tier took too long", state=self.state)
             yield from self._done(at_s)
 
     def _check_progress(self, at_s: float) -> Iterator[Instruction]:
         """Hung workers (SIGSTOP, deadlock): no iteration within the deadline."""
-        settings = self._settings()
-        limit_s = settings.start_s
-        if self.state.phase == "running" and self._durations:
-            limit_s = max(settings.min_progress_s, 10 * median(self._durations))
-        silent = {r: at_s - when for r, (_, when) in self._progress.items()}
-        stalled = {r: s for r, s in silent.items() if s > limit_s and r not in self._finished}
-        if self.state.phase == "running" and not self._protected:
+        is_running = self.state.phase == "running"
+        if is_running and not self._protected:
             return  # a script without protect tells nothing of its iterations
-        if not stalled or len(stalled) < len(silent) - len(self._finished):
+        limit_s = self._progress.limit_s(self.state.read_settings(), is_running=is_running)
+        hung = self._progress.hung(at_s, limit_s, finished=self._finished)
+        if not hung:
             return
-        least = min(self._progress[r][0] for r in stalled)
-        for rank in [r for r in stalled if self._progress[r][0] == least]:
+        for rank, silent_s in hung.items():
             yield Emit(
                 kind="worker_hung",
-                data={"rank": rank, "silent_s": silent[rank], "deadline_s": limit_s},
+                data={"rank": rank, "silent_s": silent_s, "deadline_s": limit_s},
             )
         self.state = replace(self.state, attempts=self.state.attempts + 1)
         if self.state.attempts >= MAX_ATTEMPTS:
@@ -589,97 +453,36 @@ class RootAgent:
 
     # -- the persistent tier -------------------------------------------------------------------
 
-    def _persist_if_due(self, at_s: float) -> Iterator[Instruction]:
-        settings, persist = self._settings(), self._persist
-        if settings.persistent_url is None or not self.state.settings or persist.version:
-            return
-        by_time = settings.persist_every_s
-        by_count = settings.persist_every_iterations
-        is_due = by_time is not None and at_s - persist.last_s >= by_time
-        is_due |= by_count is not None and persist.complete - persist.last_version >= by_count
-        if is_due:
-            yield from self._persist_version(at_s, max(persist.complete + 1, persist.next))
-
-    def _persist_version(self, at_s: float, version: int) -> Iterator[Instruction]:
-        """Have every member write its shards of a version that is about to be whole."""
-        settings = self._settings()
-        self._persist.begin(version, at_s)
-        yield Emit(
-            kind="persist_started", data={"version": version, "url": settings.persistent_url}
-        )
-        for node in dict.fromkeys(self.state.members):
-            yield Send(
-                to=str(node),
-                message={"op": "persist", "epoch": self.state.epoch, "version": version,
-                         "url": settings.persistent_url, "keep": settings.keep_versions},
-            )  # fmt: skip
-
     def _on_persistence(
         self, at_s: float, node: str, message: dict[str, Any]
     ) -> Iterator[Instruction]:
-        persist = self._persist
-        if message["version"] != persist.version:
+        if message["version"] != self._saver.version:
             return
-        if message["op"] == "persist_failed":
-            yield from self._persist_failed(message["reason"])
-        elif message["op"] == "committed":
-            yield Emit(
-                kind="persist_finished",
-                data={"version": persist.version, "url": self._settings().persistent_url,
-                      "size_bytes": message["size_bytes"], "duration_s": at_s - persist.last_s},
-            )  # fmt: skip
-            persist.last_version, persist.version = message["version"], None
-        else:
-            persist.records[node] = message["records"]
-            if persist.records.keys() >= set(self.state.members):
-                yield Send(to=node, message=self._commit_message())
-        if self.state.phase == "finishing" and persist.version is None:
-            if message["version"] < persist.complete:  # the last one had to wait for it
-                yield from self._persist_version(at_s, persist.complete)
+        yield from self._saver.hear(at_s, node, message, state=self.state)
+        if self.state.phase == "finishing" and self._saver.version is None:
+            if message["version"] < self._saver.complete:  # the last one had to wait for it
+                yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
             else:
                 yield from self._done(at_s)
-
-    def _commit_message(self) -> dict[str, Any]:
-        settings = self._settings()
-        return {
-            "op": "commit", "epoch": self.state.epoch, "version": self._persist.version,
-            "url": settings.persistent_url, "keep": settings.keep_versions,
-            "records": [r for records in self._persist.records.values() for r in records],
-            "meta": {"job": self._job()["name"], "fingerprint": self.state.fingerprint,
-                     "world_size": len(self._ranks()), "settings": self.state.settings},
-        }  # fmt: skip
-
-    def _persist_failed(self, reason: str) -> Iterator[Instruction]:
-        yield Emit(
-            kind="persist_failed",
-            data={"version": self._persist.version, "url": self._settings().persistent_url,
-                  "reason": reason},
-        )  # fmt: skip
-        self._persist.cancel()
 
     # -- the end -------------------------------------------------------------------------------
 
     def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"}:
             return
-        if self._finished != set(self._ranks()):
+        if self._finished != set(self.state.ranks):
             return
         if self.state.phase == "starting" and self._plan is not None:
             yield from self._resumed(at_s, self.state.iteration)
         yield from self._enter("finishing", at_s)
-        version = self._persist.complete
-        if self._persist.version is not None and self._persist.version > version:
-            self._persist.cancel()  # it was to come after the last one
-        wanted = self._settings().persistent_url is not None and version > 0
-        if wanted and self._persist.version is None and version > self._persist.last_version:
-            yield from self._persist_version(at_s, version)
-        elif self._persist.version is None:
+        yield from self._saver.begin_last(at_s, state=self.state)
+        if self._saver.version is None:
             yield from self._done(at_s)
 
     def _done(self, at_s: float) -> Iterator[Instruction]:
         yield from self._enter("done", at_s)
         yield from self._release()
-        yield Emit(kind="run_finished", data={"iteration": self._persist.complete})
+        yield Emit(kind="run_finished", data={"iteration": self._saver.complete})
 
     def _fail(self, at_s: float, reason: str) -> Iterator[Instruction]:
         self.state = replace(self.state, epoch=self.state.epoch + 1)
@@ -693,58 +496,24 @@ class RootAgent:
 
     # -- small answers ---------------------------------------------------------------------------
 
-    def _job(self) -> dict[str, Any]:
-        assert self.state.job is not None
-        return self.state.job
-
-    def _settings(self) -> Settings:
-        """The workers' settings; before `protect` told them, what the launcher was told."""
-        return Settings.parse(self.state.settings or self._job()["settings"])
-
-    def _ranks(self) -> range:
-        return range(self._job()["nodes"] * self._job()["workers_per_node"])
-
     def _ranks_on(self, node: str) -> range:
-        per_node = self._job()["workers_per_node"]
+        per_node = self.state.the_job["workers_per_node"]
         first = self.state.members.index(node) * per_node
         return range(first, first + per_node)
 
     def placement(self) -> Placement:
         """Who keeps whose shard, by position."""
-        settings = self._settings()
-        nodes = self._job()["nodes"]
+        settings = self.state.read_settings()
+        nodes = self.state.the_job["nodes"]
         return plan_placement(
             nodes=nodes,
             replicas=min(settings.replicas, nodes),
             strategy=settings.strategy,
-            racks=self._job()["racks"],
+            racks=self.state.the_job["racks"],
         )
 
     def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
-        wanted = self._job()["nodes"] + self._job()["standbys"]
+        wanted = self.state.the_job["nodes"] + self.state.the_job["standbys"]
         if len(self.living) < wanted:
             yield Emit(kind="node_requested", data={"reason": reason})
             yield RequestNodes(wanted=wanted, reason=reason)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Persistence:
-    """The version on its way to the persistent tier, and the last ones that arrived."""
-
-    last_s: float
-    version: int | None = None
-    last_version: int = 0
-    complete: int = 0  # newest version that is whole in memory
-    next: int = 0  # the version that will be sent after it
-    records: dict[str, list[Any]] = field(default_factory=dict)
-
-    def begin(self, version: int, at_s: float) -> None:
-        self.version, self.last_s, self.records = version, at_s, {}
-
-    def cancel(self) -> None:
-        self.version, self.records = None, {}
-
-
-def _in_order(nodes: Any) -> list[str]:
-    """Names in counting order: node-2 before node-10."""
-    return sorted(nodes, key=lambda name: (len(name), name))

@@ -11,7 +11,7 @@ from gemini_lab.cluster.membership import Membership, RootRecord, node_addresses
 from gemini_lab.cluster.store import StoreUnavailableError
 from gemini_lab.cluster.wire import Channel, connect
 from gemini_lab.errors import LaunchError
-from gemini_lab.recovery.root import (
+from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
     HangUp,
@@ -22,12 +22,12 @@ from gemini_lab.recovery.root import (
     NodeJoined,
     NodeLost,
     RequestNodes,
-    RootAgent,
     RunState,
     Send,
     Tick,
     WriteState,
 )
+from gemini_lab.recovery.root import RootAgent
 
 CONNECT_S: Final = 0.5  # for a connection to an agent, and for its first word
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for so long resigns

@@ -4,19 +4,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.root import (
+from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
     JobSubmitted,
     NodeJoined,
     NodeLost,
     RequestNodes,
-    RootAgent,
     RunState,
     Send,
     Tick,
     WriteState,
 )
+from gemini_lab.recovery.root import RootAgent
 from gemini_lab.settings import Settings
 
 JOB = {
