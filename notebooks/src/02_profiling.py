@@ -1,5 +1,5 @@
 # %% [markdown]
-# # When is the network idle?
+# # 02 When is the network idle?
 #
 # **Goal.** Profile a training job that really runs, find the spans of time in which its network
 # carries nothing, and judge whether they come back regularly enough to plan with.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Four failures and what they cost
+# # 05 Four failures and what they cost
 #
 # **Goal.** Break a job that really runs in four ways, and explain each recovery: who noticed, which
 # version was loaded, from where, and where the time went.
