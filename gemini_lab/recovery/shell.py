@@ -29,7 +29,8 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.root import RootAgent
 
-CONNECT_S: Final = 0.5  # for a connection to an agent, and for its first word
+CONNECT_S: Final = 2.0  # for a connection to a busy agent, and for its first word; a dead one's
+# machine refuses at once
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for so long resigns
 
 
