@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Quickstart: four nodes train, some die, the numbers stay the same
+# # 00 Quickstart: four nodes train, some die, the numbers stay the same
 #
 # **Goal.** See in-memory checkpoints bring a training job back after three real failures, and see
 # for yourself that not one bit of the result changed.
@@ -17,7 +17,6 @@ import matplotlib.pyplot as plt
 
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash
 from gemini_lab.experiments.quickstart import gpt_job, loss_table
-from gemini_lab.report.text import gantt
 from gemini_lab.units import format_bytes
 
 # %% [markdown]
@@ -109,7 +108,7 @@ failed
 
 # %%
 lost_node = failed.recoveries[1]
-print(*gantt(lost_node.steps), sep="\n")
+lost_node
 
 # %% [markdown]
 # Each recovery leaves a receipt: for every shard, from where it came and whether its checksums were

@@ -19,7 +19,6 @@ import matplotlib.pyplot as plt
 from gemini_lab import Lab
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.experiments.timed_runs import AS_IF_LARGE
-from gemini_lab.profiler.show import timeline
 from gemini_lab.training.gpt import named_size, parameter_count
 
 # %% [markdown]
@@ -63,16 +62,11 @@ profile = lab.profile(job, link_bytes_per_s=link, profile_iterations=profile_ite
 profile
 
 # %% [markdown]
-# **Explain.** Where are the two forward passes, where the two backward passes? Why does the last
-# third have no long span, although nothing is emulated there? And what is sent after the update?
+# **Explain.** Where are the two forward passes, where the two backward passes? Why is there hardly
+# a pause between the last long span and the update? And what is sent after the update?
 #
-# The same in four lines of text. `gemini-lab profile train.py` makes such a profile of any
-# DeepSpeed script, without a lab.
-
-# %%
-print(timeline(profile))
-
-# %% [markdown]
+# `gemini-lab profile train.py` makes such a profile of any DeepSpeed script, without a lab.
+#
 # ## 3. Does it repeat?
 # A profile is a mean, and a mean can lie. Here is every single iteration of the same run, as its
 # event log has it: time to the right, one line an iteration, a bar where training held the network.

@@ -15,6 +15,7 @@
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
+from gemini_lab_widgets.drawings import view
 
 from gemini_lab import Lab
 from gemini_lab.errors import CapacityError
@@ -90,22 +91,13 @@ def plan(**changes):
 
 # %%
 schedule = plan()
-schedule
+view(schedule, profile=profile)
 
 # %% [markdown]
 # For each idle span, in order: fill `mu` = 80 % of it with chunks the size of a sub-buffer, the
-# last one smaller. Whatever fits nowhere goes before the update and delays it. So many bytes went
-# into each of the long spans:
-
-# %%
-for number, span in enumerate(profile.idle_spans):
-    sizes = [chunk.size_bytes for chunk in schedule.in_span(number)]
-    if len(sizes) > 1:
-        place = f"{1000 * span.duration_s:3.0f} ms at {1000 * span.start_s:3.0f} ms"
-        print(f"{place}: {len(sizes):2} chunks, {format_bytes(sum(sizes))}")
-print("left over:", format_bytes(schedule.leftover_bytes))
-
-# %% [markdown]
+# last one smaller. Whatever fits nowhere goes before the update and delays it. Short spans stay
+# empty: 80 % of them is hardly more than it takes to start a message.
+#
 # ## 3. How large a buffer?
 # **Predict**: `"interleaved"` has one buffer, so a chunk has to be copied out before the next one
 # may come. `"gemini"` has the same memory in four parts. For which buffer sizes does it matter?

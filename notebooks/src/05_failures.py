@@ -17,7 +17,6 @@
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash, plan_placement
 from gemini_lab.experiments import recoveries
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.report.text import gantt
 
 # %% [markdown]
 # Each of the six runs below has `iterations` iterations; failures come after three fifths of them.
@@ -134,7 +133,7 @@ recoveries.figure(last)
 # step:
 
 # %%
-print(*gantt(last["group loss"].steps), sep="\n")
+last["group loss"]
 
 # %% [markdown]
 # **Beside the paper** (Fig. 14 and section 7.3: GPT-2 100B on 16 p4d, one machine replaced,
