@@ -150,7 +150,7 @@ NAMES = sorted(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     strangers=st.lists(
         st.tuples(
@@ -185,6 +185,26 @@ def test_an_event_that_makes_no_sense_is_counted() -> None:
     after = stored(run.events).tables()
     assert after.status.unread == 3
     assert after.replicas == before.replicas
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("injected", {"failure": {"kind": "worker_crash"}, "recovery": "one"}),
+        ("recovery_planned", {"recovery": 1, "epoch": 0, "version": [], "tier": [], "members": 1}),
+        ("recovery_started", {"recovery": [], "lost": "abc"}),
+        ("recovery_step", {"recovery": 1, "step": "fence"}),
+        ("shard_restored", {"rank": 0, "tier": "peer", "epoch": []}),
+        ("note", {}),
+    ],
+)
+def test_an_odd_event_hides_no_recovery(kind: str, data: dict[str, Any]) -> None:
+    events = with_one_loss().events
+    odd = Event(kind=kind, at_s=UNIX_S + 1, node="n", data=data)
+    for place in (8, len(events)):
+        table = stored([*events[:place], odd, *events[place:]]).tables()
+        assert table.recoveries.rows == stored(events).tables().recoveries.rows
+        assert table.status.unread == 1
 
 
 def test_events_in_any_order_do_no_harm() -> None:

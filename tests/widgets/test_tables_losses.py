@@ -88,8 +88,8 @@ def test_without_persistent_versions_there_is_no_baseline_and_it_is_said() -> No
 
 
 def test_earlier_runs_stand_on_the_same_axis() -> None:
-    before = store_of(with_one_loss())
-    before.name = "yesterday"
+    before = EventStore(name="yesterday")
+    before.extend(with_one_loss().events)
     found = tables(with_one_loss(), before)
     labels = [row.label for row in found.recoveries.rows]
     assert labels == ["recovery 1", "yesterday, recovery 1", "persistent tier only"]

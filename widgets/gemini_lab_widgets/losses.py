@@ -88,13 +88,13 @@ def losses(
 def _report(events: Sequence[Event], pace: Pace, numbers: frozenset[int]) -> RunReport | str:
     """The report of the recoveries with these numbers, or why there is none."""
     kept = [e for e in events if not e.data.get("recovery") or e.data["recovery"] in numbers]
-    versions = {e.data["version"] for e in kept if e.kind == "recovery_planned"}
-    reached = [
-        Event(kind="iteration", at_s=at_s, node="lab", data={"rank": 0, "iteration": version})
-        for version in versions - {None}
-        for at_s in pace.reached_s(version)
-    ]
     try:
+        versions = {e.data["version"] for e in kept if e.kind == "recovery_planned"}
+        reached = [
+            Event(kind="iteration", at_s=at_s, node="lab", data={"rank": 0, "iteration": version})
+            for version in versions - {None}
+            for at_s in pace.reached_s(version)
+        ]
         return build_report([*kept, *reached])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return f"the log's recoveries cannot be read ({type(error).__name__}: {error})"

@@ -96,7 +96,7 @@ def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
     """Name, value, note and colour of each tile."""
     busy = {"training": GREEN, "finished": BLUE, "failed": RED}.get(status.phase, ORANGE)
     return [
-        ("phase", status.phase, status.detail or f"at {format_seconds(status.now_s)}", busy),
+        ("phase", status.phase, _moment(status), busy),
         ("iteration", f"{status.iteration:,}", "done by every rank", ""),
         ("last whole version", *_whole(status), ""),
         ("failures survivable now", *_survivable(status)),
@@ -104,6 +104,12 @@ def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
         ("checkpoint overhead", *_overhead(status), ""),
         ("wasted time", format_seconds(status.wasted_s), _times(status.recoveries), ""),
     ]
+
+
+def _moment(status: Status) -> str:
+    if status.detail and status.phase != "failed":  # why a run failed may take a few lines
+        return status.detail
+    return f"at {format_seconds(status.now_s)}"
 
 
 def _whole(status: Status) -> tuple[str, str]:
@@ -167,7 +173,9 @@ def _node(node: NodeRow) -> str:
 
 def _lines(status: Status) -> list[str]:
     """What stands beneath the tiles."""
-    lines = ["; ".join(status.conditions)] if status.conditions else []
+    lines = [f"failed: {status.detail}"] if status.phase == "failed" else []
+    if status.conditions:
+        lines.append("; ".join(status.conditions))
     lines += [f"note from {note}" for note in status.notes]
     if status.unread:
         lines.append(f"events of the log that could not be read: {status.unread}")
