@@ -11,6 +11,7 @@ import torch
 from gemini_lab.checkpoint.slab import chunk_digest
 from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.lanes import Lanes
 from gemini_lab.pipeliner.machine import Calibration, WireFit, fit_wire
 from gemini_lab.units import KIB, MIB
 
@@ -28,6 +29,7 @@ def calibrate(
     repeats: int = REPEATS,
     carry: Callable[[float], None] | None = None,
     conditions: Sequence[str] = (),
+    lanes: Lanes | None = None,
 ) -> Calibration:
     """Measure the machine; every rank of `group` calls it at the same time.
 
@@ -40,17 +42,23 @@ def calibrate(
         repeats: Messages of each size; their median counts.
         carry: Takes a message over an emulated link (`LinkBucket.carry`), before it is sent.
         conditions: See `Calibration.conditions`.
+        lanes: The device's, where chunks go from device to device.
 
     Raises:
         ConfigError: The group has one rank only, or the times make no line.
     """
     if group.world_size < 2:
         raise ConfigError("a wire needs two ranks to be measured (got 1); start more workers")
-    fit = _measured_wire(group, sizes, repeats, carry)
+    if lanes is None:
+        fit = _measured_wire(group, sizes, repeats, lambda size: _exchange_s(group, size, carry))
+        copy_bytes_per_s = copy_rate(repeats=repeats)
+    else:
+        fit = _measured_wire(group, sizes, repeats, lambda size: _swap_s(group, size, lanes))
+        copy_bytes_per_s = _bus_rate(group, lanes, repeats)
     return Calibration(
         alpha_s=fit.alpha_s,
         bandwidth_bytes_per_s=fit.bandwidth_bytes_per_s,
-        copy_bytes_per_s=copy_rate(repeats=repeats),
+        copy_bytes_per_s=copy_bytes_per_s,
         hash_bytes_per_s=hash_rate(repeats=repeats),
         worst_error=fit.worst_error,
         conditions=tuple(conditions),
@@ -61,13 +69,13 @@ def _measured_wire(
     group: CheckpointGroup,
     sizes: Sequence[int],
     repeats: int,
-    carry: Callable[[float], None] | None,
+    exchange_s: Callable[[int], float],
 ) -> WireFit:
     """The wire's line; all ranks see the same times, so all of them try again or none."""
     for attempt in range(1, ATTEMPTS + 1):
         medians_ns = []
         for size_bytes in sizes:
-            times = [_exchange_s(group, size_bytes, carry) for _ in range(repeats + 1)]
+            times = [exchange_s(size_bytes) for _ in range(repeats + 1)]
             medians_ns.append(round(statistics.median(times[1:]) * 1e9))  # the first one warms up
         slowest_ns = [max(ranks) for ranks in zip(*group.all_gather(medians_ns), strict=True)]
         try:
@@ -93,6 +101,33 @@ def _exchange_s(
     group.isend(out, after).wait()
     coming.wait()
     return time.perf_counter() - started_s
+
+
+def _swap_s(group: CheckpointGroup, size_bytes: int, lanes: Lanes) -> float:
+    """The same from device to device."""
+    out, room = lanes.room(size_bytes), lanes.room(size_bytes)
+    after = (group.rank + 1) % group.world_size
+    before = (group.rank - 1) % group.world_size
+    lanes.follow("wire", lanes.mark("training"))
+    lanes.finish(lanes.mark("wire"))
+    group.barrier()
+    started_s = time.perf_counter()
+    lanes.swap("wire", [(out, after)], [(room, before)])
+    lanes.finish(lanes.mark("wire"))
+    return time.perf_counter() - started_s
+
+
+def _bus_rate(group: CheckpointGroup, lanes: Lanes, repeats: int) -> float:
+    """Bytes per second from the device to pinned memory; the slowest rank's, on every rank."""
+    source, target = lanes.room(MEMORY_BYTES), lanes.home(MEMORY_BYTES)
+
+    def copy() -> None:
+        lanes.copy("bus", target, source)
+        lanes.finish(lanes.mark("bus"))
+
+    copy()
+    ours = round(_rate(copy, MEMORY_BYTES, repeats))
+    return float(min(rate for (rate,) in group.all_gather([ours])))
 
 
 def copy_rate(*, size_bytes: int = MEMORY_BYTES, repeats: int = REPEATS) -> float:

@@ -18,9 +18,11 @@ from typing import Final, cast
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.pipeliner.agreement import encode, mean_profile
 from gemini_lab.pipeliner.calibration import SIZES, calibrate
+from gemini_lab.pipeliner.device import DeviceRoute
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.lanes import Lanes
 from gemini_lab.pipeliner.machine import Calibration
-from gemini_lab.pipeliner.route import ScheduledRoute
+from gemini_lab.pipeliner.route import Route, ScheduledRoute
 from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
 from gemini_lab.pipeliner.transfer import Transfer
 from gemini_lab.profiler.comm import CommSeam
@@ -51,6 +53,7 @@ class Conductor:
         carry: Takes bytes over an emulated link.
         empty: Takes bytes over an emulated bus from sub-buffer to slab.
         conditions: See `Profile.conditions`.
+        lanes: The device's, if training runs on one.
 
     Attributes:
         schedule: This rank's, while one is followed.
@@ -71,11 +74,13 @@ class Conductor:
         carry: Callable[[float], None] | None = None,
         empty: Callable[[float], None] | None = None,
         conditions: Sequence[str] = (),
+        lanes: Lanes | None = None,
     ) -> None:
         self._settings, self._group, self._transfer, self._seam = settings, group, transfer, seam
         self._sizes, self._sends_to, self._receives_from = sizes, sends_to, receives_from
         self._emit, self._carry, self._empty = emit, carry, empty
         self._conditions = tuple(conditions)
+        self._lanes = lanes
         self.schedule: ChunkSchedule | None = None
         self.next_version = 0
         self._is_loaded = True  # whether a version travels in the iteration that is computed
@@ -164,6 +169,7 @@ class Conductor:
     def _leave_route(self) -> None:
         self.schedule = None
         self._seam.expect(None)
+        self._seam.gate = None
         if self._transfer.route is not None:
             self._transfer.route.close()
             self._transfer.route = None
@@ -179,7 +185,6 @@ class Conductor:
         calibration = self._calibrate()
         if calibration is None:
             return
-        mine = self._group.rank
         try:
             by_size = {
                 size_bytes: self._schedule(agreed, calibration, size_bytes)
@@ -190,20 +195,31 @@ class Conductor:
             return
         schedules = dict(enumerate(by_size[size_bytes] for size_bytes in self._sizes))
         self._every = max(schedule.every_iterations for schedule in by_size.values())
-        self._transfer.route = ScheduledRoute(
-            group=self._group, rank=mine, schedules=schedules, sends_to=self._sends_to,
-            receives_from=self._receives_from, wait_for_span=self.wait_for_span,
-            carry=self._carry, empty=self._empty,
-        )  # fmt: skip
-        self.schedule = schedules[mine]
+        self._transfer.route = self._route(agreed, schedules)
+        self.schedule = schedules[self._group.rank]
         self._seam.expect(agreed)
-        if mine == 0:
+        if self._group.rank == 0:
             self._emit(
                 "profiled", profile=asdict(agreed), schedule=asdict(self.schedule),
                 calibration=calibration.to_json(),
             )  # fmt: skip
         for text in self.schedule.notes:
             self._say(text)
+
+    def _route(self, profile: Profile, schedules: Mapping[int, ChunkSchedule]) -> Route:
+        if self._lanes is None:
+            return ScheduledRoute(
+                group=self._group, rank=self._group.rank, schedules=schedules,
+                sends_to=self._sends_to, receives_from=self._receives_from,
+                wait_for_span=self.wait_for_span, carry=self._carry, empty=self._empty,
+            )  # fmt: skip
+        route = DeviceRoute(
+            lanes=self._lanes, rank=self._group.rank, schedules=schedules,
+            sends_to=self._sends_to, receives_from=self._receives_from,
+            spans_after=[span.after for span in profile.idle_spans],
+        )  # fmt: skip
+        self._seam.gate = route
+        return route
 
     def _schedule(
         self, profile: Profile, calibration: Calibration, size_bytes: int
@@ -215,7 +231,8 @@ class Conductor:
             replicas=settings.replicas,
             bandwidth_bytes_per_s=calibration.bandwidth_bytes_per_s,
             alpha_s=calibration.alpha_s,
-            copy_bytes_per_s=settings.copy_bytes_per_s or math.inf,
+            copy_bytes_per_s=settings.copy_bytes_per_s
+            or (math.inf if self._lanes is None else calibration.copy_bytes_per_s),
             scheme=cast("Scheme", settings.scheme),
             buffer_bytes=settings.buffer_bytes,
             sub_buffers=settings.sub_buffers,
@@ -228,8 +245,9 @@ class Conductor:
         sizes = SIZES if self._carry is None else PACED_SIZES
         try:
             return calibrate(
-                self._group, sizes=sizes, carry=self._carry, conditions=self._conditions
-            )
+                self._group, sizes=sizes, carry=self._carry, conditions=self._conditions,
+                lanes=self._lanes,
+            )  # fmt: skip
         except ConfigError as error:
             self._give_up(f"the wire could not be measured ({error})")
             return None

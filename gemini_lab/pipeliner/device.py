@@ -159,8 +159,7 @@ class DeviceRoute:
         self._began_s = time.time()
         self._handed_over.clear()
         self._left.extend(self._rounds)
-        for lane in ("wire", "local"):
-            self._lanes.follow(lane, self._lanes.mark("training"))
+        self._lanes.follow("wire", self._lanes.mark("training"))
         self._hand_over(0)
 
     def before_call(self) -> None:
@@ -223,8 +222,7 @@ class DeviceRoute:
             What left for each peer. A device does not tell when; the times are those of the
             version.
         """
-        with self._lanes.using("local"):
-            local.up_to(own.data.nbytes)
+        local.up_to(own.data.nbytes)
         while not self._handed_over.wait(_POLL_S):
             pass
         for mark in (self._last, *self._copied.values()):

@@ -27,6 +27,9 @@ class Lanes(Protocol):
     def room(self, size_bytes: int) -> torch.Tensor:
         """Memory on the device."""
 
+    def home(self, size_bytes: int) -> torch.Tensor:
+        """CPU memory that the device copies into by itself."""
+
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy, when the lane comes to it."""
 
@@ -73,6 +76,10 @@ class CudaLanes:
     def room(self, size_bytes: int) -> torch.Tensor:
         """Memory on the GPU."""
         return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+    def home(self, size_bytes: int) -> torch.Tensor:
+        """Pinned memory."""
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
         """An asynchronous copy, between devices or to and from pinned memory."""

@@ -32,7 +32,7 @@ class Calibration:
     Attributes:
         alpha_s: Start-up time of a message; the same on every rank.
         bandwidth_bytes_per_s: The wire's rate (B); the same on every rank.
-        copy_bytes_per_s: Rate of a plain memory copy here.
+        copy_bytes_per_s: Rate of a plain memory copy here; of the slowest bus, with a device.
         hash_bytes_per_s: Rate of the checksum here.
         worst_error: See `WireFit`.
         conditions: What made the machine unlike its bare self.

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -35,6 +35,28 @@ class Sent:
     sent_bytes: int
     start_s: float
     end_s: float
+
+
+class Route(Protocol):
+    """How the chunks of versions travel when a schedule says in which idle span each may leave."""
+
+    def begin(
+        self, pieces: Sequence[tuple[int, torch.Tensor]], incoming: Mapping[int, WriteBuffer]
+    ) -> None:
+        """A version is there; called on training's thread, before the next iteration's calls.
+
+        Args:
+            pieces: Offset in the payload, and the flat tensor whose bytes belong there; in order.
+            incoming: For each shard that is received, its buffer.
+        """
+
+    def exchange(
+        self, local: "LocalCopy", own: WriteBuffer, incoming: Mapping[int, WriteBuffer]
+    ) -> tuple[Sent, ...]:
+        """Send and receive the version's chunks; returns what left in which span."""
+
+    def close(self) -> None:
+        """Let go of what it holds; no version is under way."""
 
 
 class LocalCopy:
@@ -137,6 +159,11 @@ class ScheduledRoute:
     def close(self) -> None:
         """End the receiving thread."""
         self._thread.shutdown(wait=False)
+
+    def begin(
+        self, pieces: Sequence[tuple[int, torch.Tensor]], incoming: Mapping[int, WriteBuffer]
+    ) -> None:
+        """Nothing yet: on CPUs all is done by the transfer's thread."""
 
     def exchange(
         self, local: LocalCopy, own: WriteBuffer, incoming: Mapping[int, WriteBuffer]

@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from gemini_lab.checkpoint.slab import Slab
 from gemini_lab.emulation.link import GLOO, LinkBucket, LinkPacer
 from gemini_lab.emulation.node_link import node_link, own_link
 from gemini_lab.pipeliner.conductor import Conductor
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.lanes import CudaLanes, Lanes, pin
 from gemini_lab.pipeliner.transfer import Done, Job, Transfer
 from gemini_lab.profiler.clocks import DeviceClock, WallClock
 from gemini_lab.profiler.comm import CommSeam
@@ -52,10 +55,11 @@ class Traffic:
         self._conductor: Conductor | None = None
         self._seam: CommSeam | None = None
         self._newest_sent: int | None = None
+        lanes = _lanes(settings, slab) if on_device else None
         self._transfer = Transfer(
             group=group, slab=slab, rank=group.rank, sends_to=sends_to,
             receives_from=list(receives_from), on_done=self._say_complete, mark=self._mark,
-            carry=None if link is None else link.carry,
+            carry=None if link is None else link.carry, lanes=lanes,
         )  # fmt: skip
         is_scheduled = settings.scheme in SCHEDULED
         # On CUDA, to ask for a collective's times is to wait for the device.
@@ -76,7 +80,7 @@ class Traffic:
                 sizes=sizes, sends_to=sends_to, receives_from=receives_from, emit=emit,
                 carry=None if link is None else link.carry,
                 empty=own_link(bus_bytes_per_s).carry if bus_bytes_per_s else None,
-                conditions=conditions_of(settings),
+                conditions=conditions_of(settings), lanes=lanes,
             )  # fmt: skip
 
     def is_due(self, version: int) -> bool:
@@ -133,6 +137,14 @@ class Traffic:
             "version_complete", version=done.version, sent_bytes=done.sent_bytes,
             local_s=done.local_s, duration_s=done.duration_s, next_version=next_version,
         )  # fmt: skip
+
+
+def _lanes(settings: Settings, slab: Slab) -> Lanes:
+    """The GPU's lanes, and its way into the slab; all ranks come here at the same time."""
+    pin(slab.memory)
+    is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
+    torch_distributed: Any = dist  # its stubs leave out what is used here
+    return CudaLanes(torch_distributed.new_group(backend="nccl") if is_sent else None)
 
 
 def _as_lists(record: IterationRecord) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from gemini_lab.checkpoint.slab import ReadBuffer, Slab, WriteBuffer, chunk_digest
 from gemini_lab.errors import IntegrityError
 from gemini_lab.pipeliner.group import CheckpointGroup
-from gemini_lab.pipeliner.route import LocalCopy, ScheduledRoute, Sent
+from gemini_lab.pipeliner.lanes import Lanes
+from gemini_lab.pipeliner.route import LocalCopy, Route, Sent
 
 WINDOW_CHUNKS = 4  # the paper's number of sub-buffers (section 5.3): sends in flight at once
 
@@ -48,6 +50,10 @@ class Job:
     payload_bytes: int
 
 
+_Started = tuple[Job, WriteBuffer, dict[int, WriteBuffer]]
+"""A job, the buffer of the own shard, and those of the shards that are received."""
+
+
 class Transfer:
     """Moves versions, one at a time, on a thread of its own.
 
@@ -63,6 +69,7 @@ class Transfer:
         on_done: Called on the transfer's thread when a version is whole everywhere.
         mark: What this rank tells the others with each version; see `marks`.
         carry: Takes bytes over an emulated link, before they are sent in the background.
+        lanes: The device's, if the tensors are on one: its thread's copies go to the local lane.
 
     Attributes:
         route: How chunks travel from the next version on; `None`: in the background, as fast as the
@@ -81,18 +88,20 @@ class Transfer:
         on_done: Callable[[Done], None],
         mark: Callable[[], int] = lambda: 0,
         carry: Callable[[float], None] | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
-        self.route: ScheduledRoute | None = None
+        self.route: Route | None = None
         self.marks: tuple[int, ...] = ()
         self._mark = mark
         self._carry = carry
+        self._lanes = lanes
         self._group = group
         self._slab = slab
         self._rank = rank
         self._sends_to = tuple(sends_to)
         self._receives_from = tuple(receives_from)
         self._on_done = on_done
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._error: BaseException | None = None
@@ -102,8 +111,14 @@ class Transfer:
     def start(self, job: Job) -> None:
         """Begin to move a version; its tensors must not change until `wait` returns."""
         self.wait()
+        own = self._slab.begin(self._rank, job.version)
+        incoming = {rank: self._slab.begin(rank, job.version) for rank in self._receives_from}
+        if self._lanes is not None:
+            self._lanes.follow("local", self._lanes.mark("training"))
+        if self.route is not None:
+            self.route.begin(job.pieces, incoming)
         self._idle.clear()
-        self._jobs.put(job)
+        self._jobs.put((job, own, incoming))
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -128,18 +143,17 @@ class Transfer:
             self.route.close()
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (started := self._jobs.get()) is not None:
             try:
-                done = self._move(job)
+                with nullcontext() if self._lanes is None else self._lanes.using("local"):
+                    done = self._move(*started)
                 self._on_done(done)
             except BaseException as error:  # noqa: BLE001  (raised again by wait)
                 self._error = error
             self._idle.set()
 
-    def _move(self, job: Job) -> Done:
+    def _move(self, job: Job, own: WriteBuffer, incoming: dict[int, WriteBuffer]) -> Done:
         started = time.perf_counter()
-        own = self._slab.begin(self._rank, job.version)
-        incoming = {rank: self._slab.begin(rank, job.version) for rank in self._receives_from}
         sizes = self._exchange_sizes(job)
         local = LocalCopy(job.pieces, job.payload_bytes, own)
         if self.route is None:

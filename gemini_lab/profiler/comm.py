@@ -7,7 +7,7 @@ its own functions in front of that object's methods and takes them off again.
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.clocks import DeviceClock, WallClock
@@ -57,9 +57,28 @@ class _Work:
         return getattr(self._work, name)
 
 
+def _handle(result: Any) -> Any:
+    """What can be waited for in what a collective returned, or `None`."""
+    last = result[-1] if isinstance(result, list) and result else result
+    return last if hasattr(last, "wait") else None
+
+
 def _sleep_until(at_s: float) -> None:
     while (left_s := at_s - time.monotonic()) > 0:
         time.sleep(left_s)
+
+
+class Gate(Protocol):
+    """What comes between training's collectives; called on training's thread."""
+
+    def before_call(self) -> None:
+        """A collective is about to be called."""
+
+    def after_call(self, calls: int, work: Any) -> None:
+        """Collective number `calls` of the iteration was called; `work` is its handle or `None`."""
+
+    def before_update(self) -> None:
+        """The optimizer step is about to begin."""
 
 
 class CommSeam:
@@ -81,6 +100,7 @@ class CommSeam:
         iteration: Iterations begun since the seam was attached.
         updating: Whether the optimizer step is running.
         deviation: How this iteration differs from the expected one, in words; empty if not.
+        gate: What is told of every collective and update, if anything is.
         newest: The iteration that ended last; `None` before that, or when not recording.
     """
 
@@ -103,6 +123,7 @@ class CommSeam:
         self.updating = False
         self.deviation = ""
         self.newest: IterationRecord | None = None
+        self.gate: Gate | None = None
         self._changed = threading.Condition(threading.Lock())
         self._in_flight = 0
         self._busy_until_s = 0.0
@@ -141,6 +162,8 @@ class CommSeam:
 
     def begin_update(self) -> None:
         """The optimizer step begins: from here on training waits for the checkpoint."""
+        if self.gate is not None:
+            self.gate.before_update()
         with self._changed:
             self._update = self._clock.stamp() if self.recording else None
             self.updating = True
@@ -221,6 +244,8 @@ class CommSeam:
 
     def _wrapped(self, name: str, operation: Operation, method: Callable[..., Any]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self.gate is not None:
+                self.gate.before_call()
             size_bytes = operation.size_bytes(args, kwargs)
             begun = self._begin(name, size_bytes)
             release_s = 0.0
@@ -232,13 +257,15 @@ class CommSeam:
             except BaseException:
                 self._end(begun, 0.0)
                 raise
+            if self.gate is not None:
+                self.gate.after_call(self.calls, _handle(result))
             return self._follow(result, begun, release_s)
 
         return call
 
     def _follow(self, result: Any, begun: _Call, release_s: float) -> Any:
         """End the call when its result is there, which is later for an asynchronous one."""
-        if isinstance(result, list) and result and hasattr(result[-1], "wait"):
+        if isinstance(result, list) and _handle(result) is not None:
             return [*result[:-1], self._follow(result[-1], begun, release_s)]
         if not hasattr(result, "wait"):
             _sleep_until(release_s)

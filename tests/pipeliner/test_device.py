@@ -57,6 +57,7 @@ class Rank:
             self.lanes.compute(lambda v=version: self.state.copy_(payload(self, v)))
             own = self.slab.begin(self.rank, version)
             incoming = {shard: self.slab.begin(shard, version) for shard in self.others}
+            self.lanes.follow("local", self.lanes.mark("training"))
             self.route.begin(pieces, incoming)
             for call in range(1, CALLS + 1 + 2 * surprise):
                 yield
@@ -69,7 +70,8 @@ class Rank:
             local = LocalCopy(pieces, self.sizes[self.rank], own)
             while True:
                 try:
-                    self.sent = self.route.exchange(local, own, incoming)
+                    with self.lanes.using("local"):
+                        self.sent = self.route.exchange(local, own, incoming)
                     break
                 except NotYetError:
                     yield
