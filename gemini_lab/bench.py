@@ -63,6 +63,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.peers.bench:bench",
         "checkpoints of other systems on the same tensors, beside ours",
     ),
+    "dashboard": (
+        "gemini_lab_widgets.bench:bench",
+        "the traffic timeline in a headless browser: draw time and lag, up to a million bars",
+    ),
 }
 """Name: (`module:function` taking the repeats and returning rows, help)."""
 

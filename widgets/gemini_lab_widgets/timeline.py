@@ -50,6 +50,7 @@ class Pump:
         self._undrawn: dict[int, float] = {}
         self._source_behind_s = 0.0
         self.behind_s = 0.0
+        """From when what was drawn last was known until it was drawn."""
 
     def hear(self, message: object) -> None:
         """Take in what the viewer says, and send on if there is more."""
@@ -148,6 +149,11 @@ class Timeline:
         self._newest = traffic
         for pump in self._pumps:
             pump.update(traffic, behind_s=behind_s)
+
+    @property
+    def behind_s(self) -> float:
+        """From when the newest drawn bars were known until they were drawn, where that is worst."""
+        return max((pump.behind_s for pump in self._pumps), default=0.0)
 
     def widget(self) -> Any:
         """The timeline as an anywidget."""
