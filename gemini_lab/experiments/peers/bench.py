@@ -84,13 +84,34 @@ def bench(
             pythons[record.peer] = find_python(record.peer, named, install)
         except LaunchError as error:
             record.why_not = str(error)
+
+    def run(peer: str, share: int, seed: int) -> Turn:
+        return run_turn(peer, pythons[peer], conditions, flips=share, seed=seed)
+
+    take_turns(records, run, repeats=repeats, flips=flips)
+    return [row for record in records for row in rows_of(record, conditions)]
+
+
+def take_turns(
+    records: Sequence[Record], run: Callable[[str, int, int], Turn], *, repeats: int, flips: int
+) -> None:
+    """One turn of every peer, then the next; a peer that fails gets no further ones.
+
+    Args:
+        records: Take what is found.
+        run: Given a peer, how many bits to flip, and a seed, runs a turn.
+        repeats: How many turns.
+        flips: How many bits in all turns of a peer together.
+    """
     for number in range(repeats):
         share = flips * (number + 1) // repeats - flips * number // repeats
         for record in records:
+            if record.why_not:
+                continue
+            turn = run(record.peer, share, number)
+            record.why_not = _reason(record.peer, turn.findings.error)
             if not record.why_not:
-                python = pythons[record.peer]
-                take_turn(record, run_turn, python, conditions, flips=share, seed=number)
-    return [row for record in records for row in rows_of(record, conditions)]
+                record.turns.append(turn)
 
 
 def require(peers: Sequence[str], ranks: int) -> None:
@@ -102,24 +123,10 @@ def require(peers: Sequence[str], ranks: int) -> None:
         raise ConfigError(f"the peers swap states in pairs; {ranks} ranks make none (use 2, 4, ..)")
 
 
-def take_turn(
-    record: Record,
-    run: Callable[..., Turn],
-    python: Path,
-    conditions: Conditions,
-    *,
-    flips: int,
-    seed: int,
-) -> None:
-    """Add a turn to the record, or the reason why there is none."""
-    turn = run(record.peer, python, conditions, flips=flips, seed=seed)
-    error = turn.findings.error
-    if not error:
-        record.turns.append(turn)
-    elif "ModuleNotFoundError" in error and CATALOG[record.peer].requirements:
-        record.why_not = f"not installed ({error}); use --install DIR or --env"
-    else:
-        record.why_not = error
+def _reason(peer: str, error: str) -> str:
+    if "ModuleNotFoundError" in error and CATALOG[peer].requirements:
+        return f"not installed ({error}); use --install DIR or --env {peer}=PYTHON"
+    return error
 
 
 def rows_of(record: Record, conditions: Conditions) -> list[Row]:

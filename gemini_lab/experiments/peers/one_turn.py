@@ -15,7 +15,7 @@ from typing import Final
 from gemini_lab.experiments.peers.contract import Findings, Task
 from gemini_lab.experiments.peers.environments import source_folder
 from gemini_lab.experiments.peers.memory import family_bytes, folder_bytes
-from gemini_lab.experiments.peers.turn import SAMPLING
+from gemini_lab.experiments.peers.turn import SAMPLED, SAMPLING
 from gemini_lab.units import format_seconds
 
 PATIENCE_S: Final = 600.0
@@ -83,8 +83,26 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
         finally:
             _end(processes)
             _sweep(f"{folder.name}-")
-        found = [_read(folder / "data", rank) for rank in range(conditions.ranks)]
+        found = collect(folder / "data", conditions.ranks)
     return Turn(findings=combine(found), peak_bytes=peak_bytes)
+
+
+def collect(folder: Path, ranks: int) -> list[Findings]:
+    """The ranks' answers; if one did not answer though none reported an error, why, as it seems."""
+    found, silent = [], []
+    for rank in range(ranks):
+        path = folder / f"rank-{rank}.json"
+        if path.exists():
+            found.append(Findings(**json.loads(path.read_text(encoding="utf-8"))))
+        else:
+            silent.append(rank)
+    if silent and not any(one.error for one in found):
+        log = folder.parent / f"log-{silent[0]}"
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "it printed nothing"
+        text = f"rank {silent[0]} ended, or was silent for {format_seconds(PATIENCE_S)}: {last}"
+        found.append(Findings(error=text))
+    return found
 
 
 def combine(found: Sequence[Findings]) -> Findings:
@@ -129,7 +147,7 @@ def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:
-    """Wait until the first rank is gone with an error or all have answered; gives the peak."""
+    """Wait until all ranks have answered or one cannot any more; gives the most memory seen."""
     peak_bytes = 0
     deadline_s = time.monotonic() + PATIENCE_S
     answers = [folder / f"rank-{rank}.json" for rank in range(len(processes))]
@@ -144,6 +162,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:
         if (folder / SAMPLING).exists():
             now_bytes = family_bytes(one.pid for one in processes) + folder_bytes(folder)
             peak_bytes = max(peak_bytes, now_bytes)
+            (folder / SAMPLED).touch()
         time.sleep(_POLL_S)
     return peak_bytes
 
@@ -169,17 +188,6 @@ def _sweep(prefix: str) -> None:
         for path in _SHARED_MEMORY.glob(f"{prefix}*"):
             if path.is_file():
                 path.unlink(missing_ok=True)
-
-
-def _read(folder: Path, rank: int) -> Findings:
-    path = folder / f"rank-{rank}.json"
-    if path.exists():
-        return Findings(**json.loads(path.read_text(encoding="utf-8")))
-    log = (folder.parent / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
-    last = log.strip().splitlines()[-1:] or ["it printed nothing"]
-    return Findings(
-        error=f"rank {rank} gave no answer within {format_seconds(PATIENCE_S)}: {last[0]}"
-    )
 
 
 def _free_port() -> int:

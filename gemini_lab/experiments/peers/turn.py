@@ -1,7 +1,7 @@
 """One turn of one peer on one rank: `python -m gemini_lab.experiments.peers.turn TASK-AS-JSON`.
 
 Runs in the peer's own environment, so it stands on torch and on this package alone. What it found
-goes to `rank-N.json` in the task's folder. While memory is to be sampled, a file says so.
+goes to `rank-N.json` in the task's folder. When memory is to be sampled, a file there says so.
 """
 
 import contextlib
@@ -33,6 +33,9 @@ from gemini_lab.experiments.peers.contract import (
 WARM_UPS: Final = 2
 """Saves before the one that counts; one restore is made before the one that counts."""
 SAMPLING: Final = "sampling"
+SAMPLED: Final = "sampled"
+"""Files that say: sample memory now, and: it was sampled."""
+_PATIENCE_S: Final = 120.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,7 +69,9 @@ def measure(peer: Peer, findings: Findings) -> None:
     findings.details = dict(peer.details)
     with _sampled(peer.task):
         _save(peer, WARM_UPS + 2)
-        peer.restore()
+        restored = peer.restore()
+        _await_sample(peer.task)
+        del restored
     findings.flips = _damage(peer)
 
 
@@ -117,6 +122,17 @@ def _sampled(task: Task) -> Iterator[None]:
     dist.barrier()
     if task.rank == 0:
         sampling.unlink()
+
+
+def _await_sample(task: Task) -> None:
+    """Return when memory was sampled at least once from now on."""
+    sampled = task.folder / SAMPLED
+    if task.rank == 0:
+        sampled.unlink(missing_ok=True)
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while not sampled.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    dist.barrier()
 
 
 def _damage(peer: Peer) -> dict[str, int]:
