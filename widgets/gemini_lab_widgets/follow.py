@@ -23,19 +23,18 @@ class Follower:
 
     Args:
         newest: Gives the log to show, or None while there is none. When it gives another one, a new
-            store begins, and pages begin anew.
+            store begins.
 
     Attributes:
         store: What was read so far.
         log: The file it came from.
-        number: Counts the runs; pages compare it.
         is_catching_up: Whether the log has more than was taken at once.
     """
 
     def __init__(self, newest: Callable[[], Path | None]) -> None:
         self.store = EventStore()
         self.log: Path | None = None
-        self.number = 0
+        self._number = 0
         self.is_catching_up = False
         self._newest = newest
         self._feed: LogFeed | None = None
@@ -47,7 +46,12 @@ class Follower:
         """Name of the run: that of its folder, or of its file."""
         if self.log is None:
             return ""
-        return self.log.parent.name if self.log.name == LOG else self.log.name
+        return self.log.parent.name if self.log.name == LOG else self.log.stem
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """What run it is, and how many of its events are known: differs when there is news."""
+        return self._number, self.store.count
 
     @property
     def behind_bytes(self) -> int:
@@ -61,16 +65,19 @@ class Follower:
             return
         log = self._newest()
         if log is not None and log != self.log:
-            self.log, self._feed, self.store = log, LogFeed(log), EventStore()
-            self.number += 1
+            self.log, self._feed = log, LogFeed(log)
+            self.store = EventStore(name=self.name)
+            self._number += 1
         if self._feed is not None:
+            bad_lines = self._feed.bad_lines
             events = self._feed.poll(limit=SLICE)
             self.store.extend(events)
+            self.store.unread += self._feed.bad_lines - bad_lines
             self.is_catching_up = len(events) == SLICE
         self._pulled_at_s = time.monotonic()
 
     def tables(self) -> Tables:
         """The tables of what was read so far; made once for all pages."""
-        if self._tables is None or self._tables[0] != (self.number, self.store.count):
-            self._tables = (self.number, self.store.count), self.store.tables()
+        if self._tables is None or self._tables[0] != self.state:
+            self._tables = self.state, self.store.tables()
         return self._tables[1]

@@ -44,11 +44,10 @@ class Page:
     def __init__(self, follower: Follower, document: Document) -> None:
         self._follower = follower
         follower.pull()
-        self._number = follower.number
         self._sheet = Sheet()
         self._pulse = Pulse()
         self._timeline = Timeline()
-        self._drawn = -1
+        self._drawn = (-1, -1)
         self._due_s = 0.0
         self.tick()
         moving = pn.Column(
@@ -64,15 +63,12 @@ class Page:
         self._follower.pull()
         if self._pulse.is_behind:
             return
-        if self._follower.number != self._number:
-            self._pulse.renew = True  # another run: a page of its own
-            return
         store = self._follower.store
         self._timeline.update(store.traffic)
         now_s = time.monotonic()
-        if store.count != self._drawn and now_s >= self._due_s:
+        if self._follower.state != self._drawn and now_s >= self._due_s:
             self._sheet.update(self._follower.tables())
-            self._drawn = store.count
+            self._drawn = self._follower.state
             took_s = time.monotonic() - now_s
             self._due_s = now_s + max(VIEWS_S, SHARE * took_s)
             self._pulse.send()

@@ -12,7 +12,6 @@ export function render({ model, view }) {
   const answer = () => requestAnimationFrame(() => { model.seen = model.beat; });
   model.on("beat", answer);
   answer();
-  model.on("renew", () => location.reload());
 
   const retry = async () => {
     try {

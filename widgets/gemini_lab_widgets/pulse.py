@@ -24,8 +24,6 @@ class Pulse(JSComponent):  # type: ignore[misc]
     beat = param.Integer(default=0, doc="Updates sent so far.")
     seen = param.Integer(default=0, doc="The newest beat that the page has drawn.")
 
-    renew = param.Boolean(default=False, doc="Whether the page should begin anew.")
-
     _esm = Path(__file__).with_name("pulse.js")
     _stylesheets: ClassVar = [STYLE]
 

@@ -11,7 +11,6 @@ from bokeh.resources import INLINE
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.events import Event
-from gemini_lab_widgets.feed import LOG, log_of
 from gemini_lab_widgets.sheet import Sheet
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.timeline import standalone_html
@@ -39,21 +38,21 @@ def save(run: Path | Iterable[Event], path: Path) -> Path:
     Raises:
         ConfigError: There is no log, or the file cannot be written.
     """
-    store, title = _read(run)
+    store = EventStore.load(run) if isinstance(run, Path) else _store(run)
     try:
-        path.write_text(page(store, title=title), encoding="utf-8")
+        path.write_text(page(store), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the page {path}: {error.strerror}") from error
     return path
 
 
-def page(store: EventStore, *, title: str) -> str:
+def page(store: EventStore) -> str:
     """All views of a run as a page that needs nothing beside itself."""
     sheet, document = Sheet(), Document()
     tables = store.tables()
     sheet.update(tables)
     sheet.say(*STATES.get(tables.status.phase, UNFINISHED))
-    sheet.put_on(document, title=f"{title} · gemini_lab")
+    sheet.put_on(document, title=f"{store.name or 'run'} · gemini_lab")
     document.template_variables.update(is_live=False, timeline=standalone_html(store.traffic))
     html = file_html(
         document, INLINE, template=document.template,
@@ -62,10 +61,7 @@ def page(store: EventStore, *, title: str) -> str:
     return SHIM.sub("", html)
 
 
-def _read(run: Path | Iterable[Event]) -> tuple[EventStore, str]:
-    if isinstance(run, Path):
-        log = log_of(run).absolute()
-        return EventStore.load(log), log.parent.name if log.name == LOG else log.name
+def _store(events: Iterable[Event]) -> EventStore:
     store = EventStore()
-    store.extend(run)
-    return store, store.name or "run"
+    store.extend(events)
+    return store

@@ -16,7 +16,6 @@ from html import escape
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.request import urlopen
 
 import psutil
 from panel.io.server import get_server
@@ -37,6 +36,8 @@ STARTED_WITHIN_S: Final = 60.0
 SHORTEST_PASSWORD: Final = 8
 LARGEST_MESSAGE_BYTES: Final = 1 << 20
 """From a visitor: acknowledgements and views' settings are far smaller."""
+TIDY_MS: Final = 3000
+"""Between two looks for places that became free."""
 NOTEBOOKS: Final = "'self' http://localhost:* http://127.0.0.1:* vscode-webview:"
 """Who may show the page in a frame: notebooks on this machine or behind the same proxy."""
 WHY_LOOPBACK: Final = (
@@ -95,9 +96,10 @@ class Dashboard:
         self._frame_ancestors = frame_ancestors
         self._error: BaseException | None = None
         self._loop: IOLoop | None = None
+        self._is_settled = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="gemini-dashboard", daemon=True)
         self._thread.start()
-        self._wait_until_it_answers()
+        self._wait_until_it_listens()
 
     @property
     def url(self) -> str:
@@ -152,32 +154,27 @@ class Dashboard:
                 auth_provider=self._guard, sign_sessions=True,
                 secret_key=self._guard.secret.encode(), include_headers=[], include_cookies=[],
                 websocket_max_message_size=LARGEST_MESSAGE_BYTES,
+                check_unused_sessions_milliseconds=TIDY_MS,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - told to whoever waits for the start
             self._error = error
+            self._is_settled.set()
             loop.close(all_fds=True)
             return
         server._tornado.add_transform(headers_for(self._frame_ancestors))  # noqa: SLF001
         self._loop = loop
+        self._is_settled.set()
         server.start()
         loop.start()
         state._servers.pop(server_id, None)  # noqa: SLF001 - or Panel stops it a second time
         server.stop(wait=False)
         loop.close(all_fds=True)
 
-    def _wait_until_it_answers(self) -> None:
-        """A frame that is shown before the port answers stays empty."""
-        host = LOOPBACK if self.address == EVERYWHERE else self.address
-        deadline_s = time.monotonic() + STARTED_WITHIN_S
-        while self._error is None and time.monotonic() < deadline_s:
-            try:
-                urlopen(f"http://{host}:{self.port}/login", timeout=5).close()
-            except OSError:
-                time.sleep(0.05)
-            else:
-                return
-        reason = self._error or f"no answer within {STARTED_WITHIN_S:.0f} s"
-        self.close()
+    def _wait_until_it_listens(self) -> None:
+        """A frame that is shown before anybody listens stays empty."""
+        if self._is_settled.wait(STARTED_WITHIN_S) and self._error is None:
+            return
+        reason = self._error or f"nothing listens after {STARTED_WITHIN_S:.0f} s"
         raise LaunchError(
             f"the dashboard cannot be served on {self.address}:{self.port} ({reason}); name "
             "another port, or 0 for a free one"

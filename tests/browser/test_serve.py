@@ -1,0 +1,209 @@
+"""Who gets in, who does not, and what a visitor is told."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+pytest.importorskip("panel", reason="panel is not installed")
+
+from logs_of_runs import PASSWORD, lines_of_a_run, write
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
+
+from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.pages import serve_log
+from gemini_lab_widgets.serve import Dashboard, log_of
+
+SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("runs") / "a-run" / "events.jsonl", lines_of_a_run())
+
+
+@pytest.fixture(scope="module")
+def dashboard(log: Path) -> Iterator[Dashboard]:
+    with Dashboard(lambda: log, password=PASSWORD) as served:
+        yield served
+
+
+def ask(url: str, *, form: str | None = None) -> tuple[int, Any, str]:
+    """Status, headers and text of an answer, redirects followed, without any cookie."""
+    try:
+        with urllib.request.urlopen(url, data=form and form.encode(), timeout=60) as answer:
+            return answer.status, answer.headers, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read().decode()
+
+
+def session_token(dashboard: Dashboard) -> str:
+    _, _, text = ask(f"{dashboard.url}?token={PASSWORD.replace(' ', '%20')}")
+    found = re.search(r'"token":"([^"]+)"', text)
+    assert found is not None
+    return found[1]
+
+
+def connect(dashboard: Dashboard, *, token: str, origin: str) -> None:
+    """Open the page's websocket as a browser would."""
+
+    async def opened() -> None:
+        url = dashboard.url.replace("http", "ws") + "ws"
+        request = HTTPRequest(url, headers={"Origin": origin}, follow_redirects=False)
+        socket = await websocket_connect(request, subprotocols=["bokeh", token])
+        assert await socket.read_message() is not None
+        socket.close()
+
+    asyncio.run(opened())
+
+
+def test_without_the_password_there_is_only_the_form(dashboard: Dashboard) -> None:
+    _, _, text = ask(dashboard.url)
+    assert 'type="password"' in text
+    assert "a-run" not in text
+
+
+def test_a_wrong_password_is_refused_in_every_way(dashboard: Dashboard) -> None:
+    for url, form in (
+        (f"{dashboard.url}login", "password=wrong"),
+        (f"{dashboard.url}login?token=wrong", None),
+    ):
+        status, headers, text = ask(url, form=form)
+        assert status == 403
+        assert "Set-Cookie" not in headers
+        assert "That is not the password" in text
+    assert 'type="password"' in ask(f"{dashboard.url}?token=wrong")[2]
+
+
+def test_a_websocket_needs_a_token_that_this_server_signed(dashboard: Dashboard) -> None:
+    token = session_token(dashboard)
+    connect(dashboard, token=token, origin=dashboard.url.rstrip("/"))
+    for forged in (token[:-4] + "AAAA", token.partition(".")[0], "x"):
+        with pytest.raises(HTTPClientError):
+            connect(dashboard, token=forged, origin=dashboard.url.rstrip("/"))
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:1"])
+def test_a_foreign_origin_is_refused_even_with_a_token(dashboard: Dashboard, origin: str) -> None:
+    with pytest.raises(HTTPClientError) as refused:
+        connect(dashboard, token=session_token(dashboard), origin=origin)
+    assert refused.value.code == 403
+
+
+def test_every_answer_forbids_foreign_frames_and_requests(dashboard: Dashboard) -> None:
+    for path in ("", "login", "static/js/bokeh.min.js", "nothing-here"):
+        headers = ask(dashboard.url + path)[1]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+        assert "connect-src 'self'" in headers["Content-Security-Policy"]
+
+
+def test_the_link_leaves_a_cookie_and_no_password_in_the_address_bar(
+    dashboard: Dashboard, page: Any
+) -> None:
+    page.goto(dashboard.link)
+    page.wait_for_function(SHOWN)
+    assert page.url == dashboard.url
+    (cookie,) = page.context.cookies()
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Lax"
+    assert PASSWORD not in cookie["value"]
+
+
+def test_the_form_lets_in_who_knows_the_password(dashboard: Dashboard, page: Any) -> None:
+    page.goto(dashboard.url)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button").click()
+    page.wait_for_function(SHOWN)
+    page.get_by_role("heading", name="Who keeps whose replica").wait_for()
+
+
+def test_a_notebook_of_another_host_name_shows_the_page_in_a_frame(
+    log: Path, page: Any, tmp_path: Path
+) -> None:
+    """A notebook on `localhost` frames `127.0.0.1`: to a browser these are two sites, so no cookie
+    comes through."""
+    with serve_log(lambda: log) as dashboard, serving(tmp_path) as port:
+        (tmp_path / "notebook.html").write_text(dashboard._repr_html_())
+        page.goto(f"http://localhost:{port}/notebook.html")
+        frame = page.frame_locator("iframe")
+        frame.get_by_role("heading", name="Who keeps whose replica").wait_for()
+
+
+def test_one_visitor_too_many_is_told_so(log: Path, open_page: Callable[..., Any]) -> None:
+    with Dashboard(lambda: log, visitors=1) as dashboard:
+        first, second = open_page(), open_page()
+        first.goto(dashboard.link)
+        first.wait_for_function(SHOWN)
+        second.goto(dashboard.link)
+        second.get_by_role("heading", name="All 1 places are taken").wait_for()
+
+
+def test_an_address_of_the_network_needs_a_second_yes(log: Path) -> None:
+    with pytest.raises(ConfigError, match="--public"):
+        Dashboard(lambda: log, address="0.0.0.0")
+    with Dashboard(lambda: log, address="0.0.0.0", public=True) as dashboard:
+        assert 'type="password"' in ask(f"http://127.0.0.1:{dashboard.port}/")[2]
+
+
+def test_impossible_settings_are_refused_before_anything_listens(log: Path) -> None:
+    with pytest.raises(ConfigError, match="8"):
+        Dashboard(lambda: log, password="short")
+    with pytest.raises(ConfigError, match="no IPv4 address"):
+        Dashboard(lambda: log, address="nowhere")
+    with pytest.raises(ConfigError, match="visitor"):
+        Dashboard(lambda: log, visitors=0)
+    with pytest.raises(ConfigError, match="no run"):
+        log_of(str(log.parent / "missing"))
+
+
+def test_a_port_that_is_taken_is_said_to_be(dashboard: Dashboard, log: Path) -> None:
+    with pytest.raises(LaunchError, match=str(dashboard.port)):
+        Dashboard(lambda: log, port=dashboard.port)
+
+
+def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Path) -> None:
+    """What `ps` shows of a process is its arguments: the password comes by standard input."""
+    command = [sys.executable, "-m", "gemini_lab.cli", "serve", str(log.parent), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--password"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(PASSWORD + "\n")
+            process.stdin.flush()
+            assert str(log) in process.stdout.readline()
+            link = process.stdout.readline().split(maxsplit=1)[1].strip()
+            assert ask(link.partition("login")[0])[0] == 200
+            assert PASSWORD in process.stdout.readline()
+            assert PASSWORD.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """A plain web server of `folder`, in the place of a notebook's."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
