@@ -48,7 +48,7 @@ class IterationsView(View):
         ]  # fmt: skip
         hover(self.plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
         hover(self.plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
-        self._legend(self.plot)
+        self._legend(self.plot, columns=3)
         self.side = self._figure(height=320, y=FactorRange(factors=[]))
         self.side.sizing_mode, self.side.width = "fixed", 470
         self.side.xaxis.axis_label = "median and 95 % interval, seconds"
@@ -61,7 +61,9 @@ class IterationsView(View):
                    text_align="center")  # fmt: skip
         hover(self.side, [bars, dots], ("kind", "@name"), ("median", "@text"),
               ("iterations", "@count"))  # fmt: skip
+        self.plot.min_width = 420
         both = row(self.plot, self.side, sizing_mode="stretch_width")
+        both.styles = {"flex-wrap": "wrap"}
         return (both,)
 
     def update(self, tables: Tables) -> None:

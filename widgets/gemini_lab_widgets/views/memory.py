@@ -52,7 +52,7 @@ class MemoryView(View):
                    text_baseline="middle")  # fmt: skip
         hover(self.plot, drawn, ("node", "@node"),
               *((label, f"@{name}_text") for label, name, _, _ in PARTS))  # fmt: skip
-        self._legend(self.plot)
+        self._legend(self.plot, columns=4)
         return (self.plot,)
 
     def update(self, tables: Tables) -> None:

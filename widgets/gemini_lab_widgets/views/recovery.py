@@ -68,7 +68,7 @@ class RecoveryView(View):
                    text_baseline="middle")  # fmt: skip
         hover(self.plot, list(self._bars.values()), ("recovery", "@row"), ("cause", "@cause"),
               ("step", "@step"), ("took", "@took"), ("origin", "@origin"))  # fmt: skip
-        self._legend(self.plot)
+        self._legend(self.plot, columns=8)
         return (self.plot,)
 
     def update(self, tables: Tables) -> None:

@@ -97,12 +97,12 @@ class View:
         glyphs.nonselection_glyph = glyphs.selection_glyph = None
         self._follow(glyphs.glyph, text_color=colour)
 
-    def _legend(self, plot: Any, place: str = "above") -> None:
-        """Put the figure's legend outside of the data."""
+    def _legend(self, plot: Any, *, columns: int) -> None:
+        """Put the figure's legend above the data, so many entries in a line."""
         legend = plot.legend[0]
-        plot.add_layout(legend, place)
-        legend.orientation = "horizontal"
-        legend.ncols = "auto"
+        plot.add_layout(legend, "above")
+        legend.orientation, legend.location = "horizontal", "top_left"
+        legend.ncols = columns
         legend.margin, legend.padding, legend.spacing = 0, 2, 12
         legend.label_text_font, legend.label_text_font_size = FONT, "13px"
         legend.background_fill_color = legend.border_line_color = None

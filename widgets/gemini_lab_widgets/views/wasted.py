@@ -48,7 +48,7 @@ class WastedView(View):
                    text_baseline="middle")  # fmt: skip
         hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
         hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
-        self._legend(self.plot)
+        self._legend(self.plot, columns=5)
         return (self.plot,)
 
     def update(self, tables: Tables) -> None:
@@ -97,11 +97,11 @@ def _brief(table: Wasted) -> str:
     """What the bars are, for those who see them."""
     if not table.rows:
         return ""
+    hows = dict.fromkeys(f"{row.label}: {row.how}" for row in table.rows)
     return (
         "Eq. (1) of the paper: t_ckpt + 1/(2f) is the progress that a failure at any moment loses "
-        "in the mean, t_rtvl the time to fetch the newest whole version; from here "
-        + ", ".join(dict.fromkeys(row.how for row in table.rows)) + "."
-    )  # fmt: skip
+        f"in the mean, t_rtvl the time to fetch the newest whole version. Here, {'; '.join(hows)}."
+    )
 
 
 def describe(table: Wasted) -> str:
