@@ -64,7 +64,7 @@ def sight(run: Run | None, *, has_job: bool) -> Sight:
     nodes = ", ".join(f"{node} (root)" if node == run.root else node for node in run.members)
     text = f"{run.folder.name}: {run.phase}, iteration {run.iteration}"
     if run.failure:
-        text += f"; failed: {run.failure}"
+        text += f"; {run.failure}"
     elif nodes and not run.is_over:
         text += f", on {nodes}"
     return Sight(
@@ -215,7 +215,7 @@ class Controls:
             self._said.append(told.strip())
 
     def _text(self) -> str:
-        pause = ["the view is paused; training goes on"] if self.pause.value else []
+        pause = ["the view is paused"] if self.pause.value else []
         return "\n".join([*list(self._said), *pause]) or "nothing has happened yet"
 
     def _has_job(self) -> bool:
