@@ -48,9 +48,6 @@ class Lanes(Protocol):
     def finish(self, mark: Any) -> None:
         """Hold the calling thread until the mark is reached."""
 
-    def using(self, lane: Lane) -> AbstractContextManager[Any]:
-        """Plain tensor operations of this thread go to that lane inside the `with` block."""
-
 
 class CudaLanes:
     """The lanes of this rank's GPU; every rank makes one, at the same time.
@@ -83,14 +80,14 @@ class CudaLanes:
 
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
         """An asynchronous copy, between devices or to and from pinned memory."""
-        with self.using(lane):
+        with self._on(lane):
             target.copy_(source, non_blocking=True)
 
     def swap(self, lane: Lane, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """All messages in one NCCL group, so that none of them waits for another."""
         operations = [dist.P2POp(dist.isend, one, peer, self._group) for one, peer in sends]
         operations += [dist.P2POp(dist.irecv, one, peer, self._group) for one, peer in receives]
-        with self.using(lane):
+        with self._on(lane):
             for work in dist.batch_isend_irecv(operations):
                 work.wait()  # holds up the stream, not this thread
 
@@ -109,14 +106,14 @@ class CudaLanes:
         if work is None:
             self.follow(lane, self.mark("training"))
             return
-        with self.using(lane):
+        with self._on(lane):
             work.wait()
 
     def finish(self, mark: Any) -> None:
         """Wait for the event."""
         mark.synchronize()
 
-    def using(self, lane: Lane) -> AbstractContextManager[Any]:
+    def _on(self, lane: Lane) -> AbstractContextManager[Any]:
         """The lane's stream as the current one."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream(lane))
         return context

@@ -21,6 +21,7 @@ import torch
 
 from gemini_lab.checkpoint.slab import WriteBuffer, chunk_digest
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.lanes import Lanes
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 
 _FREED: Final = 1  # tag of the message that a sub-buffer is free again
@@ -66,14 +67,24 @@ class LocalCopy:
         pieces: Offset in the payload, and the flat tensor whose bytes belong there; in order.
         payload_bytes: Size of the whole payload.
         own: The buffer.
+        lanes: The device's, if the tensors are on one; the next chunk is then copied by its local
+            lane while this thread seals the one before.
 
     Attributes:
         elapsed_s: Seconds spent so far.
     """
 
     def __init__(
-        self, pieces: Sequence[tuple[int, torch.Tensor]], payload_bytes: int, own: WriteBuffer
+        self,
+        pieces: Sequence[tuple[int, torch.Tensor]],
+        payload_bytes: int,
+        own: WriteBuffer,
+        *,
+        lanes: Lanes | None = None,
     ) -> None:
+        self._lanes = lanes
+        self._ahead = 1 if lanes is None else 2
+        self._filled: deque[Any] = deque()
         self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in pieces if t.numel()]
         self._next = 0
         self._own = own
@@ -85,13 +96,24 @@ class LocalCopy:
     def up_to(self, end_bytes: int) -> None:
         """Copy and seal what is missing of the first `end_bytes` of the payload."""
         started_s = time.perf_counter()
-        while self._done * self._chunk_bytes < min(end_bytes, self._payload_bytes):
-            start = self._done * self._chunk_bytes
-            chunk = self._own.chunk(self._done)[: self._payload_bytes - start]
-            self._fill(torch.from_numpy(chunk), start)
+        last = -(-min(end_bytes, self._payload_bytes) // self._chunk_bytes)
+        while self._done < last:
+            while self._done + len(self._filled) < min(last, self._done + self._ahead):
+                self._filled.append(self._begin(self._done + len(self._filled)))
+            chunk, mark = self._filled[0]
+            if self._lanes is not None:
+                self._lanes.finish(mark)
+            self._filled.popleft()
             self._own.seal_chunk(self._done, chunk_digest(chunk))
             self._done += 1
         self.elapsed_s += time.perf_counter() - started_s
+
+    def _begin(self, number: int) -> tuple[Any, Any]:
+        """Fill a chunk; on a device, as soon as its lane comes to the mark that is given too."""
+        start = number * self._chunk_bytes
+        chunk = self._own.chunk(number)[: self._payload_bytes - start]
+        self._fill(torch.from_numpy(chunk), start)
+        return chunk, None if self._lanes is None else self._lanes.mark("local")
 
     def _fill(self, room: torch.Tensor, start: int) -> None:
         """Fill `room` with the payload's bytes from `start` on."""
@@ -100,7 +122,14 @@ class LocalCopy:
             offset, piece = self._pieces[self._next]
             low, high = max(start, offset), min(end, offset + piece.numel())
             if low < high:
-                room[low - start : high - start].copy_(piece[low - offset : high - offset])
+                target, source = (
+                    room[low - start : high - start],
+                    piece[low - offset : high - offset],
+                )
+                if self._lanes is None:
+                    target.copy_(source)
+                else:
+                    self._lanes.copy("local", target, source)
             if offset + piece.numel() > end:
                 return
             self._next += 1

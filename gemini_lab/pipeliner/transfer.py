@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +68,7 @@ class Transfer:
         on_done: Called on the transfer's thread when a version is whole everywhere.
         mark: What this rank tells the others with each version; see `marks`.
         carry: Takes bytes over an emulated link, before they are sent in the background.
-        lanes: The device's, if the tensors are on one: its thread's copies go to the local lane.
+        lanes: The device's, if the tensors are on one.
 
     Attributes:
         route: How chunks travel from the next version on; `None`: in the background, as fast as the
@@ -145,8 +144,7 @@ class Transfer:
     def _serve(self) -> None:
         while (started := self._jobs.get()) is not None:
             try:
-                with nullcontext() if self._lanes is None else self._lanes.using("local"):
-                    done = self._move(*started)
+                done = self._move(*started)
                 self._on_done(done)
             except BaseException as error:  # noqa: BLE001  (raised again by wait)
                 self._error = error
@@ -155,7 +153,7 @@ class Transfer:
     def _move(self, job: Job, own: WriteBuffer, incoming: dict[int, WriteBuffer]) -> Done:
         started = time.perf_counter()
         sizes = self._exchange_sizes(job)
-        local = LocalCopy(job.pieces, job.payload_bytes, own)
+        local = LocalCopy(job.pieces, job.payload_bytes, own, lanes=self._lanes)
         if self.route is None:
             sent = self._exchange_chunks(local, job, own, incoming, sizes)
         else:

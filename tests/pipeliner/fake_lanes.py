@@ -7,7 +7,6 @@ what may hang a GPU; it is an error here.
 
 import random
 from collections import deque
-from contextlib import nullcontext
 
 import torch
 
@@ -129,11 +128,6 @@ class FakeLanes:
     def finish(self, mark) -> None:
         if not self.devices.reached(mark):
             raise NotYetError
-
-    def using(self, lane):
-        """Plain operations run at once here, so all that the lane waits for must be reached."""
-        self.finish(self.mark(lane))
-        return nullcontext()
 
     # -- what training does ----------------------------------------------------------------------
 
