@@ -59,6 +59,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.contention:bench",
         "less and less idle time, until checkpoints no longer fit",
     ),
+    "gpu": (
+        "gemini_lab.experiments.gpu:bench",
+        "12 bytes a parameter to pinned memory every iteration (needs a GPU)",
+    ),
     "peers": (
         "gemini_lab.experiments.peers.bench:bench",
         "checkpoints of other systems on the same tensors, beside ours",
