@@ -51,3 +51,17 @@ def small_bench(repeats):
 def test_no_repeats_are_refused():
     with pytest.raises(ConfigError, match="got 0"):
         bench.command(["planner", "--repeats", "0"])
+
+
+def test_a_table_fits_a_terminal_whatever_its_rows_were_measured_with():
+    refused = {"size": "tiny", "link_bytes_per_s": 4e7, "refused": "one piece is too large; " * 20}
+    rows = [
+        bench.Row(name="a name of no less than fifty characters, as some are", values=(1.5, 2.5)),
+        bench.Row(name="naive", values=(1e-6, 12345678.9), unit="MiB/s", settings=refused),
+        bench.Row(name="the same", values=(1.0,), settings=dict(refused)),
+        bench.Row(name="a peer", values=(), why_not="it needs what is not here " * 10),
+    ]
+    text = bench.table(rows)
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("link 38.1 MiB/s") == 1
+    assert "no value: it needs" in text
