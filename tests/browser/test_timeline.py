@@ -1,12 +1,13 @@
 """The traffic timeline in a real browser: from a saved file, and live on a Panel page."""
 
+import base64
 import itertools
 import socket
 import time
 from contextlib import suppress
 
 import pytest
-from gemini_lab_widgets.timeline import Timeline, standalone_html
+from gemini_lab_widgets.timeline import MODULE, Pump, Timeline, standalone_html
 from gemini_lab_widgets.traffic import Traffic
 
 from gemini_lab.events import Event
@@ -286,3 +287,32 @@ def test_a_live_page_follows_what_arrives(page):
         page.close()
         pn.state.kill_all_servers()
         pn.state.reset()
+
+
+def test_a_notebook_widget_is_fed_in_binary_and_says_what_it_drew(page):
+    """The module's `render` with a model such as anywidget hands it."""
+    traffic, sent = traffic_of(FOUR), []
+    pump = Pump(lambda meta, columns: sent.append((meta, columns)))
+    pump.hear({"ready": True})
+    pump.update(traffic)
+    [(meta, columns)] = sent
+    page.set_content("<body></body>")
+    page.evaluate(
+        """async ([source, meta, columns]) => {
+            const module = await import(URL.createObjectURL(
+                new Blob([source], { type: "text/javascript" })));
+            window.heard = [];
+            const model = { on: (_, take) => { window.take = take; }, off: () => {},
+                send: (message) => window.heard.push(message) };
+            window.leave = module.default.render({ model, el: document.body });
+            const bytes = Uint8Array.from(atob(columns), (letter) => letter.charCodeAt(0));
+            const padded = new Uint8Array(bytes.length + 3); // frames need not be aligned
+            padded.set(bytes, 3);
+            window.take({ meta }, [new DataView(padded.buffer, 3)]);
+        }""",
+        [MODULE.read_text(encoding="utf-8"), meta, base64.b64encode(columns).decode()],
+    )
+    page.wait_for_function("window.heard.length === 2")
+    assert page.evaluate("window.heard") == [{"ready": True}, {"drawn": meta["seq"]}]
+    wait_for(page, f"Number(data.events) === {len(traffic.bars)}")
+    page.evaluate("window.leave()")

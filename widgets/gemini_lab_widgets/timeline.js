@@ -301,7 +301,7 @@ class Raster {
       const share = 1 / rows.list[row].size, at = (layer) => (row * LAYERS + layer) * columns;
       const tint = at(0);
       const halves = [[[at(1), collective, 0.16], [at(2), wait, 0.6]],
-        [[at(3), sent, 0.22], [at(4), exposed, 0.6], [at(5), restore, 0.6]]];
+        [[at(3), sent, 0.35], [at(4), exposed, 0.6], [at(5), restore, 0.6]]];
       for (let half = 0; half < 2; half++) {
         const line = (2 * row + half) * columns;
         for (let c = 0; c < columns; c++) {
@@ -421,7 +421,8 @@ class Timeline {
     button("+", "Zoom in (+)", () => this.zoom(1 / 1.6));
     this.legend = make("div", "gl-legend", root);
     this.keys = [["training collectives", "collective"], ["checkpoint chunks", "checkpoint"],
-      ["exposed, or the step waits", "exposed"], ["recovery reads a replica", "restore"],
+      ["exposed, or the step waits", "exposed"], ["▲ a version is whole", "complete"],
+      ["a recovery, a replica read back", "restore"], ["a failure", "failure"],
       ["an iteration", "training"]].map(([text, colour]) => {
       const key = make("span", "gl-key", this.legend);
       const patch = make("i", "", key);
@@ -628,13 +629,17 @@ class Timeline {
     const scale = this.plot / (t1 - t0);
     c.font = SMALL;
     c.textAlign = "left";
+    const ticked = new Float64Array(this.rows.list.length).fill(-Infinity);
     bars.blocksIn(t0, t1, (from, to) => {
       for (let i = from; i < to; i++) {
         const start = bars.start[i], kind = bars.kind[i];
         if (start > t1 || start + bars.duration[i] < t0) continue;
         const row = this.rows.of[bars.lane[i]], x = this.x(start), w = bars.duration[i] * scale;
         const [y, h] = this.half(row, kind);
-        if (kind === COMPLETE) this.drawTick(x, y + h);
+        if (kind === COMPLETE && Math.abs(x - ticked[row]) > 14) {
+          this.drawTick(x, y + h);
+          ticked[row] = x;
+        }
         if (w < 3 || kind === COMPLETE || kind === ITERATION) continue;
         if (kind === EXPOSED || kind === WAIT) this.hatch(x, y, w, h);
         else {
