@@ -33,7 +33,8 @@ iterations = 100
 
 # %% [markdown]
 # ## 1. Start a lab
-# MPI starts the agents, etcd keeps them in step. This notebook only holds the handle.
+# MPI starts the agents, etcd keeps them in step. This notebook only holds the handle. Whenever you
+# like, a cell with `lab.dashboard()` shows live what goes on.
 
 # %%
 lab = Lab(nodes=nodes, standbys=standbys)
@@ -62,7 +63,7 @@ failures = (
     .add(RootLoss(), iteration=3 * iterations // 4)
 )
 run = lab.train(job, scenario=failures, name="with-failures")
-run.progress(iterations, until=iterations // 2)
+run.progress(iterations // 2, until=iterations // 2)
 
 # %% [markdown]
 # The run goes on while you read, so take the next cell without delay. Whichever node runs rank 2
@@ -100,8 +101,8 @@ for each in failed.recoveries:
 
 # %% [markdown]
 # ## 5. What did a recovery do?
-# All three in one table, then the lost node's as a timeline. **Explain**: which step takes longest,
-# and would it be shorter or longer with a model a hundred times as large? And `retrieve`?
+# All three in one picture, then the lost node's step by step. **Explain**: which step takes
+# longest, and would it be shorter or longer with a model a hundred times as large? And `retrieve`?
 
 # %%
 failed
