@@ -194,6 +194,12 @@ def test_full_columns_forget_their_oldest_rows():
     assert list(bars.column("number")) == list(range(bars.first, 250))
 
 
+def test_a_value_that_does_not_fit_leaves_the_columns_whole():
+    traffic = told(iteration(1, 1.0, rank=2**40), iteration(2, 2.0))
+    assert traffic.skipped == 1
+    assert {len(traffic.bars.column(name)) for name in COLUMNS} == {1}
+
+
 def test_a_packed_block_has_column_after_column_each_aligned():
     bars = Bars()
     for number in range(3):

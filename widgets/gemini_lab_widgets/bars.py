@@ -52,13 +52,22 @@ class Bars:
         self, kind: Kind, start_s: float, end_s: float, *, lane: int, size_bytes: float = 0.0,
         number: int = -1, part: int = -1, rank: int = -1, peer: int = -1, name: int = 0,
     ) -> None:  # fmt: skip
-        """Add one bar; constant time on average."""
+        """Add one bar; constant time on average.
+
+        Raises:
+            OverflowError: A value does not fit its column; then nothing was added.
+        """
         row = (
             start_s, size_bytes, max(0.0, end_s - start_s), number, part,
             rank, peer, lane, name, kind,
         )  # fmt: skip
-        for append, value in zip(self._appends, row, strict=True):
-            append(value)
+        try:
+            for append, value in zip(self._appends, row, strict=True):
+                append(value)
+        except (OverflowError, TypeError):
+            for column in self._columns.values():
+                del column[len(self) :]
+            raise
         self.end += 1
         if len(self) > self.limit:
             self._forget(self.limit // 4)
