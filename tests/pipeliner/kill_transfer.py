@@ -1,7 +1,8 @@
 """Two ranks move versions into each other's slabs; one is killed at a chunk. Prints what is left.
 
 Run as a program: the parent holds the slabs, as agents do, and forks both ranks anew for every
-chunk at which the second one dies.
+chunk at which the second one dies. With the argument `scheduled`, chunks travel as a schedule says,
+and every third place to die is tried.
 """
 
 import json
@@ -16,6 +17,7 @@ from gemini_lab.checkpoint.slab import Slab, SlotSpec
 from gemini_lab.pipeliner import route as routes
 from gemini_lab.pipeliner import transfer as transfers
 from gemini_lab.pipeliner.group import CheckpointGroup
+from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 
 CHUNK_BYTES = 4096
 PAYLOAD_BYTES = 5 * CHUNK_BYTES + 100
@@ -28,7 +30,20 @@ def payload(rank: int, version: int) -> torch.Tensor:
     return torch.randint(0, 256, (PAYLOAD_BYTES,), generator=generator, dtype=torch.uint8)
 
 
-def work(rank: int, port: int, fd: int, die_at: int) -> None:
+def schedule() -> ChunkSchedule:
+    """Chunks that end elsewhere than what a checksum covers."""
+    sizes = [3000] * (PAYLOAD_BYTES // 3000) + [PAYLOAD_BYTES % 3000]
+    chunks = [
+        Chunk(span=0, replica=1, offset_bytes=3000 * n, size_bytes=size_bytes)
+        for n, size_bytes in enumerate(sizes)
+    ]
+    return ChunkSchedule(
+        scheme="gemini", chunks=tuple(chunks), every_iterations=1, buffer_bytes=12000,
+        sub_buffers=2, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
+    )  # fmt: skip
+
+
+def work(rank: int, port: int, fd: int, die_at: int, *, scheduled: bool) -> None:
     """Move all versions; die by SIGKILL before the checksum number `die_at` is computed."""
     count = 0
     digest = routes.chunk_digest
@@ -47,6 +62,12 @@ def work(rank: int, port: int, fd: int, die_at: int) -> None:
         group=group, slab=Slab.attach(fd), rank=rank, sends_to=[1 - rank],
         receives_from=[1 - rank], on_done=lambda _: None,
     )  # fmt: skip
+    if scheduled:
+        transfer.route = routes.ScheduledRoute(
+            group=group, rank=rank, schedules=dict.fromkeys((0, 1), schedule()),
+            sends_to=[1 - rank], receives_from={1 - rank: 1}, wait_for_span=lambda _: None,
+            empty=lambda _: None,
+        )  # fmt: skip
     for version in range(1, VERSIONS + 1):
         job = transfers.Job(
             version=version, pieces=[(0, payload(rank, version))], payload_bytes=PAYLOAD_BYTES
@@ -69,7 +90,8 @@ def left(slabs: list[Slab]) -> dict[int, list[int]]:
 
 
 def main() -> None:
-    for die_at in range(1, 6 * VERSIONS + 2):
+    scheduled = "scheduled" in sys.argv
+    for die_at in range(1, 6 * VERSIONS + 2, 3 if scheduled else 1):
         slots = [SlotSpec(rank, PAYLOAD_BYTES) for rank in (0, 1)]
         slabs = [Slab.create(slots, chunk_bytes=CHUNK_BYTES) for _ in range(2)]
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -78,7 +100,13 @@ def main() -> None:
             pid = os.fork()
             if pid == 0:
                 try:
-                    work(rank, store.port, slabs[rank].fd, die_at if rank == 1 else 0)
+                    work(
+                        rank,
+                        store.port,
+                        slabs[rank].fd,
+                        die_at if rank == 1 else 0,
+                        scheduled=scheduled,
+                    )
                 finally:
                     os._exit(0)
             children.append(pid)

@@ -1,6 +1,7 @@
 """Chunks of a schedule reach the slab whole, in order, and never more than the sub-buffers hold."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -113,6 +114,34 @@ def test_nothing_leaves_before_its_span_opens_and_the_old_version_stays_whole() 
             move.result(30)
     for one in ranks:
         assert sorted(copy.version for copy in one.slab.copies()) == [1, 1, 2, 2]
+        one.transfer.close()
+        one.slab.close()
+
+
+def test_a_slow_receiver_holds_its_sender_back_and_never_has_more_than_its_sub_buffers() -> None:
+    """Before it empties a sub-buffer it lets the sender go as far ahead as that may."""
+    gate = threading.Event()
+    gate.set()
+    store, sizes = dist.HashStore(), [[50] * 7] * 2
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(lambda r: Rank(store, r, sizes, staged=True, gate=gate), range(2)))
+        sender, receiver = ranks
+        ahead: list[int] = []
+        sub_buffers = 2
+
+        def empty(_size_bytes: float) -> None:
+            may = min(len(ahead) + sub_buffers, len(sizes[0]))
+            give_up_s = time.monotonic() + 30
+            while len(sender.spans) < may and time.monotonic() < give_up_s:
+                time.sleep(0.001)
+            ahead.append(len(sender.spans) - len(ahead))
+
+        receiver.transfer.route._empty = empty
+        assert len(receiver.transfer.route._rooms) == sub_buffers
+        list(pool.map(lambda one: one.move(1), ranks))
+    assert ahead == [2] * 6 + [1]
+    assert bytes(receiver.slab.read(0, 1).data) == bytes(sender.payload.numpy())
+    for one in ranks:
         one.transfer.close()
         one.slab.close()
 

@@ -11,14 +11,15 @@ from .kill_transfer import VERSIONS
 
 
 @pytest.mark.slow
-def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole():
+@pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])
+def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how, tried):
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kill_transfer.py"))],
+        [sys.executable, str(Path(__file__).with_name("kill_transfer.py")), how],
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     stories = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(stories) == 6 * VERSIONS + 1
+    assert len(stories) == tried
     for story in stories:
         died = story["die_at"] <= 6 * VERSIONS
         assert story["statuses"][1] == (-9 if died else 0)

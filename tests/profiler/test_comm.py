@@ -224,6 +224,37 @@ def test_a_paced_collective_ends_when_the_link_has_carried_it() -> None:
     assert all(c.end_s - c.start_s >= 0.05 for c in record.collectives)
 
 
+class Gate:
+    """Takes down what it is told, and what was in flight then."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def before_call(self) -> None:
+        self.told.append("before")
+
+    def after_call(self, calls: int, work: Any) -> None:
+        self.told.append((calls, type(work)))
+
+    def before_update(self) -> None:
+        self.told.append("update")
+
+
+def test_a_gate_stands_between_the_calls_of_an_iteration(seam: CommSeam) -> None:
+    seam.begin_iteration()
+    seam.gate = gate = Gate()
+    seam._backend.all_reduce(WORD)
+    seam._backend.all_reduce(WORD, async_op=True).wait()
+    seam.begin_update()
+    seam.begin_iteration()
+    seam._backend.all_reduce(WORD)
+    first = ["before", (1, type(None)), "before", (2, Handle), "update"]
+    assert gate.told == [*first, "before", (1, type(None))]
+    with pytest.raises(ValueError, match="no peer"):
+        seam._backend.barrier()
+    assert gate.told[len(first) + 2 :] == ["before"]
+
+
 def test_a_paced_link_is_refused_on_cuda() -> None:
     with pytest.raises(ConfigError, match="CPU backends only"):
         CommSeam(Backend(), clock=DeviceClock(), pace=lambda *_: 0.0)
