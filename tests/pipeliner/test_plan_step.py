@@ -6,11 +6,14 @@ import pytest
 import torch.distributed as dist
 
 from gemini_lab.pipeliner.conductor import Conductor
+from gemini_lab.pipeliner.device import DeviceRoute
 from gemini_lab.pipeliner.group import CheckpointGroup
 from gemini_lab.profiler.observe import SKIP, IterationRecord
 from gemini_lab.profiler.profile import CollectiveRecord
 from gemini_lab.settings import Settings
 from gemini_lab.units import KIB
+
+from .fake_lanes import GlooLanes
 
 PROFILED = 2
 WORLD = 2
@@ -49,14 +52,21 @@ class Seam:
 class Rank:
     """One rank of a job that trains until its versions follow a plan, or for good do not."""
 
-    def __init__(self, store, rank: int, sizes: list[int], calls, settings: dict) -> None:
+    def __init__(
+        self, store, rank: int, sizes: list[int], calls, settings: dict, *, on_device: bool
+    ) -> None:
         group = CheckpointGroup(store, rank=rank, world_size=WORLD, timeout_s=60)
+        lanes = None
+        if on_device:
+            wire = dist.PrefixStore("wire", store)
+            lanes = GlooLanes(CheckpointGroup(wire, rank=rank, world_size=WORLD, timeout_s=60))
         self.events: list[tuple[str, dict]] = []
         self.seam, self.transfer = Seam(1.0 + 0.2 * rank, calls), Transfer()
         self.conductor = Conductor(
             settings=Settings(profile_iterations=PROFILED, **settings), group=group,
             transfer=self.transfer, seam=self.seam, sizes=sizes, sends_to=[1 - rank],
             receives_from={1 - rank: 1}, emit=lambda kind, **data: self.events.append((kind, data)),
+            lanes=lanes,
         )  # fmt: skip
         self.sent: list[int] = []
         for version in range(1, SKIP + 2 * PROFILED + 8):
@@ -71,10 +81,14 @@ class Rank:
         return [data for name, data in self.events if name == kind]
 
 
-def ranks(*, sizes: list[int], calls=CALLS, **settings) -> list[Rank]:
+def ranks(*, sizes: list[int], calls=CALLS, on_device: bool = False, **settings) -> list[Rank]:
     store = dist.HashStore()
+
+    def rank(number: int) -> Rank:
+        return Rank(store, number, sizes, calls, settings, on_device=on_device)
+
     with ThreadPoolExecutor(WORLD) as pool:
-        return list(pool.map(lambda rank: Rank(store, rank, sizes, calls, settings), range(WORLD)))
+        return list(pool.map(rank, range(WORLD)))
 
 
 def test_ranks_plan_with_one_profile_though_each_saw_another() -> None:
@@ -107,6 +121,16 @@ def test_once_planned_every_version_is_sent_again() -> None:
     for one in ranks(sizes=[8, 8], scheme="gemini"):
         assert one.sent[-3:] == list(range(one.sent[-1] - 2, one.sent[-1] + 1))
         assert one.conductor.next_version == one.sent[-1] + 1
+
+
+def test_on_a_device_chunks_go_its_own_way_and_the_plan_is_made_for_its_wire_and_bus() -> None:
+    both = ranks(sizes=[8 * KIB] * 2, scheme="gemini", on_device=True)
+    for one in both:
+        assert isinstance(one.transfer.route, DeviceRoute)
+        assert one.seam.gate is one.transfer.route
+    assert both[0].conductor.schedule == both[1].conductor.schedule
+    (told,) = both[0].told("profiled")
+    assert told["calibration"]["copy_bytes_per_s"] > 0
 
 
 def test_a_scheme_that_its_buffer_refuses_leaves_all_ranks_in_the_background() -> None:
