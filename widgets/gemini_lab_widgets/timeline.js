@@ -503,8 +503,13 @@ class Timeline {
     this.dirty();
   }
 
+  // The simulator speaks for all nodes in the lab's name.
+  name(node) {
+    return node === "lab" && this.meta.is_simulated ? "all nodes" : node;
+  }
+
   label(row) {
-    const text = row.label === "lab" && this.meta.is_simulated ? "all nodes" : row.label;
+    const text = this.name(row.label);
     return text.length > 40 ? `${text.slice(0, 39)}…` : text;
   }
 
@@ -709,7 +714,7 @@ class Timeline {
       if (mark.kind === "lost") this.drawLoss(mark, x);
     }
     for (const mark of this.marks) {
-      if (mark.kind === "recovery" || mark.kind === "lost") continue;
+      if (mark.kind === "recovery") continue;
       const x = Math.round(this.x(mark.start_s)) + 0.5;
       c.strokeStyle = theme.failure;
       c.lineWidth = mark.kind === "injected" ? 2 : 1;
@@ -930,7 +935,7 @@ class Timeline {
   // What to say of row `i`: a heading and lines below it.
   words(i) {
     const { bars, rows } = this, kind = bars.kind[i];
-    const node = rows.lanes[bars.lane[i]], rank = `rank ${bars.rank[i]} on ${node}`;
+    const node = this.name(rows.lanes[bars.lane[i]]), rank = `rank ${bars.rank[i]} on ${node}`;
     const size = bytes(bars.size[i]), length = seconds(bars.duration[i]);
     const rate = bars.duration[i] > 0 ? `${bytes(bars.size[i] / bars.duration[i])}/s` : "at once";
     const peer = bars.peer[i] < 0 ? "receiver not told" : `to ${rows.lanes[bars.peer[i]]}`;
