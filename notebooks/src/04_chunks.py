@@ -213,6 +213,9 @@ for axes, name in zip(rows, ("blocking", "naive", "gemini"), strict=True):
 label = rows[-1].set_xlabel("ms since the iteration began")
 
 # %% [markdown]
+# **Explain**: how much of the checkpoint does training feel in each of the three? What would it
+# take for the second one to be as good as the third?
+#
 # And does it change what is learned? Losses are compared bit by bit with the run that kept no
 # checkpoint at all.
 
