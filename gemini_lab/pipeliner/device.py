@@ -2,10 +2,10 @@
 
 On a device nothing happens when the program says it, but when the device's queues ("lanes" here,
 CUDA streams there) come to it; so a span is no moment on the CPU's clock but a place between two of
-training's collectives. A `DeviceRoute` hands a span's chunks over on training's own thread, right
-after the collective that opens the span. The sender gathers a chunk out of the live tensors into
-one buffer and sends it; the receiver takes it into the next of its p sub-buffers, from where a lane
-of its own copies it into the slab while the next chunk arrives (paper, section 5.2 and Fig. 5).
+training's collectives. A `DeviceRoute` hands a span's chunks over on the thread that calls them,
+right after the collective that opens the span. The sender gathers a chunk out of the live tensors
+into one buffer and sends it; the receiver takes it into the next of its p sub-buffers, from where a
+lane of its own copies it into the slab while the next chunk arrives (paper, section 5.2 and Fig. 5).
 
 Why no rank can wait for ever. NCCL may hang where two ranks run operations of several communicators
 in different orders. Here one order holds for all ranks: that of the calls, collective 1, the chunks
@@ -104,7 +104,8 @@ class DeviceRoute:
     """Moves the chunks of versions as their ranks' schedules say, by way of the device's memory.
 
     Training's thread calls `begin`, then the seam's gate: `before_call` and `after_call` around
-    every collective, `before_update` at the end. The transfer's thread calls `exchange`.
+    every collective, `before_update` at the end. The transfer's thread calls `exchange`. On the
+    device it takes p sub-buffers and one to send from, each as large as the largest chunk.
 
     Args:
         lanes: The device's.

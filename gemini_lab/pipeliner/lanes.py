@@ -79,7 +79,9 @@ class CudaLanes:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
-        """An asynchronous copy, between devices or to and from pinned memory."""
+        """An asynchronous copy; bytes that go to the GPU from elsewhere are pinned first."""
+        if target.is_cuda and not source.is_cuda:
+            source = source.pin_memory()
         with self._on(lane):
             target.copy_(source, non_blocking=True)
 
