@@ -5,7 +5,7 @@ CUDA streams there) come to it; so a span is no moment on the CPU's clock but a 
 training's collectives. A `DeviceRoute` hands a span's chunks over on the thread that calls them,
 right after the collective that opens the span. The sender gathers a chunk out of the live tensors
 into one buffer and sends it; the receiver takes it into the next of its p sub-buffers, from where a
-lane of its own copies it into the slab while the next chunk arrives (paper, section 5.2 and Fig. 5).
+lane of its own copies it into the slab while the next chunk arrives (paper, section 5.2, Fig. 5).
 
 Why no rank can wait for ever. NCCL may hang where two ranks run operations of several communicators
 in different orders. Here one order holds for all ranks: that of the calls, collective 1, the chunks
