@@ -92,7 +92,7 @@ def test_the_rank_with_an_error_is_named_not_the_one_that_waited_for_it(tmp_path
     assert combine(collect(tmp_path / "data", 2)).error == "TypeError: boom"
 
 
-def test_peers_take_turns_and_one_that_fails_is_not_asked_again():
+def test_peers_take_turns_and_one_that_fails_twice_is_not_asked_again():
     asked = []
 
     def run(peer, flips, seed):
@@ -102,10 +102,18 @@ def test_peers_take_turns_and_one_that_fails_is_not_asked_again():
 
     records = [Record(peer=peer) for peer in (OURS, "nvrx")]
     take_turns(records, run, repeats=3, flips=100)
-    assert [peer for peer, *_ in asked] == [OURS, "nvrx", OURS, "nvrx", OURS]
+    assert [peer for peer, *_ in asked] == [OURS, "nvrx", OURS, "nvrx", "nvrx", OURS]
     assert sum(flips for peer, flips, _ in asked if peer == OURS) == 100
     assert [len(record.turns) for record in records] == [3, 1]
     assert [record.why_not for record in records] == ["", "RuntimeError: no"]
+
+
+def test_a_turn_that_fails_once_is_repeated_and_the_table_says_so():
+    errors = ["TimeoutError: late", ""]
+    record = Record(peer="dlrover")
+    take_turns([record], lambda *_: found(error=errors.pop(0)), repeats=1, flips=0)
+    assert (len(record.turns), record.why_not) == (1, "")
+    assert "repeated: TimeoutError: late" in table(rows_of(record, CONDITIONS))
 
 
 def test_a_missing_package_is_reported_with_the_way_out():

@@ -24,11 +24,13 @@ class Record:
 
     Attributes:
         turns: Those that were finished.
+        repeated: Why turns failed that went well when they were tried again.
         why_not: Why a turn could not be finished; there are no further ones then.
     """
 
     peer: str
     turns: list[Turn] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
     why_not: str = ""
 
 
@@ -95,7 +97,7 @@ def bench(
 def take_turns(
     records: Sequence[Record], run: Callable[[str, int, int], Turn], *, repeats: int, flips: int
 ) -> None:
-    """One turn of every peer, then the next; a peer that fails gets no further ones.
+    """One turn of every peer, then the next; a peer that fails twice gets no further ones.
 
     Args:
         records: Take what is found.
@@ -109,6 +111,9 @@ def take_turns(
             if record.why_not:
                 continue
             turn = run(record.peer, share, number)
+            if (error := turn.findings.error) and not _is_missing(error):
+                turn = run(record.peer, share, number)
+                record.repeated += [error] if not turn.findings.error else []
             record.why_not = _reason(record.peer, turn.findings.error)
             if not record.why_not:
                 record.turns.append(turn)
@@ -123,8 +128,12 @@ def require(peers: Sequence[str], ranks: int) -> None:
         raise ConfigError(f"the peers swap states in pairs; {ranks} ranks make none (use 2, 4, ..)")
 
 
+def _is_missing(error: str) -> bool:
+    return error.startswith("ModuleNotFoundError")
+
+
 def _reason(peer: str, error: str) -> str:
-    if "ModuleNotFoundError" in error and CATALOG[peer].requirements:
+    if _is_missing(error) and CATALOG[peer].requirements:
         return f"not installed ({error}); use --install DIR or --env {peer}=PYTHON"
     return error
 
@@ -139,6 +148,7 @@ def rows_of(record: Record, conditions: Conditions) -> list[Row]:
         "idle_cpu_s": conditions.iteration_s,
         "how": CATALOG[record.peer].how,
         "versions": found[0].versions if found else "",
+        "repeated": record.repeated,
     }
     times: dict[str, list[float | None]] = {
         "held up": [one.held_up_s for one in found] if record.peer != FLOOR else [],
@@ -229,4 +239,5 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if "refused" in row.settings
     ]
+    found += [f"a turn failed and was repeated: {why}" for why in rows[0].settings["repeated"]]
     return [*found, *(f"not measured: {row.why_not}" for row in rows if row.why_not)]
