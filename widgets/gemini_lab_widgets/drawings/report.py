@@ -58,14 +58,14 @@ def _strip(canvas: Canvas, report: RunReport, top: float) -> float:
         canvas.line(places, stroke="blue", thick=2.2)
     for at_s in [injection.at_s - report.started_at_s for injection in report.injections]:
         _cross(canvas, axis.x(at_s), top, bottom)
-    y = axis.draw(canvas, top=bottom, bottom=bottom)
+    y = axis.draw(canvas, top=bottom, bottom=bottom) + 26
     entries = [("blue", name)]
     if report.recoveries:
         entries.append(("pale", "no training: a recovery"))
     if report.injections:
-        canvas.text(WIDTH - 24, top - 6, "✕ a failure was injected", size=13, fill="red",
+        canvas.text(WIDTH - 24, y + 1, "✕ a failure was injected", size=13, fill="red",
                     anchor="end")  # fmt: skip
-    return canvas.legend(70, y + 26, entries)
+    return canvas.legend(70, y, entries)
 
 
 def _line(report: RunReport) -> tuple[list[tuple[float, float]], str]:
