@@ -36,6 +36,7 @@ _JOB_FIELDS: Final = (
 )  # fmt: skip
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
 _MOMENTS: Final = ("start_s", "end_s", "began_s", "failed_at_s")
+STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 BACKLOG_EVENTS: Final = 10_000  # kept for a lab that is not connected yet
 
 
@@ -349,9 +350,14 @@ class Agent:
     async def _answer_inventory(self, message: Message) -> None:
         answer = await asyncio.to_thread(self.keeper.inventory)
         if message.get("persistent_url"):
+            answer["persistent"] = []
             try:
                 tier = persistent_tier(message["persistent_url"])
-                answer["persistent"] = await asyncio.to_thread(tier.versions)
+                listing = asyncio.to_thread(tier.versions)
+                answer["persistent"] = await asyncio.wait_for(listing, STORAGE_S)
+            except TimeoutError:
+                text = f"the persistent tier did not answer within {STORAGE_S:.0f} s"
+                self.emit("note", text=text)
             except (GeminiError, OSError) as error:
                 self.emit("note", text=f"the persistent tier cannot be read: {error}")
         self._to_root({"op": "inventory", "epoch": message["epoch"], **answer})

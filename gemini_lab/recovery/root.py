@@ -212,8 +212,6 @@ class RootAgent:
         """What every living agent is asked in this phase, latecomers too."""
         op = "stop" if self.state.phase == "fencing" else "inventory"
         message = {"op": op, "epoch": self.state.epoch}
-        if op == "inventory" and node == in_order(self.living)[0]:
-            message["persistent_url"] = self.state.read_settings().persistent_url
         return Send(to=node, message=message)
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
@@ -244,10 +242,33 @@ class RootAgent:
             for node in self.living:
                 yield self._question(node)
         elif phase == "inventory" and self._answers.keys() >= self.living.keys():
-            self._inventory = self._answers
-            yield from self._decide(at_s)
+            self._inventory = dict(self._answers)
+            if self._needs_storage():
+                yield self._ask_storage()
+            else:
+                yield from self._decide(at_s)
         elif phase == "rendezvous" and self._answers:
             yield from self._start(at_s, next(iter(self._answers.values()))["address"])
+
+    def _needs_storage(self) -> bool:
+        """Whether memory does not suffice and nobody has looked into the persistent tier yet.
+
+        A tier that is slow to answer holds up no recovery that can do without it.
+        """
+        if self.state.read_settings().persistent_url is None:
+            return False
+        is_known = any("persistent" in answer for answer in self._inventory.values())
+        return not is_known and self._make_plan().tier != "memory"
+
+    def _ask_storage(self) -> Send:
+        """Have one agent answer again, with the versions that the persistent tier has."""
+        node = in_order(self.living)[0]
+        del self._answers[node]
+        url = self.state.read_settings().persistent_url
+        return Send(
+            to=node,
+            message={"op": "inventory", "epoch": self.state.epoch, "persistent_url": url},
+        )
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
         """Plan; then hold a port for the rendezvous, or wait for machines."""

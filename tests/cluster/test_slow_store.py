@@ -13,7 +13,7 @@ from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
 
 DRIVER = '''
-"""Files whose shards cannot be written while a file called `hold` lies beside this module."""
+"""Files that nobody can write or list while a file called `hold` lies beside this module."""
 
 import time
 from pathlib import Path
@@ -27,15 +27,23 @@ class HeldFileSystem(LocalFileSystem):
     protocol = "held"
 
     def open(self, path, mode="rb", **options):
-        while "w" in mode and "shard" in str(path) and HOLD.exists():
-            time.sleep(0.05)
+        wait()
         return super().open(path, mode, **options)
+
+    def ls(self, path, **options):
+        wait()
+        return super().ls(path, **options)
+
+
+def wait():
+    while HOLD.exists():
+        time.sleep(0.05)
 '''
 
 
 @pytest.fixture
 def hold(tmp_path, monkeypatch):
-    """The file that holds the store up; the driver is installed as any package's would be."""
+    """The file that will hold the store up; the driver is installed as any package's would be."""
     package = tmp_path / "drivers"
     metadata = package / "held_driver-1.0.dist-info"
     metadata.mkdir(parents=True)
@@ -46,12 +54,11 @@ def hold(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(package))  # for the agents
     fsspec.register_implementation("held", LocalFileSystem, clobber=True)  # fsspec is loaded here
-    (package / "hold").touch()
     return package / "hold"
 
 
 def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undisturbed, tmp_path):
-    job = gpt_job(size="tiny", iterations=16)
+    job = gpt_job(size="tiny", iterations=16, layer_s=0.03)
     with Lab(4, 1, folder=tmp_path / "lab") as lab:
         run = lab.train(
             job,
@@ -59,6 +66,8 @@ def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undis
             persistent_url=f"held://{tmp_path}/tier",
             persist_every_iterations=4,
         )
+        until(lambda: run.iteration >= 2)
+        hold.touch()
         until(lambda: run.iteration == 16)
         kinds = [event.kind for event in read_events(run.folder / "events.jsonl")]
         assert "persist_finished" not in kinds
@@ -75,10 +84,12 @@ def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undis
 def test_a_lab_closes_while_its_store_hangs(hold, tmp_path):
     with Lab(2, 0, folder=tmp_path / "lab") as lab:
         run = lab.train(
-            gpt_job(size="tiny", iterations=6),
+            gpt_job(size="tiny", iterations=6, layer_s=0.03),
             persistent_url=f"held://{tmp_path}/tier",
             persist_every_iterations=2,
         )
+        until(lambda: run.iteration >= 1)
+        hold.touch()
         until(lambda: run.iteration == 6)
     assert hold.exists()
 

@@ -38,6 +38,7 @@ class Story:
         self.copies: dict[str, list[tuple[int, int]]] = {}
         self.silent: set[str] = set()
         self.persistent: list[int] = []
+        self.settings: dict[str, Any] = {}
         for number in range(nodes):
             self.join(f"node-{number}")
 
@@ -82,9 +83,10 @@ class Story:
             case "stop":
                 self.say(order.to, op="stopped", epoch=message["epoch"])
             case "inventory":
+                stored = {"persistent": self.persistent} if message.get("persistent_url") else {}
                 self.say(
                     order.to, op="inventory", epoch=message["epoch"], damaged=[],
-                    copies=self.copies[order.to], persistent=self.persistent,
+                    copies=self.copies[order.to], **stored,
                 )  # fmt: skip
             case "rendezvous":
                 self.say(order.to, op="rendezvous", epoch=message["epoch"], address="host:1")
@@ -97,8 +99,9 @@ class Story:
     def protect(self) -> None:
         for rank, node in enumerate(self.members()):
             self.event(
-                node, "protected", rank=rank, settings=Settings().to_json(), fingerprint="same"
-            )
+                node, "protected", rank=rank, settings=Settings.parse(self.settings).to_json(),
+                fingerprint="same",
+            )  # fmt: skip
             version = self.plan()["version"]
             if version is not None:
                 self.event(node, "shard_restored", rank=rank, shard=rank, version=version)
@@ -127,8 +130,9 @@ class Story:
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for event in self.events if event.kind == kind]
 
-    def start(self, iterations: int = 3) -> "Story":
-        self.do(self.root.handle(JobSubmitted(at_s=self.now_s, job=JOB)))
+    def start(self, iterations: int = 3, **settings: Any) -> "Story":
+        self.settings = settings
+        self.do(self.root.handle(JobSubmitted(at_s=self.now_s, job=JOB | {"settings": settings})))
         self.protect()
         for iteration in range(1, iterations + 1):
             self.iterate(iteration)
@@ -282,12 +286,41 @@ def test_a_damaged_replica_is_replaced_by_the_other_holders_copy():
     assert story.plan()["sources"][0] == {"shard": 0, "tier": "peer", "holder": "node-1"}
 
 
+def asked_storage(story: Story) -> list[str]:
+    """The agents that were asked what the persistent tier has."""
+    return [order.to for order in story.orders if "persistent_url" in order.message]
+
+
 def test_a_lost_group_falls_back_to_storage():
-    story = Story(nodes=6).start(iterations=4)
+    story = Story(nodes=6).start(iterations=4, persistent_url="memory://runs")
     story.persistent = [2]
     story.lose("node-0")
     story.lose("node-1")
     assert (story.plan()["version"], story.plan()["tier"]) == (2, "persistent")
+
+
+def test_storage_is_asked_only_when_memory_does_not_suffice():
+    """At the start, when there is no memory yet, and when a group is lost; not for one node."""
+    story = Story(nodes=6).start(iterations=4, persistent_url="memory://runs")
+    assert asked_storage(story) == ["node-0"]
+    story.lose("node-2")
+    assert story.plan()["tier"] == "memory"
+    assert asked_storage(story) == ["node-0"]
+    story.lose("node-0")
+    story.lose("node-1")
+    assert asked_storage(story)[-1] == "node-3"
+
+
+def test_an_agent_that_dies_while_storage_is_read_is_asked_for_by_another():
+    story = Story(nodes=6).start(iterations=4, persistent_url="memory://runs")
+    story.persistent = [2]
+    story.lose("node-0")
+    story.silent.add("node-2")  # the one to be asked; it answers nothing any more
+    story.lose("node-1")
+    story.lose("node-2")
+    story.join("node-6")
+    assert (story.plan()["version"], story.plan()["tier"]) == (2, "persistent")
+    assert asked_storage(story)[-1] == "node-3"
 
 
 def test_a_worker_without_progress_counts_as_hung():
