@@ -43,6 +43,7 @@ def show_progress(
                 is_last = run.is_over_within(glance_s) or run.iteration >= goal
                 while not lines.empty():
                     bar.write(lines.get())
+                sys.stdout.flush()  # who follows a file sees a line when it is said
                 bar.set_postfix_str(f"{run.phase}, nodes {' '.join(run.members)}")
                 bar.update(run.iteration - bar.n)
     finally:

@@ -55,7 +55,7 @@ def command(arguments: list[str]) -> int:
         hosts=hosts_of(options), etcd=options.etcd, folder=options.folder, lease_s=options.lease,
     ) as lab:  # fmt: skip
         run = lab.train(job, scenario=scenario, name=options.name, **settings)
-        print(f"the run's folder is {run.folder}")  # noqa: T201
+        print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
         try:
             run.progress(show_output=True)
         except RunFailedError as error:
