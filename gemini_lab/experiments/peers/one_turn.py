@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from gemini_lab.units import format_seconds
 
 PATIENCE_S: Final = 600.0
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
+_DLROVER_SOCKETS: Final = Path("/tmp/ckpt_sock")  # noqa: S108 - where DLRover puts them
 _POLL_S: Final = 0.05
 
 
@@ -183,10 +185,12 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _sweep(prefix: str) -> None:
-    """Remove shared memory that ranks which were ended left behind."""
-    if _SHARED_MEMORY.is_dir():
-        for path in _SHARED_MEMORY.glob(f"{prefix}*"):
-            if path.is_file():
+    """Remove shared memory and sockets that ranks which were ended left behind."""
+    for folder in (_SHARED_MEMORY, _DLROVER_SOCKETS):
+        for path in folder.glob(f"{prefix}*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink(missing_ok=True)
 
 
