@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -53,7 +53,9 @@ class WorkerHost:
         self.workers: dict[int, Worker] = {}
         self._warm = warm
         self._on_message, self._on_output, self._on_exit = on_message, on_output, on_exit
-        self._waiting: dict[tuple[str, int], asyncio.Future[Message]] = {}
+        # By answer and epoch, and in the order of the questions: several may wait for the same.
+        self._waiting: defaultdict[tuple[str, int], deque[asyncio.Future[Message]]]
+        self._waiting = defaultdict(deque)
         self._is_ready = asyncio.Event()
         self._start_parent()
 
@@ -124,7 +126,7 @@ class WorkerHost:
 
     async def _ask(self, op: str, answer: str, epoch: int, **more: Any) -> Message:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[answer, epoch] = future
+        self._waiting[answer, epoch].append(future)
         await self.ready()
         self._parent.send({"op": op, "epoch": epoch, **more})
         return await future
@@ -148,8 +150,8 @@ class WorkerHost:
             if worker is not None and worker.epoch == message["epoch"]:
                 self._end(worker, message["code"])
         else:
-            future = self._waiting.pop((message["op"], message["epoch"]), None)
-            if future is not None and not future.done():
+            waiting = self._waiting[message["op"], message["epoch"]]
+            if waiting and not (future := waiting.popleft()).done():
                 future.set_result(message)
 
     def _replace_parent(self) -> None:
@@ -160,9 +162,12 @@ class WorkerHost:
         self._start_parent()
         for worker in list(self.workers.values()):
             self._end(worker, -signal.SIGKILL)
-        for (answer, epoch), future in list(self._waiting.items()):
-            if answer == "killed" and not future.done():
-                future.set_result({"op": answer, "epoch": epoch})
+        for (answer, epoch), waiting in self._waiting.items():
+            if answer == "killed":
+                for future in waiting:
+                    if not future.done():
+                        future.set_result({"op": answer, "epoch": epoch})
+                waiting.clear()
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)
