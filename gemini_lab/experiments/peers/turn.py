@@ -142,7 +142,7 @@ def _damage(peer: Peer) -> dict[str, int]:
     found = {"silent": 0, "refused": 0, "harmless": 0}
     stores = [len(regions)]
     dist.broadcast_object_list(stores, src=0)
-    if not stores[0]:
+    if not stores[0] or not peer.task.flips:
         return {}
     expected = peer.expected()
     draw = random.Random(peer.task.seed)
