@@ -77,6 +77,8 @@ def eighth(record: Mapping[str, Any]) -> Figure:
     return _bars(
         record, name="fig08-measured", title="Fig. 8, scaled down: network idle time",
         y_label="% of an iteration without checkpoints", points=points,
+        note="Measured checkpoint time lasts from a span's first chunk to its last, with the "
+        "pauses between chunks; what training's collectives took meanwhile is left out.",
     )  # fmt: skip
 
 
@@ -170,11 +172,13 @@ def _how(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _bars(
-    record: Mapping[str, Any], *, name: str, title: str, y_label: str, points: list[Point]
-) -> Figure:
+    record: Mapping[str, Any], *, name: str, title: str, y_label: str, points: list[Point],
+    note: str = "",
+) -> Figure:  # fmt: skip
+    notes = [*_conditions(record), note] if note else [*_conditions(record)]
     return Figure(
         name=name, title=title, x_label="job" if "16" not in name else "scheme", y_label=y_label,
-        points=tuple(points), notes=tuple(_conditions(record)), kind="bars",
+        points=tuple(points), notes=tuple(notes), kind="bars",
     )  # fmt: skip
 
 

@@ -90,7 +90,8 @@ class TimedRun:
         idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
         idle_left_s: The same in the counted iterations, which carried versions in those spans: what
             neither training's collectives nor chunks took. Median.
-        checkpoint_s: Time in which only chunks held the network there. Median.
+        checkpoint_s: Time in which only chunks held the network there, from the first one in a span
+            to the last, so at most: pauses between chunks count too. Median.
         notes: What it remarked.
         sent_bytes: What rank 0 sent of each version.
         waited_s: Median time for which rank 0's update waited for its version.
