@@ -20,13 +20,13 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
+from gemini_lab_widgets.serve import Dashboard, log_of
 from logs_of_runs import PASSWORD, lines_of_a_run, write
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.pages import serve_log
-from gemini_lab_widgets.serve import Dashboard, log_of
 
 SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
 
@@ -136,8 +136,7 @@ def test_the_form_lets_in_who_knows_the_password(dashboard: Dashboard, page: Any
 def test_a_notebook_of_another_host_name_shows_the_page_in_a_frame(
     log: Path, page: Any, tmp_path: Path
 ) -> None:
-    """A notebook on `localhost` frames `127.0.0.1`: to a browser these are two sites, so no cookie
-    comes through."""
+    """To a browser, `localhost` and `127.0.0.1` are two sites: no cookie comes through."""
     with serve_log(lambda: log) as dashboard, serving(tmp_path) as port:
         (tmp_path / "notebook.html").write_text(dashboard._repr_html_())
         page.goto(f"http://localhost:{port}/notebook.html")

@@ -45,17 +45,18 @@ class Page:
         self._follower = follower
         follower.pull()
         self._sheet = Sheet()
-        self._pulse = Pulse()
+        self._pulse = Pulse(sizing_mode="stretch_width", margin=0)
         self._timeline = Timeline()
         self._drawn = (-1, -1)
         self._due_s = 0.0
+        self._status = follower.tables().status
         self.tick()
         moving = pn.Column(
             self._pulse, self._timeline.panel(), sizing_mode="stretch_width", margin=0
         )
         moving.server_doc(document, location=False)
         document.roots[0].name = "timeline"
-        self._sheet.put_on(document, title=f"{follower.name or 'no run yet'} · gemini_lab")
+        self._sheet.put_on(document, title=self._pulse.title)
         document.template_variables.update(is_live=True, apple_icon="")
 
     def tick(self) -> None:
@@ -67,8 +68,10 @@ class Page:
         self._timeline.update(store.traffic)
         now_s = time.monotonic()
         if self._follower.state != self._drawn and now_s >= self._due_s:
-            self._sheet.update(self._follower.tables())
-            self._drawn = self._follower.state
+            tables = self._follower.tables()
+            self._sheet.update(tables)
+            self._drawn, self._status = self._follower.state, tables.status
+            self._pulse.title = f"{self._follower.name or 'no run yet'} · gemini_lab"
             took_s = time.monotonic() - now_s
             self._due_s = now_s + max(VIEWS_S, SHARE * took_s)
             self._pulse.send()
@@ -77,7 +80,7 @@ class Page:
     def _state(self) -> tuple[str, str, str]:
         """Kind, mark and words for the line at the top."""
         follower, store = self._follower, self._follower.store
-        status = follower.tables().status
+        status = self._status
         if follower.log is None:
             return "late", "waiting", "no run has begun yet"
         if follower.is_catching_up:

@@ -12,6 +12,7 @@ export function render({ model, view }) {
   const answer = () => requestAnimationFrame(() => { model.seen = model.beat; });
   model.on("beat", answer);
   answer();
+  model.on("title", () => { document.title = model.title; });
 
   const retry = async () => {
     try {

@@ -10,7 +10,7 @@ from panel.custom import JSComponent
 AHEAD: Final = 2
 """Beats that may be on their way; with more, the page is sent nothing."""
 STYLE: Final = """
-p { margin: 0; padding: .6rem 1rem; border-radius: 8px; background: #d55e00; color: #fff;
+p { margin: 0 0 12px; padding: .6rem 1rem; border-radius: 8px; background: #d55e00; color: #fff;
     font: 600 15px/1.4 system-ui, sans-serif; }
 """
 
@@ -23,6 +23,8 @@ class Pulse(JSComponent):  # type: ignore[misc]
 
     beat = param.Integer(default=0, doc="Updates sent so far.")
     seen = param.Integer(default=0, doc="The newest beat that the page has drawn.")
+
+    title = param.String(default="", doc="What the browser's tab says.")
 
     _esm = Path(__file__).with_name("pulse.js")
     _stylesheets: ClassVar = [STYLE]

@@ -35,10 +35,10 @@ CHOOSE: Final = """
 """
 """Dark where the address asks for it with `?theme=dark`, or else where the system does."""
 TURN: Final = """
-    const theme = cb_obj.active ? "dark" : "light"
+    const theme = toggle.active ? "dark" : "light"
     document.documentElement.style.colorScheme = theme
     document.documentElement.dataset.theme = theme
-    cb_obj.label = cb_obj.active ? "Light" : "Dark"
+    toggle.label = toggle.active ? "Light" : "Dark"
 """
 
 
@@ -55,7 +55,7 @@ class Sheet:
             name="dark", label="Dark", stylesheets=[InlineStyleSheet(css=TOGGLE_STYLE)]
         )
         self._dark.js_on_change("active", switch(list(self.views.values())))
-        self._dark.js_on_change("active", CustomJS(code=TURN))
+        self._dark.js_on_change("active", CustomJS(args={"toggle": self._dark}, code=TURN))
 
     @property
     def slots(self) -> list[str]:
@@ -81,7 +81,9 @@ class Sheet:
             roots.append(view.root)
         for root in roots:
             document.add_root(root)
-        document.js_on_event("document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE))
+        document.js_on_event(
+            "document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN)
+        )
         document.title = title
         document.template = TEMPLATE
         named = {*self.views, "state", "dark", "timeline"}

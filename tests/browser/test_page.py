@@ -1,0 +1,104 @@
+"""The page about a run, in a real browser: live, finished, and with names that mean harm."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("panel", reason="panel is not installed")
+
+from gemini_lab_widgets.serve import Dashboard
+from logs_of_runs import lines_of_a_run, write
+
+HARM = "<img src=x onerror=window.harm=1>"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "a-run" / "events.jsonl"
+
+
+@contextmanager
+def shown(log: Path, page: Any) -> Iterator[Dashboard]:
+    with Dashboard(lambda: log if log.exists() else None) as dashboard:
+        page.goto(dashboard.link)
+        yield dashboard
+        page.goto("about:blank")  # before the server goes
+
+
+def wait_for(page: Any, text: str) -> None:
+    """Wait until a text stands anywhere on the page, in shadow roots, too."""
+    page.get_by_text(text).locator("visible=true").first.wait_for()
+
+
+def test_news_arrives_while_the_log_grows(log: Path, page: Any) -> None:
+    """From no run at all over half a run, with half a line at its end, to its end."""
+    lines = lines_of_a_run()
+    half = len(lines) // 2
+    with shown(log, page):
+        wait_for(page, "no run has begun yet")
+        write(log, [*lines[:half], lines[half][:20]])
+        wait_for(page, "a-run")
+        assert not page.get_by_text("this is the whole run").count()
+        write(log, [lines[half][20:], *lines[half + 1 :]])
+        wait_for(page, "this is the whole run")
+        last = max(
+            e["data"]["iteration"] for e in map(json.loads, lines) if e["kind"] == "iteration"
+        )
+        wait_for(page, f"{last:,}")
+        assert not page.get_by_text("could not be read").count()
+
+
+def test_the_page_goes_on_to_the_next_run(tmp_path: Path, page: Any) -> None:
+    lines = lines_of_a_run()
+    logs = [write(tmp_path / "first" / "events.jsonl", lines)]
+    with Dashboard(lambda: logs[-1]) as dashboard:
+        page.goto(dashboard.link)
+        wait_for(page, "first")
+        logs.append(write(tmp_path / "second" / "events.jsonl", lines[: len(lines) // 2]))
+        wait_for(page, "second")
+        page.wait_for_function("() => document.title.startsWith('second')")
+        page.goto("about:blank")
+
+
+def test_a_page_tells_that_its_server_went_away_and_returns_with_it(log: Path, page: Any) -> None:
+    write(log, lines_of_a_run())
+    first = Dashboard(lambda: log)
+    try:
+        page.goto(first.link)
+        page.locator("[data-events]").wait_for()  # what is a module of its own comes last
+    finally:
+        first.close()
+    wait_for(page, "The server is away")
+    assert page.get_by_text("Who keeps whose replica").count()
+    with Dashboard(lambda: log, port=first.port):
+        page.get_by_label("Password").wait_for()
+        page.faults[:] = [fault for fault in page.faults if "failed request" not in fault]
+        page.goto("about:blank")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_follows_the_system_until_told_otherwise(
+    log: Path, open_page: Any, scheme: str
+) -> None:
+    page = open_page(color_scheme=scheme)
+    write(log, lines_of_a_run())
+    other = {"light": "dark", "dark": "light"}[scheme]
+    with shown(log, page):
+        page.wait_for_function(f"() => document.documentElement.dataset.theme === '{scheme}'")
+        page.get_by_role("button", name=other.title(), exact=True).click()
+        page.wait_for_function(f"() => document.documentElement.dataset.theme === '{other}'")
+
+
+def test_names_that_mean_harm_do_none(log: Path, page: Any) -> None:
+    """In the log's every name, and in the name of the run's folder."""
+    spelled = json.dumps(HARM)[1:-1]
+    harmful = [line.replace("node-", spelled + "-") for line in lines_of_a_run()]
+    with shown(write(log.parent.parent / HARM / log.name, harmful), page):
+        wait_for(page, HARM)
+        wait_for(page, "this is the whole run")
+        page.get_by_role("heading", name="Wasted time").scroll_into_view_if_needed()
+        assert page.evaluate("() => window.harm") is None

@@ -1,0 +1,88 @@
+"""A saved run: one file that opens from disk, by itself, with every view working."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("panel", reason="panel is not installed")
+
+from gemini_lab_widgets.save import save
+from logs_of_runs import lines_of_a_run, write
+
+from gemini_lab.cli import main
+from gemini_lab.errors import ConfigError
+from gemini_lab.events import Event
+from gemini_lab.pages import save_log
+
+MB = 10**6
+SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+HEADINGS = (
+    "Who keeps whose replica", "Memory for checkpoints", "Recoveries", "Iteration time",
+    "Wasted time of a failure",
+)  # fmt: skip
+HARM = "</script><img src=x onerror=window.harm=1>"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    log = write(folder / "a-run" / "events.jsonl", lines_of_a_run())
+    return save_log(log, folder / "run.html")
+
+
+def open_alone(page: Any, path: Path) -> None:
+    page.goto(path.as_uri())
+    page.wait_for_function(SHOWN)
+
+
+def test_a_saved_run_opens_from_disk_with_every_view(saved: Path, page: Any) -> None:
+    open_alone(page, saved)
+    for heading in HEADINGS:
+        page.get_by_role("heading", name=heading).wait_for()
+    bars = page.locator("section.timeline [data-events]")
+    assert int(bars.get_attribute("data-events")) > 0
+    assert page.title().startswith("a-run")
+
+
+def test_a_saved_run_names_no_other_host_or_file(saved: Path) -> None:
+    """What a page loads stands in `src` and `href` of its own tags."""
+    head, _, _ = saved.read_text(encoding="utf-8").partition("<script")
+    assert 'href="http' not in head
+    assert "es-module-shims" not in saved.read_text(encoding="utf-8")
+
+
+def test_a_saved_run_still_answers_what_if(saved: Path, page: Any) -> None:
+    """A node is chosen, and the answer names from where its shard would come."""
+    open_alone(page, saved)
+    section = page.locator("section.replicas")
+    section.locator("select").select_option(label="node-2")
+    section.get_by_text("Its own shard would come from").wait_for()
+
+
+def test_a_saved_run_is_small(saved: Path) -> None:
+    assert saved.stat().st_size < 5 * MB
+
+
+def test_a_saved_name_that_means_harm_does_none(tmp_path: Path, page: Any) -> None:
+    spelled = json.dumps(HARM)[1:-1]
+    lines = [line.replace("node-", spelled + "-") for line in lines_of_a_run()]
+    events = [Event.from_json(line) for line in lines]
+    open_alone(page, save(events, tmp_path / "run.html"))
+    page.get_by_role("heading", name="Recoveries").wait_for()
+    assert page.evaluate("() => window.harm") is None
+
+
+def test_the_report_command_writes_the_same_page(tmp_path: Path) -> None:
+    log = write(tmp_path / "a-run" / "events.jsonl", lines_of_a_run())
+    assert main(["report", str(log.parent), "--html", str(tmp_path / "run.html")]) == 0
+    assert "Who keeps whose replica" in (tmp_path / "run.html").read_text(encoding="utf-8")
+
+
+def test_a_missing_log_or_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no log"):
+        save(tmp_path / "missing", tmp_path / "run.html")
+    log = write(tmp_path / "a-run" / "events.jsonl", lines_of_a_run())
+    with pytest.raises(ConfigError, match=r"missing"):
+        save(log, tmp_path / "missing" / "run.html")
