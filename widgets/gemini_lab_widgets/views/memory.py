@@ -52,7 +52,7 @@ class MemoryView(View):
                    text_baseline="middle")  # fmt: skip
         hover(self.plot, drawn, ("node", "@node"),
               *((label, f"@{name}_text") for label, name, _, _ in PARTS))  # fmt: skip
-        self._legend(self.plot, columns=4)
+        self._legend(self.plot, columns=2)
         return (self.plot,)
 
     def update(self, tables: Tables) -> None:
@@ -79,8 +79,8 @@ class MemoryView(View):
         put(self.limits, {"x": [] if table.limit_bytes is None else [table.limit_bytes / scale]})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 92 + (34 if len(names) <= FEW else 24) * max(2, len(names))
-        stretch(self.plot.x_range, 0.0, 1.22 * max(most, table.limit_bytes or 0, 1) / scale)
+            self.plot.height = 114 + (34 if len(names) <= FEW else 24) * max(2, len(names))
+        stretch(self.plot.x_range, 0.0, 1.42 * max(most, table.limit_bytes or 0, 1) / scale)
         self.plot.xaxis.axis_label = unit
         self.plot.visible = bool(rows)
         notes = list(table.notes)

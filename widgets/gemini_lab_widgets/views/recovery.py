@@ -68,7 +68,7 @@ class RecoveryView(View):
                    text_baseline="middle")  # fmt: skip
         hover(self.plot, list(self._bars.values()), ("recovery", "@row"), ("cause", "@cause"),
               ("step", "@step"), ("took", "@took"), ("origin", "@origin"))  # fmt: skip
-        self._legend(self.plot, columns=8)
+        self._legend(self.plot, columns=4)
         return (self.plot,)
 
     def update(self, tables: Tables) -> None:
@@ -84,9 +84,9 @@ class RecoveryView(View):
         put(self.ends, {"row": names, "x": ends, "text": [_end(row) for row in table.rows]})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 104 + 38 * max(1, len(names))
+            self.plot.height = 126 + 38 * max(1, len(names))
         self.plot.visible = bool(names)
-        stretch(self.plot.x_range, 0.0, 1.42 * max(ends, default=1.0) or 1.0)
+        stretch(self.plot.x_range, 0.0, 1.95 * max(ends, default=1.0) or 1.0)
         self._say(describe(table), notes=table.notes)
 
 

@@ -48,7 +48,7 @@ class WastedView(View):
                    text_baseline="middle")  # fmt: skip
         hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
         hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
-        self._legend(self.plot, columns=5)
+        self._legend(self.plot, columns=3)
         return (self.plot,)
 
     def update(self, tables: Tables) -> None:
@@ -65,7 +65,7 @@ class WastedView(View):
         put(self.ends, {"row": names, "x": reach, "text": [format_seconds(end) for end in ends]})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 104 + 42 * max(1, len(names))
+            self.plot.height = 126 + 42 * max(1, len(names))
         self.plot.visible = bool(names)
         stretch(self.plot.x_range, 0.0, 1.16 * max(reach, default=1.0) or 1.0)
         self._say(describe(table), notes=table.notes, brief=_brief(table))
