@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -68,7 +69,8 @@ def connect(dashboard: Dashboard, *, token: str, origin: str) -> None:
         assert await socket.read_message() is not None
         socket.close()
 
-    asyncio.run(opened())
+    with ThreadPoolExecutor(1) as aside:  # Playwright's loop runs in this thread
+        aside.submit(asyncio.run, opened()).result()
 
 
 def test_without_the_password_there_is_only_the_form(dashboard: Dashboard) -> None:
