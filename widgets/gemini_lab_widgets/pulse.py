@@ -53,6 +53,6 @@ class Pulse(JSComponent):  # type: ignore[misc]
 
     def _take_answer(self, change: param.parameterized.Event) -> None:
         sent_at_s = self._sent_at_s.get(change.new)
-        if sent_at_s is not None:
+        if sent_at_s is not None and change.old:  # the first one waits for the page to load
             self.behind_s = time.monotonic() - sent_at_s
         self._sent_at_s = {b: at_s for b, at_s in self._sent_at_s.items() if b > change.new}

@@ -16,6 +16,7 @@ from html import escape
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import psutil
 from panel.io.server import get_server
@@ -211,7 +212,9 @@ def _own_origins(address: str, port: int) -> list[str]:
         names = {"localhost", socket.gethostname(), socket.getfqdn()}
         for interface in psutil.net_if_addrs().values():
             names |= {each.address for each in interface if each.family == socket.AF_INET}
-    return [f"{name}:{port}" for name in sorted(names)]
+    hub = (os.environ.get(name, "") for name in ("JUPYTERHUB_PUBLIC_URL", "JUPYTERHUB_HOST"))
+    behind = {urlsplit(url).netloc for url in hub} - {""}
+    return [*(f"{name}:{port}" for name in sorted(names)), *sorted(behind)]
 
 
 def parser() -> argparse.ArgumentParser:

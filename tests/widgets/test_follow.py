@@ -1,0 +1,68 @@
+"""One store for all visitors, fed from the newest log."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gemini_lab_widgets.follow import SLICE, Follower
+
+LINE = '{"kind":"note","at_s":1.0,"node":"lab","data":{"text":"one"}}\n'
+
+
+def pulled(follower: Follower, until: Callable[[], bool]) -> None:
+    """Pull as pages do, again and again, until something holds."""
+    while not until():
+        follower.pull()
+
+
+def test_nothing_is_shown_before_there_is_a_run() -> None:
+    follower = Follower(lambda: None)
+    follower.pull()
+    assert follower.log is None
+    assert follower.name == ""
+    assert follower.tables().status.iteration == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_long_log_is_taken_in_slices(tmp_path: Path) -> None:
+    log = tmp_path / "long" / "events.jsonl"
+    log.parent.mkdir()
+    log.write_text(LINE * (SLICE + 1) + "no event\n")
+    follower = Follower(lambda: log)
+    follower.pull()
+    assert follower.store.count == SLICE
+    assert follower.is_catching_up
+    assert follower.behind_bytes > 0
+    pulled(follower, lambda: not follower.is_catching_up)
+    assert follower.store.count == SLICE + 1
+    assert follower.store.unread == 1
+    assert follower.behind_bytes == 0
+
+
+@pytest.mark.timeout(60)
+def test_another_log_begins_another_store(tmp_path: Path) -> None:
+    logs = []
+    for name in ("first", "second"):
+        log = tmp_path / name / "events.jsonl"
+        log.parent.mkdir()
+        log.write_text(LINE)
+        logs.append(log)
+    newest = logs[:1]
+    follower = Follower(lambda: newest[-1])
+    pulled(follower, lambda: follower.store.count == 1)
+    first, before = follower.store, follower.state
+    newest.append(logs[1])
+    pulled(follower, lambda: follower.name == "second")
+    assert follower.store is not first
+    assert follower.state != before
+    assert follower.store.count == 1
+
+
+def test_tables_are_made_once_for_all_pages(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(json.loads(LINE)) + "\n")
+    follower = Follower(lambda: log)
+    follower.pull()
+    assert follower.name == "log"
+    assert follower.tables() is follower.tables()
