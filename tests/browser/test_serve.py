@@ -196,8 +196,8 @@ def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Pat
             assert PASSWORD in process.stdout.readline()
             assert PASSWORD.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait() == 0
+            process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
 
 
 @contextmanager
