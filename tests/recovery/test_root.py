@@ -350,12 +350,7 @@ def test_errors_between_which_training_went_on_do_not_add_up():
 
 
 def test_a_version_goes_to_the_persistent_tier_and_is_committed_when_all_shards_arrived():
-    story = Story()
-    job = JOB | {"settings": {"persistent_url": "memory://runs", "persist_every_iterations": 2}}
-    story.do(story.root.handle(JobSubmitted(at_s=0.0, job=job)))
-    settings = Settings.parse(job["settings"]).to_json()
-    for rank, node in enumerate(story.members()):
-        story.event(node, "protected", rank=rank, settings=settings, fingerprint="same")
+    story = Story().start(0, persistent_url="memory://runs", persist_every_iterations=2)
     for iteration in (1, 2):
         story.iterate(iteration)
     story.tick(story.now_s + 0.1)
@@ -370,12 +365,7 @@ def test_a_version_goes_to_the_persistent_tier_and_is_committed_when_all_shards_
 
 
 def test_a_failed_save_does_not_disturb_training():
-    story = Story()
-    job = JOB | {"settings": {"persistent_url": "memory://runs", "persist_every_iterations": 1}}
-    story.do(story.root.handle(JobSubmitted(at_s=0.0, job=job)))
-    settings = Settings.parse(job["settings"]).to_json()
-    for rank, node in enumerate(story.members()):
-        story.event(node, "protected", rank=rank, settings=settings, fingerprint="same")
+    story = Story().start(0, persistent_url="memory://runs", persist_every_iterations=1)
     story.iterate(1)
     story.tick(story.now_s + 0.1)
     version = story.of("persist_started")[0]["version"]
@@ -385,12 +375,7 @@ def test_a_failed_save_does_not_disturb_training():
 
 
 def test_the_last_version_is_saved_though_a_slow_store_was_busy_with_another():
-    story = Story()
-    job = JOB | {"settings": {"persistent_url": "memory://runs", "persist_every_iterations": 2}}
-    story.do(story.root.handle(JobSubmitted(at_s=0.0, job=job)))
-    settings = Settings.parse(job["settings"]).to_json()
-    for rank, node in enumerate(story.members()):
-        story.event(node, "protected", rank=rank, settings=settings, fingerprint="same")
+    story = Story().start(0, persistent_url="memory://runs", persist_every_iterations=2)
     for iteration in range(1, 7):
         story.iterate(iteration)
         story.tick(story.now_s + 0.1)
