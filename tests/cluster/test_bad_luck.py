@@ -228,20 +228,25 @@ def test_two_labs_run_at_once_on_one_machine(tmp_path):
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_killed_owner_leaves_no_process(tmp_path, deadly):
     code = textwrap.dedent("""
+        import signal, time
         from gemini_lab import Lab
         from gemini_lab.experiments.quickstart import gpt_job
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
         lab = Lab(2, 1, folder="runs")
         run = lab.train(gpt_job(size="tiny", iterations=10000))
-        while run.iteration < 3: pass
+        while run.iteration < 3: time.sleep(0.05)
         print("trains", flush=True)
         run.wait()
     """)
     owner = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    assert owner.stdout.readline() == "trains\n"
-    owner.send_signal(deadly)
-    owner.wait(30)
+    try:
+        assert owner.stdout.readline() == "trains\n"
+        owner.send_signal(deadly)
+        owner.wait(30)
+    finally:
+        owner.kill()
     deadline = time.monotonic() + 20
     while any(str(tmp_path) in p.cwd() for p in living()) and time.monotonic() < deadline:
         time.sleep(0.2)
