@@ -19,6 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.emulation.link import GLOO, LinkBucket, LinkPacer
+from gemini_lab.leaving import leave
 from gemini_lab.profiler.clocks import DeviceClock, WallClock
 from gemini_lab.profiler.comm import CommSeam, Pace
 from gemini_lab.profiler.observe import Profiler
@@ -160,4 +161,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -6,7 +6,6 @@ torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # un
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from deepspeed import comm
 import gemini_lab
 from gemini_lab import session as sessions
 from gemini_lab.emulation.script import emulate
+from gemini_lab.leaving import leave
 from gemini_lab.training.corpus import TokenBatches, load_corpus
 from gemini_lab.training.gpt import GPT, SIZES, named_size
 
@@ -130,10 +130,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     status = main()
-    if sessions.current is None:
-        # Gloo's threads may still be letting go of the last tensors, and one that does so in an
-        # interpreter that is ending aborts the process. (A lab's workers end in this way too.)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    if sessions.current is None:  # a lab's worker has more to do
+        leave(status)
     sys.exit(status)

@@ -224,7 +224,12 @@ def run_rank(request, rank):
     try:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(
-            "gloo", init_method=store, rank=rank, world_size=WORLD_SIZE, verbose=False
+            "gloo",
+            init_method=store,
+            rank=rank,
+            world_size=WORLD_SIZE,
+            verbose=False,
+            auto_mpi_discovery=False,
         )
         work(request, rank)
         dist.barrier()

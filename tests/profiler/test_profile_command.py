@@ -35,6 +35,10 @@ for _ in range(2 * int(sys.argv[1])):
     if len(sys.argv) > 2 and engine.global_rank == 0:
         with open(sys.argv[2], "a") as losses:
             print(loss.item().hex(), file=losses)
+if len(sys.argv) > 2:
+    from gemini_lab.leaving import leave
+
+    leave(0)
 """
 
 
