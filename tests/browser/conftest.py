@@ -38,9 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One Chromium for all tests: `$CHROMIUM`, one on the PATH, or Playwright's own."""
+    """One Chromium for a module's tests: `$CHROMIUM`, one on the PATH, or Playwright's own.
+
+    It runs an event loop on this thread, which must not outlive the tests that need it.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     with api.sync_playwright() as playwright:
