@@ -165,9 +165,9 @@ def table(rows: Sequence[Row]) -> str:
     above: dict[str, Any] = {}
     for row in rows:
         if row.values:
-            low, high = row.interval
+            low, high = map(_digits, row.interval)
             lines.append(
-                f"{row.name:<52}{row.median:>12.4g}  {f'{low:.4g} to {high:.4g} {row.unit}':<27}"
+                f"{row.name:<52}{_digits(row.median):>12}  {f'{low} to {high} {row.unit}':<27}"
                 f"{len(row.values):>7}".rstrip()
             )
         else:
@@ -177,6 +177,11 @@ def table(rows: Sequence[Row]) -> str:
             lines += _below(f"with {', '.join(other)}", indent=4)
         above = row.settings or above
     return "\n".join(lines)
+
+
+def _digits(value: float) -> str:
+    """Four digits, and more only before the point: 0.9503, 23.01, 23003."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _below(text: str, *, indent: int) -> list[str]:

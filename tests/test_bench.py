@@ -65,3 +65,8 @@ def test_a_table_fits_a_terminal_whatever_its_rows_were_measured_with():
     assert max(map(len, text.splitlines())) <= 100
     assert text.count("link 38.1 MiB/s") == 1
     assert "no value: it needs" in text
+
+
+def test_large_values_are_written_out():
+    lines = bench.table([bench.Row(name="memcpy", values=(23003.4, 23003.4), unit="MiB/s")])
+    assert "23003  23003 to 23003 MiB/s" in lines
