@@ -119,7 +119,8 @@ def command(arguments: list[str]) -> int:
     corpus = {"corpus": options.corpus} if options.corpus else {}
     job = gpt_job(size=options.size, iterations=iterations, **corpus)
     with Lab(options.nodes, options.standbys, folder=options.folder) as lab:
-        print(f"{options.nodes} nodes and {options.standbys} standbys are up")  # noqa: T201
+        waiting = "1 standby" if options.standbys == 1 else f"{options.standbys} standbys"
+        print(f"{options.nodes} nodes and {waiting} are up")  # noqa: T201
         result = run_main_job(lab, job, scenario, iterations=iterations)
     print(f"\n{result}")  # noqa: T201
     if not result.comparison:
