@@ -9,22 +9,24 @@ from typing import Any
 from gemini_lab.cluster.wire import connect
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import FAILURES, Failure
+from gemini_lab.report import find_run
 from gemini_lab.run import CONTROL_FILE
 
 
 def command(arguments: list[str]) -> int:
     """Ask the lab of a live run to make a failure happen."""
     parser = argparse.ArgumentParser(prog="gemini-lab inject", description=command.__doc__)
-    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("run", help="the run's folder, or 'latest'")
     parser.add_argument("failure", choices=[*FAILURES, "stop"], help="what breaks; stop ends it")
     parser.add_argument("place", nargs="*", help="node-2, rank-2 (the node of that rank) or root")
     parser.add_argument("--shard", type=int, help="for bit_flip: which shard's replica")
     options = parser.parse_args(arguments)
+    folder = find_run(options.run)
     if options.failure == "stop":
-        print(ask(options.run, {"op": "stop"}))  # noqa: T201
+        print(ask(folder, {"op": "stop"}))  # noqa: T201
         return 0
     failure = read_failure(options.failure, options.place, options.shard)
-    print(ask(options.run, {"op": "inject", "failure": failure.to_json()}))  # noqa: T201
+    print(ask(folder, {"op": "inject", "failure": failure.to_json()}))  # noqa: T201
     return 0
 
 

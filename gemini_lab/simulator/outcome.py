@@ -78,11 +78,6 @@ class Outcome(Shown):
         return self.productive_s / self.wall_s if self.wall_s else 1.0
 
     @property
-    def running_ratio(self) -> float:
-        """Time with training running, repeated or not, by wall time."""
-        return 1 - sum(self.down_s.values()) / self.wall_s if self.wall_s else 1.0
-
-    @property
     def overhead_s(self) -> float:
         """What checkpoints cost training that counts: stalls, slower iterations, fewer nodes."""
         return self.wall_s - self.productive_s - self.lost_s - sum(self.down_s.values())

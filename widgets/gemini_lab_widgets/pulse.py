@@ -40,12 +40,6 @@ class Pulse(JSComponent):  # type: ignore[misc]
         """Whether the page has yet to draw what it was sent."""
         return bool(self.beat - self.seen > AHEAD)
 
-    @property
-    def waits_s(self) -> float:
-        """How long the page has been drawing the oldest update that it did not answer."""
-        oldest_s = min(self._sent_at_s.values(), default=time.monotonic())
-        return time.monotonic() - oldest_s
-
     def send(self) -> None:
         """Beat; called after an update was sent."""
         self._sent_at_s[self.beat + 1] = time.monotonic()

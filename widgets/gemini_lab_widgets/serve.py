@@ -16,7 +16,7 @@ from html import escape
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psutil
 from panel.io.server import get_server
@@ -114,7 +114,7 @@ class Dashboard:
     @property
     def link(self) -> str:
         """Where the page is, with the password; it leaves a cookie and then the address bar."""
-        return f"{self.url}login?token={self.password}"
+        return f"{self.url}login?token={quote(self.password)}"
 
     def close(self) -> None:
         """End the server; pages that are open keep what they show."""
@@ -133,7 +133,7 @@ class Dashboard:
         return f"<Dashboard on {self.url}, {'open' if self._loop else 'closed'}>"
 
     def _repr_html_(self) -> str:
-        frame, link = escape(f"{self.url}?token={self.password}"), escape(self.link)
+        frame, link = escape(f"{self.url}?token={quote(self.password)}"), escape(self.link)
         return (
             f'<p><a href="{link}" target="_blank" rel="noopener">Open the dashboard</a> in a tab '
             f"of its own: {escape(self.url)}</p>"
