@@ -13,10 +13,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
 READY_S: Final = 60.0
+POLL_S: Final = 0.01
 
 
 def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
@@ -38,10 +40,13 @@ def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
     agent.stdin.close()
     timer = threading.Timer(READY_S, agent.kill)
     timer.start()
+    started_s = time.monotonic()
     line = agent.stdout.readline()
     timer.cancel()
     if not line:
-        return {"error": f"{config['name']}'s agent ended before it was ready; see {log}"}
+        is_late = time.monotonic() - started_s >= READY_S
+        end = f"was not ready within {READY_S:.0f} s" if is_late else "ended before it was ready"
+        return {"error": f"{config['name']}'s agent {end}; see {log}"}
     answer: dict[str, Any] = json.loads(line)
     return answer
 
@@ -60,18 +65,39 @@ def agent_environment(threads: int | None) -> dict[str, str]:
     return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
+def patiently(request: Any) -> Any:
+    """What an MPI request brings, waited for asleep.
+
+    Open MPI's own waits keep a processor busy; on a small machine they have starved the very
+    agents that were waited for, for a minute.
+    """
+    while True:
+        is_done, message = request.test()
+        if is_done:
+            return message
+        time.sleep(POLL_S)
+
+
 def main() -> None:
-    """Start this rank's agent and gather all answers."""
+    """Start this rank's agent; rank 0 hands out the configurations and gathers the answers."""
     from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
 
     world = MPI.COMM_WORLD
-    order = json.loads(sys.stdin.readline()) if world.rank == 0 else None
-    order = json.loads(world.bcast(json.dumps(order), root=0))
-    answer = start_agent(order["agents"][world.rank], order["log_folder"])
-    answers = world.gather(json.dumps(answer), root=0)
-    if answers is not None:
-        sys.stdout.write(json.dumps([json.loads(text) for text in answers]) + "\n")
+    sent = []
+    if world.rank == 0:
+        order = json.loads(sys.stdin.readline())
+        sent = [
+            world.isend((config, order["log_folder"]), dest=rank)
+            for rank, config in enumerate(order["agents"])
+        ]
+    config, log_folder = patiently(world.irecv(source=0))
+    sent.append(world.isend(start_agent(config, log_folder), dest=0))
+    if world.rank == 0:
+        answers = [patiently(world.irecv(source=rank)) for rank in range(world.size)]
+        sys.stdout.write(json.dumps(answers) + "\n")
         sys.stdout.flush()
+    for request in sent:
+        patiently(request)
 
 
 if __name__ == "__main__":
