@@ -18,9 +18,11 @@ def test_memory_is_measured_beside_plain_memcpy() -> None:
 @pytest.mark.slow
 def test_the_wire_is_measured_beside_bare_gloo() -> None:
     rows = {row.name: row for row in wire_rows(2, payload_bytes=MIB, chunk_bytes=MIB // 4)}
-    assert set(rows) == {"bare Gloo", "a version", "a version / bare Gloo"}
-    ratio = rows["a version"].values[1] / rows["bare Gloo"].values[1]
-    assert rows["a version / bare Gloo"].values[1] == pytest.approx(ratio)
+    floors = {"bare Gloo", "memcpy, checksums, bare Gloo"}
+    assert set(rows) == {"a version", *floors, *(f"a version / {floor}" for floor in floors)}
+    for floor in floors:
+        ratio = rows["a version"].values[1] / rows[floor].values[1]
+        assert rows[f"a version / {floor}"].values[1] == pytest.approx(ratio)
 
 
 def test_the_bench_stands_in_the_table() -> None:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,28 +158,14 @@ class Timeline:
 
     def widget(self) -> Any:
         """The timeline as an anywidget."""
-        import anywidget  # noqa: PLC0415 - only notebooks need it
-
-        class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
-            """What `timeline.js` draws."""
-
-            _esm = MODULE
-
-        view = TrafficTimeline()
+        view = _widget_class()()
         pump = self._pump(lambda meta, columns: view.send({"meta": meta}, [columns]))
         view.on_msg(lambda _, message, __: pump.hear(message))
         return view
 
     def panel(self) -> Any:
         """The timeline as a Panel component, as wide as there is room."""
-        from panel.custom import JSComponent  # noqa: PLC0415 - only pages need it
-
-        class TrafficTimeline(JSComponent):  # type: ignore[misc]
-            """What `timeline.js` draws."""
-
-            _esm = MODULE
-
-        view = TrafficTimeline(sizing_mode="stretch_width")
+        view = _panel_class()(sizing_mode="stretch_width")
         pump = self._pump(
             lambda meta, columns: view._send_msg(  # noqa: SLF001 - Panel's documented way
                 {"meta": meta, "columns": columns}
@@ -193,6 +180,30 @@ class Timeline:
         if self._newest is not None:
             pump.update(self._newest)
         return pump
+
+
+@cache
+def _widget_class() -> Any:
+    import anywidget  # noqa: PLC0415 - only notebooks need it
+
+    class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
+        """What `timeline.js` draws."""
+
+        _esm = MODULE
+
+    return TrafficTimeline
+
+
+@cache
+def _panel_class() -> Any:
+    from panel.custom import JSComponent  # noqa: PLC0415 - only pages need it
+
+    class TrafficTimeline(JSComponent):  # type: ignore[misc]
+        """What `timeline.js` draws."""
+
+        _esm = MODULE
+
+    return TrafficTimeline
 
 
 _ids = itertools.count(1)
