@@ -20,6 +20,14 @@ REPEATS: Final = 5
 ATTEMPTS: Final = 3
 """A machine that stalls while small messages are measured is given another chance."""
 MEMORY_BYTES: Final = 16 * MIB
+PACED_S: Final = (0.002, 0.01, 0.02)
+"""How long an emulated link carries the messages that measure it. Sleeping and waking add some
+tenths of a millisecond, now more, now less, so that shorter ones say little of B."""
+
+
+def paced_sizes(link_bytes_per_s: float) -> tuple[int, ...]:
+    """Message sizes that measure an emulated link of that rate."""
+    return tuple(max(1, round(link_bytes_per_s * time_s)) for time_s in PACED_S)
 
 
 def calibrate(

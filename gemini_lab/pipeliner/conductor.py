@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.pipeliner.agreement import encode, mean_profile
-from gemini_lab.pipeliner.calibration import SIZES, calibrate
+from gemini_lab.pipeliner.calibration import SIZES, calibrate, paced_sizes
 from gemini_lab.pipeliner.device import DeviceRoute
 from gemini_lab.pipeliner.group import CheckpointGroup
 from gemini_lab.pipeliner.lanes import Lanes
@@ -29,10 +29,7 @@ from gemini_lab.profiler.comm import CommSeam
 from gemini_lab.profiler.observe import SKIP, Profiler, SequenceChange
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import Settings
-from gemini_lab.units import KIB
 
-PACED_SIZES: Final = (4 * KIB, 32 * KIB, 128 * KIB)
-"""Messages that measure an emulated link, which is slow, but no faster for larger ones."""
 PATIENCE: Final = 3
 """After so many times the iterations of a profile without one, the job counts as unsteady."""
 _POLL_S: Final = 60.0
@@ -242,7 +239,8 @@ class Conductor:
 
     def _calibrate(self) -> Calibration | None:
         """The wire as measured now; the same on every rank, as all see the same times."""
-        sizes = SIZES if self._carry is None else PACED_SIZES
+        link = self._settings.link_bytes_per_s
+        sizes = SIZES if link is None else paced_sizes(link)
         try:
             return calibrate(
                 self._group, sizes=sizes, carry=self._carry, conditions=self._conditions,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.pipeliner.calibration import SIZES, calibrate
+from gemini_lab.pipeliner.calibration import SIZES, calibrate, paced_sizes
 from gemini_lab.pipeliner.group import CheckpointGroup
 from gemini_lab.pipeliner.machine import Calibration, fit_wire
 
@@ -24,6 +24,15 @@ def test_alpha_and_b_of_an_exact_line_are_found(alpha_s: float, rate: float) -> 
         predicted_s = fit.alpha_s + size / fit.bandwidth_bytes_per_s
         assert predicted_s == pytest.approx(alpha_s + size / rate, rel=1e-5)
     assert fit.worst_error < 1e-5
+
+
+@given(st.floats(1e6, 1e9), st.lists(st.floats(0.2e-3, 0.8e-3), min_size=3, max_size=3))
+def test_an_emulated_links_rate_is_found_though_threads_wake_late(
+    rate: float, late_s: list[float]
+) -> None:
+    sizes = paced_sizes(rate)
+    fit = fit_wire([(s, s / rate + late) for s, late in zip(sizes, late_s, strict=True)])
+    assert fit.bandwidth_bytes_per_s == pytest.approx(rate, rel=0.06)
 
 
 def test_a_start_up_time_is_never_negative() -> None:
