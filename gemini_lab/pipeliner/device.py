@@ -214,6 +214,9 @@ class DeviceRoute:
 
     # -- the transfer's thread -------------------------------------------------------------------
 
+    def wait_for_first(self) -> None:
+        """Nothing to wait for: the device copies by itself."""
+
     def exchange(
         self, local: LocalCopy, own: WriteBuffer, _incoming: Mapping[int, WriteBuffer]
     ) -> tuple[Sent, ...]:

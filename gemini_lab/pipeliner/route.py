@@ -51,6 +51,9 @@ class Route(Protocol):
             incoming: For each shard that is received, its buffer.
         """
 
+    def wait_for_first(self) -> None:
+        """Hold the transfer's thread while a version needs nothing of it yet."""
+
     def exchange(
         self, local: "LocalCopy", own: WriteBuffer, incoming: Mapping[int, WriteBuffer]
     ) -> tuple[Sent, ...]:
@@ -193,6 +196,16 @@ class ScheduledRoute:
         self, pieces: Sequence[tuple[int, torch.Tensor]], incoming: Mapping[int, WriteBuffer]
     ) -> None:
         """Nothing yet: on CPUs all is done by the transfer's thread."""
+
+    def wait_for_first(self) -> None:
+        """Wait for the first chunk's span.
+
+        At an iteration's start training's thread has much to do at once, and copying a chunk there
+        would hold it up for longer than the copy takes.
+        """
+        first = self._schedule.chunks[:1]
+        if first and first[0].span is not None:
+            self._wait_for_span(first[0].span)
 
     def exchange(
         self, local: LocalCopy, own: WriteBuffer, incoming: Mapping[int, WriteBuffer]

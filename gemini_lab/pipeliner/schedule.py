@@ -29,6 +29,9 @@ The paper gives no value. A profile counts as steady up to a normalised standard
 so a span two deviations shorter than its mean still has 80 % of it.
 """
 
+LONG_STARTS: Final = 10
+"""A span is a long one if so many messages could start in the part of it that is planned full."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -156,7 +159,9 @@ def plan_chunks(
     than alpha, as the chunk's size is then 0; and it returns sizes without their spans.
 
     The printed algorithm knows no copy rate. Where copying is slower than the wire, `"gemini"` here
-    plans with the copy's rate, which is then the pipeline's.
+    plans with the copy's rate, which is then the pipeline's. It also takes any span that it meets;
+    here the short ones, whose chunks are mostly start-up time and come between collectives that
+    training calls one upon the other, are used only where the long ones do not suffice.
 
     Args:
         profile: Of the job at hand; only spans before the update are used.
@@ -188,20 +193,30 @@ def plan_chunks(
         sub_buffers=sub_buffers,
     )
     parts = 1 if scheme in {"naive", "interleaved"} else sub_buffers
-    spans = [(n, mu * s.duration_s) for n, s in enumerate(profile.idle_spans) if s.before_update]
-    chunks = tuple(
-        _cut(
-            [] if scheme == "blocking" else spans,
-            checkpoint_bytes=checkpoint_bytes,
-            remote=0 if scheme == "none" else replicas - 1,
-            most_bytes=checkpoint_bytes if scheme == "naive" else buffer_bytes // parts,
-            alpha_s=alpha_s,
-            bytes_per_s=min(bandwidth_bytes_per_s, copy_bytes_per_s)
-            if scheme == "gemini"
-            else bandwidth_bytes_per_s,
-            once=scheme == "naive",
+    every_span = [
+        (number, mu * span.duration_s)
+        for number, span in enumerate(profile.idle_spans)
+        if span.before_update and scheme != "blocking"
+    ]
+    long_spans = [
+        (number, fill_s) for number, fill_s in every_span if fill_s >= LONG_STARTS * alpha_s
+    ]
+    for spans in (long_spans, every_span):
+        chunks = tuple(
+            _cut(
+                spans,
+                checkpoint_bytes=checkpoint_bytes,
+                remote=0 if scheme == "none" else replicas - 1,
+                most_bytes=checkpoint_bytes if scheme == "naive" else buffer_bytes // parts,
+                alpha_s=alpha_s,
+                bytes_per_s=min(bandwidth_bytes_per_s, copy_bytes_per_s)
+                if scheme == "gemini"
+                else bandwidth_bytes_per_s,
+                once=scheme == "naive",
+            )
         )
-    )
+        if all(chunk.span is not None for chunk in chunks):
+            break
     _check_buffer(chunks, profile=profile, buffer_bytes=buffer_bytes)
     timeline = model_iteration(
         profile,

@@ -152,6 +152,8 @@ class Transfer:
 
     def _move(self, job: Job, own: WriteBuffer, incoming: dict[int, WriteBuffer]) -> Done:
         started = time.perf_counter()
+        if self.route is not None:
+            self.route.wait_for_first()
         sizes = self._exchange_sizes(job)
         local = LocalCopy(job.pieces, job.payload_bytes, own, lanes=self._lanes)
         if self.route is None:

@@ -111,20 +111,37 @@ def test_json_gives_the_same_schedule_back(spans_s: list[float], chosen: dict) -
 
 
 def test_the_last_chunk_of_a_span_shrinks_to_fit() -> None:
-    """0.25 s start-up and 100 B/s: a span of 2 s takes one chunk of 100 B, one of 50 B."""
+    """0.2 s start-up and 100 B/s: a span of 2 s takes one chunk of 100 B, one of 60 B."""
     plan = plan_chunks(
         profile_of([2.0, 10.0]),
         checkpoint_bytes=200,
         bandwidth_bytes_per_s=100,
-        alpha_s=0.25,
+        alpha_s=0.2,
         buffer_bytes=400,
         mu=1.0,
     )
     assert [(c.span, c.offset_bytes, c.size_bytes) for c in plan.chunks] == [
         (0, 0, 100),
-        (0, 100, 50),
-        (1, 150, 50),
+        (0, 100, 60),
+        (1, 160, 40),
     ]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_bytes", "spans"),
+    [(500, {1}), (1000, {1, 3}), (1150, {0, 1, 2, 3}), (9999, {0, 1, 2, 3, None})],
+)
+def test_short_spans_are_used_only_where_long_ones_do_not_suffice(checkpoint_bytes, spans) -> None:
+    """0.1 s start-up: what is shorter than 1 s is short; each long span takes 490 to 590 B."""
+    plan = plan_chunks(
+        profile_of([0.9, 6.0, 0.5, 5.0]),
+        checkpoint_bytes=checkpoint_bytes,
+        bandwidth_bytes_per_s=100,
+        alpha_s=0.1,
+        buffer_bytes=4000,
+        mu=1.0,
+    )
+    assert {chunk.span for chunk in plan.chunks} == spans
 
 
 def test_the_owners_own_copy_needs_no_network() -> None:
