@@ -16,13 +16,13 @@ from gemini_lab.pipeliner.machine import Calibration, WireFit, fit_wire
 from gemini_lab.units import KIB, MIB
 
 SIZES: Final = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
-REPEATS: Final = 5
+REPEATS: Final = 8
 ATTEMPTS: Final = 3
 """A machine that stalls while small messages are measured is given another chance."""
 MEMORY_BYTES: Final = 16 * MIB
-PACED_S: Final = (0.002, 0.01, 0.02)
+PACED_S: Final = (0.0001, 0.002, 0.01)
 """How long an emulated link carries the messages that measure it. Sleeping and waking add some
-tenths of a millisecond, now more, now less, so that shorter ones say little of B."""
+tenths of a millisecond: the first says how many, and against the last they are small."""
 
 
 def paced_sizes(link_bytes_per_s: float) -> tuple[int, ...]:
@@ -42,12 +42,13 @@ def calibrate(
     """Measure the machine; every rank of `group` calls it at the same time.
 
     Every rank sends to the next and receives from the one before it, as checkpoints do. For each
-    size the slowest rank's time counts, so that all ranks get the same alpha and B.
+    size the slowest rank's time counts, so that all ranks get the same alpha and B. Of a rank's own
+    times the fastest counts: what held the others up was not the wire.
 
     Args:
         group: Used by nothing else meanwhile.
         sizes: Message sizes.
-        repeats: Messages of each size; their median counts.
+        repeats: Messages of each size, in turn with those of the other sizes.
         carry: Takes a message over an emulated link (`LinkBucket.carry`), before it is sent.
         conditions: See `Calibration.conditions`.
         lanes: The device's, where chunks go from device to device.
@@ -81,11 +82,10 @@ def _measured_wire(
 ) -> WireFit:
     """The wire's line; all ranks see the same times, so all of them try again or none."""
     for attempt in range(1, ATTEMPTS + 1):
-        medians_ns = []
-        for size_bytes in sizes:
-            times = [exchange_s(size_bytes) for _ in range(repeats + 1)]
-            medians_ns.append(round(statistics.median(times[1:]) * 1e9))  # the first one warms up
-        slowest_ns = [max(ranks) for ranks in zip(*group.all_gather(medians_ns), strict=True)]
+        turns = [[exchange_s(size) for size in sizes] for _ in range(repeats + 1)]
+        times_s = zip(*turns[1:], strict=True)  # the first turn warms up
+        fastest_ns = [round(min(times) * 1e9) for times in times_s]
+        slowest_ns = [max(ranks) for ranks in zip(*group.all_gather(fastest_ns), strict=True)]
         try:
             return fit_wire([(size, ns / 1e9) for size, ns in zip(sizes, slowest_ns, strict=True)])
         except ConfigError:
