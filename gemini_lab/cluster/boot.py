@@ -65,7 +65,7 @@ def agent_environment(threads: int | None) -> dict[str, str]:
     return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def patiently(request: Any) -> Any:
+def wait_asleep(request: Any) -> Any:
     """What an MPI request brings, waited for asleep.
 
     Open MPI's own waits keep a processor busy; on a small machine they have starved the very
@@ -90,14 +90,14 @@ def main() -> None:
             world.isend((config, order["log_folder"]), dest=rank)
             for rank, config in enumerate(order["agents"])
         ]
-    config, log_folder = patiently(world.irecv(source=0))
+    config, log_folder = wait_asleep(world.irecv(source=0))
     sent.append(world.isend(start_agent(config, log_folder), dest=0))
     if world.rank == 0:
-        answers = [patiently(world.irecv(source=rank)) for rank in range(world.size)]
+        answers = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
         sys.stdout.write(json.dumps(answers) + "\n")
         sys.stdout.flush()
     for request in sent:
-        patiently(request)
+        wait_asleep(request)
 
 
 if __name__ == "__main__":
