@@ -1,7 +1,7 @@
 """What a viewer of the timeline is sent, and when."""
 
 from gemini_lab_widgets.bars import ROW_BYTES, Kind
-from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, standalone_html
+from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, Timeline, standalone_html
 from gemini_lab_widgets.traffic import Mark, Traffic
 
 
@@ -116,6 +116,12 @@ def test_noise_from_a_viewer_is_ignored():
     for noise in (None, "drawn", {"drawn": "x"}, {"drawn": 99}, {"drawn": []}, {}):
         viewer.pump.hear(noise)
     assert viewer.got == []
+
+
+def test_visitors_do_not_bring_a_class_each():
+    timeline = Timeline()
+    assert type(timeline.panel()) is type(timeline.panel())
+    assert type(timeline.widget()) is type(timeline.widget())
 
 
 def test_a_saved_timeline_cannot_be_broken_out_of():
