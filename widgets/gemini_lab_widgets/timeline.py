@@ -158,7 +158,14 @@ class Timeline:
 
     def widget(self) -> Any:
         """The timeline as an anywidget."""
-        view = _widget_class()()
+        import anywidget  # noqa: PLC0415 - only notebooks need it
+
+        class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
+            """What `timeline.js` draws."""
+
+            _esm = MODULE
+
+        view = TrafficTimeline()
         pump = self._pump(lambda meta, columns: view.send({"meta": meta}, [columns]))
         view.on_msg(lambda _, message, __: pump.hear(message))
         return view
@@ -180,18 +187,6 @@ class Timeline:
         if self._newest is not None:
             pump.update(self._newest)
         return pump
-
-
-@cache
-def _widget_class() -> Any:
-    import anywidget  # noqa: PLC0415 - only notebooks need it
-
-    class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
-        """What `timeline.js` draws."""
-
-        _esm = MODULE
-
-    return TrafficTimeline
 
 
 @cache
