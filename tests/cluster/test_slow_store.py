@@ -41,6 +41,12 @@ def wait():
 '''
 
 
+class NeverHeld(LocalFileSystem):
+    """The same driver for this process, which must not wait: it touches `hold` itself."""
+
+    protocol = "held"
+
+
 @pytest.fixture
 def hold(tmp_path, monkeypatch):
     """The file that will hold the store up; the driver is installed as any package's would be."""
@@ -53,7 +59,7 @@ def hold(tmp_path, monkeypatch):
         "[fsspec.specs]\nheld = held_driver:HeldFileSystem\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(package))  # for the agents
-    fsspec.register_implementation("held", LocalFileSystem, clobber=True)  # fsspec is loaded here
+    fsspec.register_implementation("held", NeverHeld, clobber=True)  # fsspec is loaded here
     return package / "hold"
 
 
