@@ -3,6 +3,9 @@
 Each node is a network namespace, joined to the others by a bridge. The kernel's token bucket
 filter (`tc tbf`) shapes both directions of each node's link. It needs root, or a user namespace in
 which one is root: `unprivileged(...)` gives the command for that.
+
+No namespace has a name that would outlive its processes: each is held by one that waits for the end
+of a pipe from this program, so that all of it is gone when this program is, however it ends.
 """
 
 import math
@@ -11,11 +14,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final, Self
 
 from gemini_lab.errors import LaunchError
 
-_PROBE: Final = "gemini-lab-probe"
+_TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
+_HOLD: Final = 'hostname "$0" && ip link set lo up && echo made && exec cat'
 _BUCKET_S: Final = 0.004
 """How much time's worth of bytes may leave at once: one tick of a slow kernel timer."""
 
@@ -24,28 +29,69 @@ def why_not() -> str | None:
     """Why this process cannot make namespaces, or `None` if it can."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's, this is {sys.platform}; pace the link instead"
-    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not found; install iproute2 and util-linux"
-    name = f"{_PROBE}-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["unshare", "--net", "--uts", "true"], capture_output=True, text=True, check=False
+    )
     if made.returncode:
         return (
-            f"`ip netns add` failed ({made.stderr.strip()}); run as root, or start the program by "
+            f"`unshare --net` failed ({made.stderr.strip()}); run as root, or start the program by "
             "gemini_lab.emulation.namespaces.unprivileged"
         )
-    subprocess.run(["ip", "netns", "delete", name], check=True)
     return None
 
 
 def unprivileged(command: Sequence[str]) -> list[str]:
-    """`command`, run as root of user, network and mount namespaces of its own.
+    """`command`, run as root of user and network namespaces of its own.
 
     For a user without privileges, where the kernel allows it. All that the command does to
     interfaces ends with it.
     """
-    enter = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
-    return ["unshare", "-Urnm", "sh", "-c", enter, "sh", *command]
+    return ["unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
+
+
+class Namespace:
+    """A network of its own, with a hostname, for as long as the `with` block lasts.
+
+    Args:
+        hostname: What commands inside see.
+
+    Raises:
+        LaunchError: On entering, if it cannot be made.
+    """
+
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """`command`, to be run inside."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--uts", "--", *command]
+
+    def do(self, command: str) -> None:
+        """Run a command inside.
+
+        Raises:
+            LaunchError: It failed.
+        """
+        _do(self.command(command.split()))
+
+    def __enter__(self) -> Self:
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--uts", "sh", "-c", _HOLD, self.hostname],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.pid = self._holder.pid
+        assert self._holder.stdout is not None
+        said = self._holder.stdout.readline().strip()
+        if said != "made":
+            self._holder.communicate()
+            raise LaunchError(f"`unshare --net` failed: {said}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.communicate()
 
 
 class NodeNetwork:
@@ -70,6 +116,8 @@ class NodeNetwork:
         self._subnet = subnet
         # Names of interfaces have at most 15 characters, and other labs may run beside this one.
         self._prefix = f"gl{os.getpid() % 0xFFFFF:05x}"
+        self._members: list[Namespace] = []
+        self._made = ExitStack()
 
     @property
     def interface(self) -> str:
@@ -86,47 +134,47 @@ class NodeNetwork:
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
         """`command`, to be run on node number `node`."""
-        name = self.hostname(node)
-        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name, *command]
-        return ["ip", "netns", "exec", name, *inside]
+        return self._members[node].command(command)
 
     def __enter__(self) -> Self:
         reason = why_not()
         if reason:
             raise LaunchError(f"cannot give the nodes networks of their own: {reason}")
-        try:
-            bridge = f"{self._prefix}br"
-            _do(f"ip link add {bridge} type bridge")
-            _do(f"ip addr add {self._subnet}.254/24 dev {bridge}")
-            _do(f"ip link set {bridge} up")
+        with ExitStack() as made:
+            switch = made.enter_context(Namespace(f"{self._prefix}-switch"))
+            switch.do("ip link add bridge type bridge")
+            switch.do("ip link set bridge up")
+            self._join(switch, os.getpid(), self._prefix)
+            # It would go with its namespace as well, but the kernel takes its time over those.
+            made.callback(_do, f"ip link delete {self._prefix}".split())
+            _do(f"ip addr add {self._subnet}.254/24 dev {self._prefix}".split())
+            _do(f"ip link set {self._prefix} up".split())
             for node in range(self._nodes):
-                self._add(node, bridge)
-        except BaseException:
-            self.close()
-            raise
+                member = made.enter_context(Namespace(self.hostname(node)))
+                self._add(member, switch, self.address(node))
+                self._members.append(member)
+            self._made = made.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Take everything down, but for what commands that still run on a node are using."""
+        self._made.close()
+        self._members.clear()
 
-    def close(self) -> None:
-        """Take everything down; what still runs on a node has no network from here on."""
-        for node in range(self._nodes):
-            _try(f"ip netns delete {self.hostname(node)}")
-            _try(f"ip link delete {self._prefix}v{node}")
-        _try(f"ip link delete {self._prefix}br")
+    def _join(self, switch: Namespace, pid: int, interface: str) -> str:
+        """Join the namespace of process `pid` to the switch; the name of the switch's port."""
+        port = f"port{pid}"
+        switch.do(f"ip link add {port} type veth peer name {interface} netns {pid}")
+        switch.do(f"ip link set {port} master bridge up")
+        return port
 
-    def _add(self, node: int, bridge: str) -> None:
-        name, outside = self.hostname(node), f"{self._prefix}v{node}"
-        _do(f"ip netns add {name}")
-        _do(f"ip link add {outside} type veth peer name {self.interface} netns {name}")
-        _do(f"ip link set {outside} master {bridge} up")
-        _do(f"ip -n {name} addr add {self.address(node)}/24 dev {self.interface}")
-        _do(f"ip -n {name} link set {self.interface} up")
-        _do(f"ip -n {name} link set lo up")
+    def _add(self, member: Namespace, switch: Namespace, address: str) -> None:
+        port = self._join(switch, member.pid, self.interface)
+        member.do(f"ip addr add {address}/24 dev {self.interface}")
+        member.do(f"ip link set {self.interface} up")
         if self._bytes_per_s is not None:
-            _do(f"tc -n {name} qdisc add dev {self.interface} root {shaping(self._bytes_per_s)}")
-            _do(f"tc qdisc add dev {outside} root {shaping(self._bytes_per_s)}")
+            member.do(f"tc qdisc add dev {self.interface} root {shaping(self._bytes_per_s)}")
+            switch.do(f"tc qdisc add dev {port} root {shaping(self._bytes_per_s)}")
 
 
 def shaping(bytes_per_s: float) -> str:
@@ -135,12 +183,7 @@ def shaping(bytes_per_s: float) -> str:
     return f"tbf rate {round(bytes_per_s * 8)}bit burst {bucket_bytes} latency 100ms"
 
 
-def _do(command: str) -> None:
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+def _do(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise LaunchError(f"`{command}` failed: {done.stderr.strip()}")
-
-
-def _try(command: str) -> None:
-    """Run a command that may find nothing to do."""
-    subprocess.run(command.split(), capture_output=True, check=False)
+        raise LaunchError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")

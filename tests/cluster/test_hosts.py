@@ -1,6 +1,7 @@
 """Nodes on hosts of their own: network namespaces, each with its own address and host name."""
 
 import os
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -18,8 +19,10 @@ SUBNET = "10.213.77"
 
 SSH = """#!/bin/bash
 while [[ "$1" == -* ]]; do shift; done
-host="{prefix}$(( ${{1##*.}} - 1 ))"; shift
-exec ip netns exec "$host" unshare -u bash -c "hostname $host; $*"
+address="$1"; shift
+case "$address" in
+{enters}
+esac
 """
 
 
@@ -32,7 +35,7 @@ def network(tmp_path, monkeypatch):
         pytest.skip(reason)
     with NodeNetwork(COUNT, subnet=SUBNET) as network:
         ssh = tmp_path / "ssh"
-        ssh.write_text(SSH.format(prefix=network.hostname(0).removesuffix("0")))
+        ssh.write_text(SSH.format(enters="\n".join(enter(network, n) for n in range(COUNT))))
         ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
         for name, value in {
             "PRTE_MCA_plm_ssh_agent": str(ssh),
@@ -45,12 +48,26 @@ def network(tmp_path, monkeypatch):
         yield network
 
 
+def enter(network: NodeNetwork, node: int) -> str:
+    """The branch of the script that runs its arguments on a node."""
+    words = shlex.join(network.command(node, ["bash", "-c"]))
+    return f'  {network.address(node)}) exec {words} "$*" ;;'
+
+
 def agents_on(network: NodeNetwork, node: int) -> int:
-    pids = subprocess.run(
-        ["ip", "netns", "pids", network.hostname(node)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    programs = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
-    return sum(b"gemini_lab.cluster.agent" in program for program in programs)
+    ask = network.command(node, ["readlink", "/proc/self/ns/net"])
+    namespace = subprocess.check_output(ask, text=True).strip()
+    return sum(
+        is_agent(process) and str((process / "ns/net").readlink()) == namespace
+        for process in Path("/proc").glob("[0-9]*")
+    )
+
+
+def is_agent(process: Path) -> bool:
+    try:
+        return b"gemini_lab.cluster.agent" in (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
 
 
 @pytest.mark.usefixtures("leaves_nothing")

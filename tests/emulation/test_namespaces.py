@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,11 +28,25 @@ with NodeNetwork(1) as network:
     print(subprocess.check_output(network.command(0, ["hostname"]), text=True).strip())
 """
 
+WAITING = """
+from gemini_lab.emulation.namespaces import NodeNetwork
+from pathlib import Path
+import os, sys
+with NodeNetwork(2, subnet="10.78.3") as network:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    print(network.hostname(0).split("-")[0], children, flush=True)
+    sys.stdin.read()
+"""
+
 
 @pytest.fixture
 def allowed() -> None:
     if reason := why_not():
         pytest.skip(reason)
+
+
+def links() -> str:
+    return subprocess.check_output(["ip", "link", "show"], text=True)
 
 
 def run_on(network: NodeNetwork, node: int, *command: str) -> str:
@@ -44,11 +59,25 @@ def test_nodes_have_names_and_addresses_of_their_own_and_leave_nothing_behind() 
         names = [run_on(network, node, "hostname").strip() for node in (0, 1)]
         assert names == [network.hostname(0), network.hostname(1)]
         assert "10.78.1.2/24" in run_on(network, 1, "ip", "-4", "addr", "show", network.interface)
-        listed = subprocess.check_output(["ip", "netns", "list"], text=True)
-        assert all(name in listed for name in names)
-    left = subprocess.check_output(["ip", "netns", "list"], text=True)
-    left += subprocess.check_output(["ip", "link", "show"], text=True)
-    assert not any(name.split("-")[0] in left for name in names)
+        assert names[0].split("-")[0] in links()
+    assert names[0].split("-")[0] not in links()
+
+
+@pytest.mark.usefixtures("allowed")
+def test_nothing_is_left_of_a_network_whose_program_was_killed() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WAITING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    prefix, *holders = child.stdout.readline().split()
+    assert len(holders) == 3, "two nodes and their switch"
+    assert prefix in links()
+    child.kill()
+    child.communicate()
+    give_up_s = time.monotonic() + 30
+    while prefix in links() or any(Path(f"/proc/{holder}").exists() for holder in holders):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("allowed")
@@ -71,9 +100,7 @@ def test_bytes_cross_a_shaped_link_no_faster_than_its_rate() -> None:
 def test_a_network_that_cannot_be_made_is_taken_down_again() -> None:
     with pytest.raises(LaunchError, match="failed"), NodeNetwork(1, subnet="300.1.1"):
         pass
-    assert f"gl{os.getpid() % 0xFFFFF:05x}" not in subprocess.check_output(
-        ["ip", "link"], text=True
-    )
+    assert f"gl{os.getpid() % 0xFFFFF:05x}" not in links()
 
 
 def test_a_user_without_privileges_gets_a_network_in_a_user_namespace() -> None:
