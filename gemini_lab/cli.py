@@ -1,8 +1,9 @@
 """The `gemini-lab` command: one table of sub-commands, each in the module that owns its work."""
 
 import importlib
+import signal
 import sys
-from typing import Final
+from typing import Final, NoReturn
 
 from gemini_lab.errors import GeminiError
 
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gemini-lab: there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201
         return 2
     module, _, function = COMMANDS[name][0].partition(":")
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         return int(getattr(importlib.import_module(module), function)(rest))
     except GeminiError as error:
@@ -50,6 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\ngemini-lab {name}: interrupted", file=sys.stderr)  # noqa: T201
         return 130
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """End as an interrupted command does: nothing that it started or wrote for itself is left."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -149,13 +149,17 @@ def under_torchrun(workload: Workload) -> TimedRun:
         if workload.link_bytes_per_s is not None:
             args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
         runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        done = subprocess.run(
+        with subprocess.Popen(
             [*runner, "--nproc-per-node=2", "-m", job.script, *args],
             env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RunFailedError(f"the script failed under torchrun:\n{done.stderr[-2000:]}")
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as torchrun:  # fmt: skip
+            try:
+                _, said = torchrun.communicate()
+            finally:
+                torchrun.terminate()  # where this was interrupted: it ends its workers too
+        if torchrun.returncode:
+            raise RunFailedError(f"the script failed under torchrun:\n{said[-2000:]}")
         return TimedRun(iteration_s=_median_s(times, workload))
 
 

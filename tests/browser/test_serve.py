@@ -198,7 +198,7 @@ def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Pat
             assert PASSWORD.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         finally:
             process.terminate()
-        assert process.wait(60) == -signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 @contextmanager
