@@ -104,7 +104,11 @@ class CudaLanes:
         self._stream(lane).wait_event(mark)
 
     def join(self, lane: Lane, work: Any) -> None:
-        """The lane's stream waits for the collective."""
+        """The lane's stream waits for the collective.
+
+        With that the handle lets go of the collective's tensors; whoever called it must keep them
+        until they wait themselves, as DeepSpeed's handles do.
+        """
         if work is None:
             self.follow(lane, self.mark("training"))
             return

@@ -12,7 +12,7 @@ own collectives are never held up by this module.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -25,6 +25,8 @@ from gemini_lab.pipeliner.lanes import Lanes
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 
 _FREED: Final = 1  # tag of the message that a sub-buffer is free again
+_SEALERS: Final = 4
+"""Threads that seal what a device copied: its bus is faster than the checksums of one thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ class LocalCopy:
         payload_bytes: Size of the whole payload.
         own: The buffer.
         lanes: The device's, if the tensors are on one; the next chunk is then copied by its local
-            lane while this thread seals the one before.
+            lane while threads of this copy's own seal those before.
 
     Attributes:
         elapsed_s: Seconds spent so far.
@@ -100,6 +102,18 @@ class LocalCopy:
         """Copy and seal what is missing of the first `end_bytes` of the payload."""
         started_s = time.perf_counter()
         last = -(-min(end_bytes, self._payload_bytes) // self._chunk_bytes)
+        if self._lanes is None:
+            for number, chunk in self._arrived(last):
+                self._seal(number, chunk)
+        else:
+            with ThreadPoolExecutor(_SEALERS, thread_name_prefix="gemini-seal") as sealers:
+                seals = [sealers.submit(self._seal, *one) for one in self._arrived(last)]
+            for seal in seals:
+                seal.result()
+        self.elapsed_s += time.perf_counter() - started_s
+
+    def _arrived(self, last: int) -> Iterator[tuple[int, Any]]:
+        """The chunks before number `last` that are missing, each when it has been copied."""
         while self._done < last:
             while self._done + len(self._filled) < min(last, self._done + self._ahead):
                 self._filled.append(self._begin(self._done + len(self._filled)))
@@ -107,9 +121,11 @@ class LocalCopy:
             if self._lanes is not None:
                 self._lanes.finish(mark)
             self._filled.popleft()
-            self._own.seal_chunk(self._done, chunk_digest(chunk))
             self._done += 1
-        self.elapsed_s += time.perf_counter() - started_s
+            yield self._done - 1, chunk
+
+    def _seal(self, number: int, chunk: Any) -> None:
+        self._own.seal_chunk(number, chunk_digest(chunk))
 
     def _begin(self, number: int) -> tuple[Any, Any]:
         """Fill a chunk; on a device, as soon as its lane comes to the mark that is given too."""
