@@ -1,5 +1,6 @@
 """The `links` bench: is a paced link the link that the kernel would give?"""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -26,17 +27,10 @@ def bench(repeats: int) -> list[Row]:
     script = Path(found.origin)
     paced: list[Profile] = []
     shaped: list[Profile] = []
+    measured = partial(profile_script, script, JOB, nproc=NODES, iterations=8, quiet=True)
     for _ in range(repeats):
-        shaped.append(
-            profile_script(
-                script, JOB, nproc=NODES, iterations=8, kernel_link_bytes_per_s=LINK_BYTES_PER_S
-            )
-        )
-        paced.append(
-            profile_script(
-                script, JOB, nproc=NODES, iterations=8, link_bytes_per_s=LINK_BYTES_PER_S
-            )
-        )
+        shaped.append(measured(kernel_link_bytes_per_s=LINK_BYTES_PER_S))
+        paced.append(measured(link_bytes_per_s=LINK_BYTES_PER_S))
     return rows(paced, shaped, rate=f"{format_bytes(LINK_BYTES_PER_S)}/s")
 
 

@@ -52,6 +52,7 @@ def profile_script(
     skip: int = SKIP,
     link_bytes_per_s: float | None = None,
     kernel_link_bytes_per_s: float | None = None,
+    quiet: bool = False,
 ) -> Profile:
     """Run a DeepSpeed script under torchrun until its profile is made; the profile of rank 0.
 
@@ -65,6 +66,7 @@ def profile_script(
             collective takes what Gloo sends for it.
         kernel_link_bytes_per_s: Gives each rank a node of its own, a network namespace, on a link
             that the kernel shapes.
+        quiet: Whether to drop what the script prints, but for errors.
 
     Raises:
         ConfigError: The script is not there, or both kinds of link are asked for.
@@ -83,7 +85,8 @@ def profile_script(
             runner.append(f"--link-bytes-per-s={link_bytes_per_s}")
         job = [str(script), *args]
         if kernel_link_bytes_per_s is None:
-            code = _run([[*_TORCHRUN, f"--nproc-per-node={nproc}", *runner, *job]], [{}])
+            command = [*_TORCHRUN, f"--nproc-per-node={nproc}", *runner, *job]
+            code = _run([command], [{}], quiet=quiet)
         else:
             rate = f"{format_bytes(kernel_link_bytes_per_s)}/s"
             runner.append(f"--condition=each rank on a link that the kernel shapes to {rate}")
@@ -91,6 +94,7 @@ def profile_script(
                 code = _run(
                     [network.command(n, [sys.executable, *runner, *job]) for n in range(nproc)],
                     [_member(network, node, nproc) for node in range(nproc)],
+                    quiet=quiet,
                 )
         if not made.exists():
             raise RunFailedError(
@@ -113,10 +117,14 @@ def _member(network: NodeNetwork, node: int, nodes: int) -> dict[str, str]:
     }
 
 
-def _run(commands: list[list[str]], environments: list[dict[str, str]]) -> int:
+def _run(commands: list[list[str]], environments: list[dict[str, str]], *, quiet: bool) -> int:
     """Run the commands side by side until all have ended or one has failed; its exit code."""
     children = [
-        subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ, **environment})
+        subprocess.Popen(
+            command,
+            env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
+            stdout=subprocess.DEVNULL if quiet else None,
+        )
         for command, environment in zip(commands, environments, strict=True)
     ]
     try:
