@@ -10,6 +10,7 @@ of a pipe from this program, so that all of it is gone when this program is, how
 
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,8 +38,8 @@ def why_not() -> str | None:
     )
     if made.returncode:
         return (
-            f"`unshare --net` failed ({made.stderr.strip()}); run as root, or start the program by "
-            "gemini_lab.emulation.namespaces.unprivileged"
+            f"`unshare --net` failed ({made.stderr.strip()}); run as root or, where user "
+            f"namespaces are allowed, begin the command with: {shlex.join(unprivileged([]))}"
         )
     return None
 

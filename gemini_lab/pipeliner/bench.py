@@ -13,15 +13,23 @@ import torch.distributed as dist
 
 from gemini_lab.bench import Row
 from gemini_lab.checkpoint.slab import Slab, SlotSpec, chunk_digest
+from gemini_lab.emulation.link import LinkBucket
 from gemini_lab.pipeliner.group import CheckpointGroup
 from gemini_lab.pipeliner.transfer import WINDOW_CHUNKS, Done, Job, Transfer
-from gemini_lab.units import MIB, format_bytes
+from gemini_lab.units import MB, MIB, format_bytes
 
 PAYLOAD_BYTES: Final = 128 * MIB
 CHUNK_BYTES: Final = 8 * MIB
+LINK_BYTES_PER_S: Final = 500 * MB
 PATIENCE_S: Final = 600.0
-_BARE: Final = "bare Gloo"
-_APART: Final = "memcpy, checksums, bare Gloo"
+_RATIOS: Final = (
+    ("a version", "bare Gloo"),
+    ("a version", "memcpy, checksums, bare Gloo"),
+    ("paced, a version", "paced, bare Gloo"),
+)
+
+Carry = Callable[[float], None] | None
+"""Takes bytes over an emulated link; `None` where there is none."""
 
 
 def bench_copy(repeats: int) -> list[Row]:
@@ -76,7 +84,8 @@ def wire_rows(
     Ours is a whole version: copied into the own slab, checksummed, sent, received into the peer's
     slab and committed on both. Bare Gloo sends the same chunks from memory to memory. Where the
     link is this machine's own, copying, checksums and Gloo share its cores: the third measurement
-    is what they take one after the other.
+    is what they take one after the other. The paced measurements are on a link that takes longer
+    than they do, as networks between machines are.
 
     Args:
         repeats: How often everything is measured.
@@ -103,11 +112,12 @@ def wire_rows(
                 )
     times: dict[str, list[float]] = results.get()
     settings = {"size": format_bytes(payload_bytes), "chunk": format_bytes(chunk_bytes)}
-    ours = times["a version"]
-    return [
-        *(_rate(name, payload_bytes, values, settings) for name, values in times.items()),
-        *(_ratio(f"a version / {name}", times[name], ours) for name in (_BARE, _APART)),
+    paced = settings | {"link_bytes_per_s": LINK_BYTES_PER_S}
+    rates = [
+        _rate(name, payload_bytes, values, paced if name.startswith("paced") else settings)
+        for name, values in times.items()
     ]
+    return rates + [_ratio(f"{one} / {other}", times[other], times[one]) for one, other in _RATIOS]
 
 
 def _wire_rank(
@@ -122,49 +132,63 @@ def _wire_rank(
         [SlotSpec(shard, payload_bytes) for shard in (rank, 1 - rank)], chunk_bytes=chunk_bytes
     )
     done: list[Done] = []
-    transfer = Transfer(
-        group=group,
-        slab=slab,
-        rank=rank,
-        sends_to=[1 - rank],
-        receives_from=[1 - rank],
-        on_done=done.append,
-    )
 
-    def version() -> None:
+    def transfer(carry: Carry) -> Transfer:
+        return Transfer(
+            group=group, slab=slab, rank=rank, sends_to=[1 - rank], receives_from=[1 - rank],
+            on_done=done.append, carry=carry,
+        )  # fmt: skip
+
+    def version(by: Transfer) -> None:
         pieces = [(0, source)]
-        transfer.start(Job(version=len(done) + 1, pieces=pieces, payload_bytes=payload_bytes))
-        transfer.wait()
+        by.start(Job(version=len(done) + 1, pieces=pieces, payload_bytes=payload_bytes))
+        by.wait()
 
-    def bare() -> None:
-        _exchange(group, source, room, chunk_bytes)
+    def bare(carry: Carry) -> None:
+        _exchange(group, source, room, chunk_bytes, carry)
         group.barrier()
 
     def apart() -> None:
         copy.copy_(source)
         for part in _parts(copy, chunk_bytes):
             chunk_digest(part.numpy())
-        bare()
+        bare(None)
 
-    times = _in_turn(
-        {_BARE: bare, _APART: apart, "a version": version},
-        repeats,
-        before=group.barrier,
-    )
-    transfer.close()
+    with LinkBucket(f"{store}-link-{rank}", bytes_per_s=LINK_BYTES_PER_S) as link:
+        free, paced = transfer(None), transfer(link.carry)
+        times = _in_turn(
+            {
+                "bare Gloo": lambda: bare(None),
+                "memcpy, checksums, bare Gloo": apart,
+                "a version": lambda: version(free),
+                "paced, bare Gloo": lambda: bare(link.carry),
+                "paced, a version": lambda: version(paced),
+            },
+            repeats,
+            before=group.barrier,
+        )
+        free.close()
+        paced.close()
     slab.close()
     if rank == 0:
         results.put(times)
 
 
 def _exchange(
-    group: CheckpointGroup, source: torch.Tensor, room: torch.Tensor, chunk_bytes: int
+    group: CheckpointGroup,
+    source: torch.Tensor,
+    room: torch.Tensor,
+    chunk_bytes: int,
+    carry: Carry,
 ) -> None:
     """Send all of `source` and receive all of `room`, some chunks at a time."""
     peer = 1 - group.rank
     under_way: deque[tuple[Any, Any]] = deque()
     for out, back in zip(_parts(source, chunk_bytes), _parts(room, chunk_bytes), strict=True):
-        under_way.append((group.isend(out, peer), group.irecv(back, peer)))
+        receive = group.irecv(back, peer)
+        if carry is not None:
+            carry(out.nbytes)
+        under_way.append((group.isend(out, peer), receive))
         if len(under_way) > WINDOW_CHUNKS:
             _wait(under_way.popleft())
     for works in under_way:
