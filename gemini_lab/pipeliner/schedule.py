@@ -29,8 +29,8 @@ The paper gives no value. A profile counts as steady up to a normalised standard
 so a span two deviations shorter than its mean still has 80 % of it.
 """
 
-LONG_STARTS: Final = 10
-"""A span is a long one if so many messages could start in the part of it that is planned full."""
+HALVINGS: Final = 10
+"""How often the length that makes a span a long one is halved before every span is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,9 @@ def plan_chunks(
 
     The printed algorithm knows no copy rate. Where copying is slower than the wire, `"gemini"` here
     plans with the copy's rate, which is then the pipeline's. It also takes any span that it meets;
-    here the short ones, whose chunks are mostly start-up time and come between collectives that
-    training calls one upon the other, are used only where the long ones do not suffice.
+    here those shorter than half of the longest are used only where the others do not suffice, then
+    those shorter than a quarter, and so on: chunks in short spans are mostly start-up time, and
+    come between collectives that training calls one upon the other.
 
     Args:
         profile: Of the job at hand; only spans before the update are used.
@@ -198,10 +199,7 @@ def plan_chunks(
         for number, span in enumerate(profile.idle_spans)
         if span.before_update and scheme != "blocking"
     ]
-    long_spans = [
-        (number, fill_s) for number, fill_s in every_span if fill_s >= LONG_STARTS * alpha_s
-    ]
-    for spans in (long_spans, every_span):
+    for spans in _choices(every_span):
         chunks = tuple(
             _cut(
                 spans,
@@ -240,6 +238,18 @@ def plan_chunks(
     )
     starts_bytes = alpha_s * bandwidth_bytes_per_s
     return replace(schedule, notes=tuple(_notes(schedule, profile, starts_bytes=starts_bytes)))
+
+
+def _choices(spans: list[tuple[int, float]]) -> Iterator[list[tuple[int, float]]]:
+    """The long ones of the spans, each given with the time to fill; then more, at last all."""
+    longest_s = max((fill_s for _, fill_s in spans), default=0.0)
+    chosen: list[tuple[int, float]] = []
+    for halving in range(1, HALVINGS + 1):
+        long_ones = [one for one in spans if one[1] >= longest_s / 2**halving]
+        if len(chosen) < len(long_ones) < len(spans):
+            yield long_ones
+        chosen = long_ones
+    yield spans
 
 
 def _cut(

@@ -95,8 +95,9 @@ view(schedule, profile=profile)
 
 # %% [markdown]
 # For each idle span, in order: fill `mu` = 80 % of it with chunks the size of a sub-buffer, the
-# last one smaller. Whatever fits nowhere goes before the update and delays it. Short spans stay
-# empty while the long ones suffice: 80 % of them is hardly more than it takes to start a message.
+# last one smaller. Whatever fits nowhere goes before the update and delays it. Spans shorter than
+# half of the longest stay empty while the others suffice: chunks in short ones are mostly start-up
+# time, and the next collective is close behind them.
 #
 # ## 3. How large a buffer?
 # **Predict**: `"interleaved"` has one buffer, so a chunk has to be copied out before the next one

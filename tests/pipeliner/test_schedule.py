@@ -113,7 +113,7 @@ def test_json_gives_the_same_schedule_back(spans_s: list[float], chosen: dict) -
 def test_the_last_chunk_of_a_span_shrinks_to_fit() -> None:
     """0.2 s start-up and 100 B/s: a span of 2 s takes one chunk of 100 B, one of 60 B."""
     plan = plan_chunks(
-        profile_of([2.0, 10.0]),
+        profile_of([2.0, 3.0]),
         checkpoint_bytes=200,
         bandwidth_bytes_per_s=100,
         alpha_s=0.2,
@@ -129,10 +129,18 @@ def test_the_last_chunk_of_a_span_shrinks_to_fit() -> None:
 
 @pytest.mark.parametrize(
     ("checkpoint_bytes", "spans"),
-    [(500, {1}), (1000, {1, 3}), (1150, {0, 1, 2, 3}), (9999, {0, 1, 2, 3, None})],
+    [
+        (500, {1}),
+        (1000, {1, 3}),
+        (1150, {0, 1, 3}),
+        (1180, {0, 1, 2, 3}),
+        (9999, {*range(4), None}),
+    ],
 )
-def test_short_spans_are_used_only_where_long_ones_do_not_suffice(checkpoint_bytes, spans) -> None:
-    """0.1 s start-up: what is shorter than 1 s is short; each long span takes 490 to 590 B."""
+def test_shorter_spans_are_used_only_where_longer_ones_do_not_suffice(
+    checkpoint_bytes, spans
+) -> None:
+    """0.1 s start-up, 100 B/s: the two long spans take 590 and 490 B, the others 80 and 40."""
     plan = plan_chunks(
         profile_of([0.9, 6.0, 0.5, 5.0]),
         checkpoint_bytes=checkpoint_bytes,
