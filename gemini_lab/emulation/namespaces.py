@@ -82,6 +82,7 @@ class Namespace:
         self._holder = subprocess.Popen(
             ["unshare", "--net", "--uts", "sh", "-c", _HOLD, self.hostname],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,  # Ctrl-C is for the program, which takes things down in order
         )  # fmt: skip
         self.pid = self._holder.pid
         assert self._holder.stdout is not None
@@ -147,7 +148,7 @@ class NodeNetwork:
             switch.do("ip link set bridge up")
             self._join(switch, os.getpid(), self._prefix)
             # It would go with its namespace as well, but the kernel takes its time over those.
-            made.callback(_do, f"ip link delete {self._prefix}".split())
+            made.callback(_try, f"ip link delete {self._prefix}".split())
             _do(f"ip addr add {self._subnet}.254/24 dev {self._prefix}".split())
             _do(f"ip link set {self._prefix} up".split())
             for node in range(self._nodes):
@@ -188,3 +189,8 @@ def _do(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+
+
+def _try(command: Sequence[str]) -> None:
+    """Run a command that may find nothing to do."""
+    subprocess.run(command, capture_output=True, check=False)
