@@ -1,8 +1,14 @@
 """How a training process ends."""
 
+import ctypes
 import os
+import signal
 import sys
-from typing import NoReturn
+import threading
+import time
+from typing import Final, NoReturn
+
+PR_SET_PDEATHSIG: Final = 1
 
 
 def leave(status: int) -> NoReturn:
@@ -14,3 +20,18 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,13 +1,10 @@
 """A worker: one training process, from its start by the warm parent to the end of its script."""
 
-import ctypes
 import json
 import os
 import runpy
 import signal
 import sys
-import threading
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -15,23 +12,7 @@ from typing import Any
 
 from gemini_lab import session
 from gemini_lab.cluster.local import LocalChannel
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Have this process killed when its parent dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        return
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+from gemini_lab.leaving import die_with_parent
 
 
 def distributed_environment(spec: dict[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.emulation.link import GLOO, LinkBucket, LinkPacer
-from gemini_lab.leaving import leave
+from gemini_lab.leaving import die_with_parent, leave
 from gemini_lab.profiler.clocks import DeviceClock, WallClock
 from gemini_lab.profiler.comm import CommSeam, Pace
 from gemini_lab.profiler.observe import Profiler
@@ -108,6 +108,7 @@ class ProfiledSteps:
 
 def main(arguments: list[str]) -> int:
     """Run the script under the profiler; rank 0 writes the profile."""
+    die_with_parent()
     options = _parser().parse_args(arguments)
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gemini_lab.cli import main
@@ -114,3 +116,29 @@ def test_a_link_is_of_one_kind(script: Path) -> None:
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no script"):
         profile_script(tmp_path / "nothing.py")
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None:
+    """Cut off from each other, they would wait for half an hour."""
+    if reason := why_not():
+        pytest.skip(reason)
+    said = tmp_path / "losses"
+    command = ["profile", "--iterations=1000000", "--kernel-link=1GB/s", str(script), "1000000"]
+    profile = psutil.Popen(
+        [sys.executable, "-m", "gemini_lab.cli", *command, str(said)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        give_up_s = time.monotonic() + 60
+        while not said.exists():
+            assert profile.poll() is None
+            assert time.monotonic() < give_up_s
+            time.sleep(0.1)
+        ranks = [one for one in profile.children() if "gemini_lab.profiler.runner" in one.cmdline()]
+        assert len(ranks) == 2
+    finally:
+        profile.kill()
+        profile.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert alive == []
