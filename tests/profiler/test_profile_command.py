@@ -1,5 +1,6 @@
 """`gemini-lab profile`: an unchanged DeepSpeed script, really run."""
 
+import os
 import subprocess
 import sys
 import time
@@ -127,6 +128,7 @@ def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None
     command = ["profile", "--iterations=1000000", "--kernel-link=1GB/s", str(script), "1000000"]
     profile = psutil.Popen(
         [sys.executable, "-m", "gemini_lab.cli", *command, str(said)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
