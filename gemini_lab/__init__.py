@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from gemini_lab.engine.protection import protect
     from gemini_lab.injector import (
         BitFlip,
         LinkCut,
@@ -21,18 +22,17 @@ if TYPE_CHECKING:
         WorkerHang,
     )
     from gemini_lab.job import Job
-    from gemini_lab.lab import Lab
+    from gemini_lab.lab.lab import Lab
+    from gemini_lab.lab.run import Run
     from gemini_lab.placement import Placement, plan_placement
-    from gemini_lab.protection import protect
     from gemini_lab.report import RunReport
-    from gemini_lab.run import Run
     from gemini_lab.settings import Settings
     from gemini_lab.simulator import plan
 
 _HOMES: Final = {
     "BitFlip": "gemini_lab.injector",
     "Job": "gemini_lab.job",
-    "Lab": "gemini_lab.lab",
+    "Lab": "gemini_lab.lab.lab",
     "LinkCut": "gemini_lab.injector",
     "NodeFreeze": "gemini_lab.injector",
     "NodeLoss": "gemini_lab.injector",
@@ -40,7 +40,7 @@ _HOMES: Final = {
     "Placement": "gemini_lab.placement",
     "RackLoss": "gemini_lab.injector",
     "RootLoss": "gemini_lab.injector",
-    "Run": "gemini_lab.run",
+    "Run": "gemini_lab.lab.run",
     "RunReport": "gemini_lab.report",
     "Scenario": "gemini_lab.injector",
     "Settings": "gemini_lab.settings",
@@ -49,7 +49,7 @@ _HOMES: Final = {
     "WorkerHang": "gemini_lab.injector",
     "plan": "gemini_lab.simulator",
     "plan_placement": "gemini_lab.placement",
-    "protect": "gemini_lab.protection",
+    "protect": "gemini_lab.engine.protection",
 }
 
 __all__ = [

@@ -12,10 +12,10 @@ import pytest
 from nbclient import NotebookClient
 
 from gemini_lab import Job, Run, Scenario
-from gemini_lab.cluster.etcd import find_etcd
-from gemini_lab.cluster.launch import find_mpiexec
 from gemini_lab.errors import LaunchError, RunFailedError
-from gemini_lab.events import Event
+from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.log.events import Event
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted((FOLDER / "src").glob("*.py"))

@@ -14,7 +14,7 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab import Lab
+from gemini_lab.lab.lab import Lab
 from gemini_lab.report import Comparison, RunReport
 
 

@@ -1,7 +1,6 @@
 """What a run did, from its event log and nothing else."""
 
 from gemini_lab.report.build import build_report
-from gemini_lab.report.command import command, find_run
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.report.values import (
     Comparison,
@@ -29,6 +28,4 @@ __all__ = [
     "WastedTime",
     "build_report",
     "chrome_trace",
-    "command",
-    "find_run",
 ]

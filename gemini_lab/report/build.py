@@ -8,7 +8,8 @@ from statistics import fmean, median
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
+from gemini_lab.log.file import LOG_FILE
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -44,7 +45,7 @@ def build_report(events: Iterable[Event], *, name: str = "") -> RunReport:
     if start is None:
         raise ConfigError(
             f"the log of {name or 'this run'} has no run_started among {len(log)} events; "
-            "a run's log is called events.jsonl"
+            f"a run's log is called {LOG_FILE}"
         )
     outcome, reason, ended_at_s = _ending(log)
     iterations = _iterations(log)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 
 _MOMENTS: Final = frozenset(
     {

@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Self
 
-from gemini_lab.events import read_events
+from gemini_lab.log.file import LOG_FILE, read_events
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.shown import Shown
-from gemini_lab.wasted_time import wasted_time_s
 
 Outcome = Literal["finished", "failed", "unfinished"]
 
@@ -278,7 +278,7 @@ class RunReport(Shown):
         """The report of the run in `folder`."""
         from gemini_lab.report.build import build_report  # noqa: PLC0415 - it builds this class
 
-        report = build_report(read_events(folder / "events.jsonl"), name=folder.name)
+        report = build_report(read_events(folder / LOG_FILE), name=folder.name)
         assert isinstance(report, cls)
         return report
 

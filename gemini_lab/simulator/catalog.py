@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.wasted_time import checkpoint_bytes
 from gemini_lab.units import GB
-from gemini_lab.wasted_time import checkpoint_bytes
 
 VOCABULARY: Final = 50_265
 SEQUENCE: Final = 512

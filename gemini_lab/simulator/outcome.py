@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.shown import Shown
 from gemini_lab.simulator.policy import Policy
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
-from gemini_lab.wasted_time import checkpoint_every, wasted_time_s
 
 THREE_HOURS_S: Final = 3 * 3600.0
 """BLOOM's interval, the Strawman's and that of Gemini's persistent tier (section 7.1)."""

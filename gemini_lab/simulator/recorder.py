@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.simulator.outcome import Recovery

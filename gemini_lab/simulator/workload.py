@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.wasted_time import checkpoint_bytes
 from gemini_lab.simulator.catalog import MODELS
 from gemini_lab.units import GB
-from gemini_lab.wasted_time import checkpoint_bytes
 
 SERIALISE_BYTES_PER_S: Final = 75.2 * GB / 81
 """One node's shard of GPT-2 100B, 75.2 GB, takes torch.save 81 s (paper, section 7.3)."""

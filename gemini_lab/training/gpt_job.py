@@ -17,10 +17,10 @@ import torch
 from deepspeed import comm
 
 import gemini_lab
-from gemini_lab import session as sessions
-from gemini_lab.emulation.script import emulate
-from gemini_lab.leaving import leave
+from gemini_lab.engine import session as sessions
+from gemini_lab.engine.process_exit import leave
 from gemini_lab.training.corpus import TokenBatches, load_corpus
+from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, SIZES, named_size
 
 

@@ -14,12 +14,16 @@ import random
 
 import matplotlib.pyplot as plt
 
-from gemini_lab.experiments import eq1
+from gemini_lab.experiments.figures import eq1
+from gemini_lab.recovery.wasted_time import (
+    saturated_wasted_time_s,
+    shortest_interval_s,
+    wasted_time_s,
+)
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
 from gemini_lab.units import format_seconds, parse_bandwidth
-from gemini_lab.wasted_time import saturated_wasted_time_s, shortest_interval_s, wasted_time_s
 
 # %% [markdown]
 # The settings. `model` is a name such as `"MT-NLG"`, `"PaLM"` or `"GPT-2 100B"`, or a size such as

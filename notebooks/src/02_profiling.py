@@ -17,8 +17,8 @@
 import matplotlib.pyplot as plt
 
 from gemini_lab import Lab
+from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.experiments.timed_runs import AS_IF_LARGE
 from gemini_lab.training.gpt import named_size, parameter_count
 
 # %% [markdown]

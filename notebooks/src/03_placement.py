@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from gemini_lab import Placement, plan_placement
 from gemini_lab import placement as chances
-from gemini_lab.experiments import fig09
+from gemini_lab.experiments.figures import fig09
 
 # %% [markdown]
 # The settings. N machines, m copies of each shard (the owner's own among them), and racks of equal

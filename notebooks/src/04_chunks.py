@@ -19,8 +19,8 @@ from gemini_lab_widgets.drawings import view
 
 from gemini_lab import Lab
 from gemini_lab.errors import CapacityError
+from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.experiments.timed_runs import AS_IF_LARGE
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.units import KIB, format_bytes
 

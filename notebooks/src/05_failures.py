@@ -15,7 +15,7 @@
 
 # %%
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash, plan_placement
-from gemini_lab.experiments import recoveries
+from gemini_lab.experiments.figures import recoveries
 from gemini_lab.experiments.quickstart import gpt_job
 
 # %% [markdown]

@@ -16,8 +16,8 @@
 # %%
 from dataclasses import replace
 
-from gemini_lab.experiments import fig10, fig15a, fig15b, time_use
-from gemini_lab.experiments.figures import make
+from gemini_lab.experiments.figures import fig10, fig15a, fig15b, time_use
+from gemini_lab.experiments.figures.command import make
 from gemini_lab.simulator import compare, opt_175b, paper_workload, poisson_failures, simulate
 from gemini_lab.simulator.policy import gemini, highfreq, strawman
 

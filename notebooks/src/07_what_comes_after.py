@@ -16,7 +16,7 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 
 from gemini_lab import plan, plan_placement
-from gemini_lab.experiments import time_use
+from gemini_lab.experiments.figures import time_use
 from gemini_lab.placement.adaptive import loss_chance, propose_placement
 from gemini_lab.simulator import FailureRate, poisson_failures, simulate
 from gemini_lab.simulator.policy import gemini, shrink

@@ -16,9 +16,9 @@ import nbformat
 import psutil
 import pytest
 
-from gemini_lab.cluster.etcd import find_etcd
-from gemini_lab.cluster.launch import find_mpiexec
 from gemini_lab.errors import LaunchError
+from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.mpi import find_mpiexec
 
 pytest.importorskip("jupyterlab")
 pytest.importorskip("ipywidgets")

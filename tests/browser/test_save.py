@@ -11,10 +11,10 @@ pytest.importorskip("panel", reason="panel is not installed")
 from gemini_lab_widgets.save import save
 from logs_of_runs import lines_of_a_run, write
 
-from gemini_lab.cli import main
+from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
-from gemini_lab.pages import save_log
+from gemini_lab.lab.pages import save_log
+from gemini_lab.log.events import Event
 
 MB = 10**6
 SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"

@@ -27,7 +27,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from gemini_lab.errors import ConfigError, LaunchError
-from gemini_lab.pages import serve_log
+from gemini_lab.lab.pages import serve_log
 
 SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
 
@@ -180,7 +180,7 @@ def test_a_port_that_is_taken_is_said_to_be(dashboard: Dashboard, log: Path) -> 
 
 def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Path) -> None:
     """What `ps` shows of a process is its arguments: the password comes by standard input."""
-    command = [sys.executable, "-m", "gemini_lab.cli", "serve", str(log.parent), "--port", "0"]
+    command = [sys.executable, "-m", "gemini_lab.cli.main", "serve", str(log.parent), "--port", "0"]
     with subprocess.Popen(
         [*command, "--password"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -10,7 +10,7 @@ import pytest
 from gemini_lab_widgets.timeline import MODULE, Pump, Timeline, standalone_html
 from gemini_lab_widgets.traffic import Traffic
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 
 pytestmark = pytest.mark.browser
 

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from gemini_lab import Lab
-from gemini_lab.cluster.etcd import find_etcd
-from gemini_lab.cluster.launch import find_mpiexec
 from gemini_lab.errors import LaunchError
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.lab.run import Run
+from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.report import RunReport
-from gemini_lab.run import Run
 
 HERE = Path(__file__).parent
 
@@ -101,6 +101,6 @@ def shell(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProces
     import sys
 
     return subprocess.run(
-        [sys.executable, "-m", "gemini_lab.cli", *arguments],
+        [sys.executable, "-m", "gemini_lab.cli.main", *arguments],
         capture_output=True, text=True, timeout=timeout_s, env=os.environ, check=False,
     )  # fmt: skip

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from gemini_lab.events import read_events
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import (
     BitFlip,
@@ -17,6 +16,7 @@ from gemini_lab.injector.failures import (
     WorkerHang,
 )
 from gemini_lab.injector.scenario import Scenario
+from gemini_lab.log.file import read_events
 
 ITERATIONS = 16
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemini_lab import Lab
-from gemini_lab.emulation.namespaces import NodeNetwork, why_not
+from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss, RootLoss
 from gemini_lab.injector.scenario import Scenario
@@ -65,7 +65,7 @@ def agents_on(network: NodeNetwork, node: int) -> int:
 
 def is_agent(process: Path) -> bool:
     try:
-        return b"gemini_lab.cluster.agent" in (process / "cmdline").read_bytes()
+        return b"gemini_lab.node.agent" in (process / "cmdline").read_bytes()
     except OSError:  # it has ended
         return False
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from gemini_lab import Job, Lab
-from gemini_lab.events import read_events
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
+from gemini_lab.log.file import read_events
 
 ITERATIONS = 18
 PACED = {"link_bytes_per_s": "80 MB/s", "profile_iterations": 2}

@@ -7,10 +7,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from gemini_lab import Lab
-from gemini_lab.events import read_events
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
+from gemini_lab.log.file import read_events
 
 DRIVER = '''
 """Files that nobody can write or list while a file called `hold` lies beside this module."""

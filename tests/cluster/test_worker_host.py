@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gemini_lab.cluster.host import WorkerHost
+from gemini_lab.node.host import WorkerHost
 
 PATIENCE_S = 120.0
 

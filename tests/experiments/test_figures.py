@@ -5,7 +5,8 @@ import csv
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments import (
+from gemini_lab.experiments.figures import (
+    command,
     eq1,
     fig07,
     fig08,
@@ -18,10 +19,9 @@ from gemini_lab.experiments import (
     fig15a,
     fig15b,
     fig16,
-    figures,
     ratio,
 )
-from gemini_lab.experiments.figure import Figure, Point
+from gemini_lab.experiments.figures.figure import Figure, Point
 
 SMALL = {
     "eq1": eq1.figure,
@@ -59,8 +59,8 @@ def beside(figure, origin="model"):
 
 
 def test_every_figure_of_the_list_is_there(drawn):
-    assert tuple(drawn) == figures.FIGURES
-    assert [figure.name for figure in drawn.values()] == list(figures.FIGURES)
+    assert tuple(drawn) == command.FIGURES
+    assert [figure.name for figure in drawn.values()] == list(command.FIGURES)
 
 
 def test_every_point_says_what_it_is_and_where_it_comes_from(drawn):
@@ -171,7 +171,7 @@ def test_fig_16_has_the_papers_five_schemes_within_one_percent(drawn):
 
 def test_a_figure_is_written_as_html_png_and_csv(tmp_path, drawn, capsys):
     pytest.importorskip("matplotlib")
-    assert figures.command(["fig16", "fig11", "--out", str(tmp_path)]) == 0
+    assert command.command(["fig16", "fig11", "--out", str(tmp_path)]) == 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "index.html", "fig16.html", "fig16.png", "fig16.csv",
@@ -186,7 +186,7 @@ def test_a_figure_is_written_as_html_png_and_csv(tmp_path, drawn, capsys):
     assert "Fig. 16" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize("name", command.FIGURES)
 def test_every_figure_can_be_drawn(drawn, name):
     pytest.importorskip("matplotlib")
     axes = drawn[name].draw().axes[0]
@@ -214,4 +214,4 @@ def test_a_cell_shows_the_drawing_and_folds_the_values_away(drawn):
 
 def test_an_unknown_figure_is_refused_with_the_list():
     with pytest.raises(ConfigError, match="'fig99'; choose from eq1"):
-        figures.make("fig99")
+        command.make("fig99")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.gpu import Keeper, Training, bench, one_turn, rows
+from gemini_lab.experiments.benches.gpu import Keeper, Training, bench, one_turn, rows
 from gemini_lab.training.gpt import named_size
 
 

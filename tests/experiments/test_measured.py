@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.bench import Row
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
-from gemini_lab.experiments import measured
-from gemini_lab.experiments.contention import LINK_BYTES_PER_S, breaking_point, crossing
-from gemini_lab.experiments.contention import rows as contention_rows
-from gemini_lab.experiments.overhead import IDLE, compare
-from gemini_lab.experiments.schemes import SCHEMES, rows
-from gemini_lab.experiments.timed_runs import TimedRun, idle_s, network_times
+from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, breaking_point, crossing
+from gemini_lab.experiments.benches.contention import rows as contention_rows
+from gemini_lab.experiments.benches.overhead import IDLE, compare
+from gemini_lab.experiments.benches.schemes import SCHEMES, rows
+from gemini_lab.experiments.benches.timed_runs import TimedRun, idle_s, network_times
+from gemini_lab.experiments.figures import measured
+from gemini_lab.log.events import Event
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.training.gpt_job import deepspeed_config, parse
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gemini_lab.bench import Row
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.peers import bench as peers_bench
 from gemini_lab.experiments.peers.bench import Record, rows_of, table, take_turns
 from gemini_lab.experiments.peers.catalog import CATALOG, FLOOR, OURS

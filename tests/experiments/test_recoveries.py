@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gemini_lab.experiments.recoveries import STEPS, figure
+from gemini_lab.experiments.figures.recoveries import STEPS, figure
 from gemini_lab.report import Recovery, Step
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gemini_lab.experiments import time_use
+from gemini_lab.experiments.figures import time_use
 from gemini_lab.simulator import compare, opt_175b, paper_workload, poisson_failures
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 
 BEGIN_S = 1000.0
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gemini_lab.cli.report import command
 from gemini_lab.errors import ConfigError
-from gemini_lab.report import RunReport, Step, build_report, command, find_run
+from gemini_lab.log.file import find_run
+from gemini_lab.report import RunReport, Step, build_report
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import plan_chunks
 from gemini_lab.profiler.profile import Profile

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.policy import POLICIES, Policy, Stream, gemini, highfreq, strawman
 from gemini_lab.simulator.progress import Segment
 from gemini_lab.simulator.simulate import compare, simulate
 from gemini_lab.simulator.workload import paper_workload
-from gemini_lab.wasted_time import wasted_time_s
 
 DAY_S = 86400.0
 PAPER = paper_workload(standbys=2)

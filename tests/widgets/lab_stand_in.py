@@ -2,10 +2,10 @@
 
 import time
 
-from gemini_lab.events import Event
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab import Lab
-from gemini_lab.run import Run
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
+from gemini_lab.log.events import Event
 
 
 def run_in(folder, job, *, obey=lambda _: None, stop=lambda _: None):

@@ -13,7 +13,7 @@ from gemini_lab_widgets.drawings.placement import chances
 from IPython.core.formatters import DisplayFormatter
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.pipeliner.schedule import plan_chunks
 from gemini_lab.placement import enumerated_probability, plan_placement
 from gemini_lab.profiler.profile import Profile

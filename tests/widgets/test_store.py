@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from told_runs import UNIX_S, ToldRun, with_one_loss
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import KINDS, Event, EventLog
+from gemini_lab.log.events import KINDS, Event
+from gemini_lab.log.file import EventLog
 
 
 def stored(events: list[Event]) -> EventStore:

@@ -5,8 +5,8 @@ from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.tables import RecoveryRow, Tables
 from told_runs import ToldRun, with_one_loss
 
+from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report import build_report
-from gemini_lab.wasted_time import wasted_time_s
 
 
 def tables(run: ToldRun, *earlier: EventStore) -> Tables:

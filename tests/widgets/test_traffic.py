@@ -11,7 +11,7 @@ from gemini_lab_widgets.traffic import Traffic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 
 MIB = 2**20
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.placement import Placement, plan_placement
 
 UNIX_S = 1_795_000_000.0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gemini_lab.bench import Row
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.bench import Row
 from gemini_lab_widgets.bars import Kind
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab_widgets.traffic import Traffic

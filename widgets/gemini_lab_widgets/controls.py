@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields
 from html import escape
 from typing import Any, Final
 
+from gemini_lab.cli.inject import read_failure
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.injector.command import read_failure
 from gemini_lab.injector.failures import FAILURES
 from gemini_lab.job import Job
-from gemini_lab.lab import Lab
-from gemini_lab.progress import describe
-from gemini_lab.run import Run
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.progress import describe
+from gemini_lab.lab.run import Run
 
 try:
     import ipywidgets

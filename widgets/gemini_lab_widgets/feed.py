@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
+from gemini_lab.log.file import LOG_FILE
 
-LOG: Final = "events.jsonl"
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE_BYTES: Final = 1 << 26
 """A line that goes on for longer is no event."""
@@ -13,7 +13,7 @@ LONGEST_LINE_BYTES: Final = 1 << 26
 
 def log_of(path: Path) -> Path:
     """The log that is meant by a run's folder, or by the log itself."""
-    return path / LOG if path.is_dir() else path
+    return path / LOG_FILE if path.is_dir() else path
 
 
 class LogFeed:

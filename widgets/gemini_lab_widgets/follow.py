@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gemini_lab_widgets.feed import LOG, LogFeed
+from gemini_lab.log.file import LOG_FILE
+from gemini_lab_widgets.feed import LogFeed
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.tables import Tables
 
@@ -46,7 +47,7 @@ class Follower:
         """Name of the run: that of its folder, or of its file."""
         if self.log is None:
             return ""
-        return self.log.parent.name if self.log.name == LOG else self.log.stem
+        return self.log.parent.name if self.log.name == LOG_FILE else self.log.stem
 
     @property
     def state(self) -> tuple[int, int]:

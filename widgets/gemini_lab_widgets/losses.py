@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Final, TypeVar
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.report import Recovery, RunReport, WastedTime, build_report
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pace import Pace

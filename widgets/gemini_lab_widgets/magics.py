@@ -22,11 +22,11 @@ from typing import Any, Final, NoReturn
 
 from IPython.core.error import UsageError
 
+from gemini_lab.cli.inject import read_failure
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.injector.command import read_failure
 from gemini_lab.job import Job
-from gemini_lab.lab import Lab
-from gemini_lab.run import Run
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.settings import Settings
 from gemini_lab_widgets.copies import Copies

@@ -10,7 +10,7 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab_widgets.sheet import Sheet
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.timeline import standalone_html

@@ -24,8 +24,7 @@ from panel.io.state import state
 from tornado.ioloop import IOLoop
 
 from gemini_lab.errors import ConfigError, LaunchError
-from gemini_lab.report import find_run
-from gemini_lab.report.command import LOG
+from gemini_lab.log.file import LOG_FILE, find_run
 from gemini_lab_widgets.follow import Follower
 from gemini_lab_widgets.login import Guard, headers_for
 from gemini_lab_widgets.page import visit
@@ -270,7 +269,7 @@ def log_of(run: str) -> Callable[[], Path | None]:
     """
     if Path(run).is_file():
         return lambda: Path(run)
-    found = find_run(run) / LOG
+    found = find_run(run) / LOG_FILE
     if run != "latest":
         return lambda: found
     return _newest_of(found.parent.parent)
@@ -283,7 +282,7 @@ def _newest_of(below: Path) -> Callable[[], Path | None]:
     def newest() -> Path:
         nonlocal seen_s, seen
         if time.monotonic() - seen_s > 1:
-            seen_s, seen = time.monotonic(), find_run("latest", below=below) / LOG
+            seen_s, seen = time.monotonic(), find_run("latest", below=below) / LOG_FILE
         return seen
 
     return newest

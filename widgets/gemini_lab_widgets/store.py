@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
+from gemini_lab.log.file import LOG_FILE
 from gemini_lab_widgets import snapshot
-from gemini_lab_widgets.feed import LOG, LogFeed
+from gemini_lab_widgets.feed import LogFeed
 from gemini_lab_widgets.losses import Losses, losses, recoveries, wasted
 from gemini_lab_widgets.pace import Baseline, iterations
 from gemini_lab_widgets.run_state import MOST_KEPT, RunState, seconds, whole
@@ -77,7 +78,7 @@ class EventStore:
         feed = LogFeed(Path(path))
         if not feed.path.is_file():
             raise ConfigError(f"there is no log at {feed.path}; name a run's folder or its log")
-        name = feed.path.absolute().parent.name if feed.path.name == LOG else feed.path.stem
+        name = feed.path.absolute().parent.name if feed.path.name == LOG_FILE else feed.path.stem
         store = cls(name=name, earlier=earlier)
         while events := feed.poll():
             store.extend(events)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, Final, Literal
 
-from gemini_lab.events import Event
+from gemini_lab.log.events import Event
 from gemini_lab_widgets.bars import Bars, Kind
 from gemini_lab_widgets.exposure import Interval, Judged, Sending, judge
 

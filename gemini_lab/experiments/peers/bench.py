@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gemini_lab.bench import Row
 from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.peers.catalog import CATALOG, FLOOR
 from gemini_lab.experiments.peers.environments import find_python, parse_environments
 from gemini_lab.experiments.peers.one_turn import Conditions, Turn, run_turn

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gemini_lab.checkpoint.slab import ReadBuffer, Slab, SlotSpec
 from gemini_lab.errors import IntegrityError
 from gemini_lab.experiments.peers.contract import Peer, Region, Task
-from gemini_lab.pipeliner.group import CheckpointGroup
-from gemini_lab.pipeliner.transfer import Done, Job, Transfer
+from gemini_lab.memory.slab import ReadBuffer, Slab, SlotSpec
 from gemini_lab.settings import Settings
+from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.transfer import Done, Job, Transfer
 
 
 class Ours(Peer):

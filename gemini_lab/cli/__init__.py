@@ -1,0 +1,1 @@
+"""The `gemini-lab` command and its sub-commands."""

@@ -1,0 +1,319 @@
+"""`gemini-lab doctor`: what is on this machine, and what to do about what is not."""
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.memory.free import free_memory
+from gemini_lab.units import GIB, format_bytes
+
+NEEDED_BYTES: Final = 7 * GIB
+"""Room for the quickstart: four workers (1 GiB each), five agents with replicas, warm parents."""
+
+NEEDED_PYTHON: Final = (3, 11)
+EMBED: Final = "pip install 'gemini-lab[embedded]'"
+PROBE_S: Final = 20.0
+State = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What was looked at.
+        state: `"ok"`; `"note"`: something optional is absent or small; `"missing"`: the main job
+            cannot run.
+        found: What is there.
+        remedy: What to do about what is not; empty if nothing.
+    """
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything; takes some seconds, most of them torch's."""
+    checks: list[Callable[[], Finding]] = [
+        python,
+        torch,
+        lambda: package("deepspeed"),
+        lambda: package("mpi4py", module="mpi4py"),
+        mpi,
+        etcd,
+        etcd_client,
+        cores,
+        memory,
+        slabs,
+        shared_memory,
+        ports,
+        folder,
+        ssh,
+        slurm,
+    ]
+    return [check() for check in checks]
+
+
+def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
+    """The interpreter."""
+    found = f"{'.'.join(map(str, version))} at {sys.executable}"
+    if version >= NEEDED_PYTHON:
+        return Finding(name="python", state="ok", found=found)
+    return Finding(
+        name="python", state="missing", found=found, remedy="use Python 3.11 or a later one"
+    )
+
+
+def package(name: str, *, module: str | None = None) -> Finding:
+    """A package that is needed, by its name in the package index."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if version and importlib.util.find_spec(module or name) is not None:
+        return Finding(name=name, state="ok", found=version)
+    return Finding(name=name, state="missing", found="not installed", remedy=f"pip install {name}")
+
+
+def torch() -> Finding:
+    """PyTorch, and the device that it would train on."""
+    installed = package("torch")
+    if installed.state == "missing":
+        return installed
+    try:
+        module = importlib.import_module("torch")
+    except (ImportError, OSError) as error:  # a library that it links is absent
+        return Finding(
+            name="torch", state="missing",
+            found=f"{installed.found}, and its import fails: {error}",
+            remedy="pip install --force-reinstall torch",
+        )  # fmt: skip
+    device = "CPU (fp32, Gloo)"
+    if module.cuda.is_available():
+        count = module.cuda.device_count()
+        device = f"{count} x {module.cuda.get_device_name(0)} (bf16, NCCL)"
+    return Finding(name="torch", state="ok", found=f"{module.__version__}, trains on {device}")
+
+
+def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:
+    """The MPI launcher, and whether it has user-level failure mitigation (ULFM)."""
+    try:
+        path = find()
+    except LaunchError:
+        return Finding(
+            name="mpi", state="missing", found="no mpiexec beside this Python or on the PATH",
+            remedy=f"{EMBED}, or load your site's MPI module",
+        )  # fmt: skip
+    version = first_line([path, "--version"])
+    if version is None:
+        return Finding(name="mpi", state="missing", found=f"{path} does not run", remedy=f"{EMBED}")
+    return Finding(name="mpi", state="ok", found=f"{version}, {_ulfm(path)}, at {path}")
+
+
+def etcd(find: Callable[[], str] = find_etcd) -> Finding:
+    """The etcd server that a lab starts unless it is told of another one."""
+    try:
+        path = find()
+    except LaunchError:
+        return Finding(
+            name="etcd", state="missing", found="no etcd beside this Python or on the PATH",
+            remedy=f"{EMBED}, or name a running one with --etcd host:port",
+        )  # fmt: skip
+    version = first_line([path, "--version"])
+    if version is None:
+        return Finding(name="etcd", state="missing", found=f"{path} does not run", remedy=EMBED)
+    return Finding(name="etcd", state="ok", found=f"{version}, at {path}")
+
+
+def etcd_client() -> Finding:
+    """The client module, which has a namesake that newer protobuf breaks."""
+    remedy = "pip uninstall etcd3, then pip install cslab-etcd3"
+    try:
+        importlib.import_module("etcd3")
+    except (ImportError, TypeError) as error:
+        return Finding(
+            name="etcd client", state="missing", found=f"its import fails: {error}", remedy=remedy
+        )
+    return package("cslab-etcd3", module="etcd3")
+
+
+def cores(count: int | None = None) -> Finding:
+    """The processors that this process may use."""
+    if count is None:
+        usable = getattr(os, "sched_getaffinity", None)
+        count = len(usable(0)) if usable else os.cpu_count() or 1
+    if count >= 2:
+        return Finding(name="cores", state="ok", found=f"{count} on {platform.machine()}")
+    return Finding(
+        name="cores", state="note", found=f"{count} on {platform.machine()}",
+        remedy="everything runs, but a failure may be noticed late: use 2 cores or more",
+    )  # fmt: skip
+
+
+def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
+    """What is free on the machine, or in its container if that is less."""
+    if free_bytes is None:
+        free = free_memory()
+        free_bytes, bound_by = free.size_bytes, free.bound_by
+    found = f"{format_bytes(free_bytes)} free" + (f", bounded by {bound_by}" if bound_by else "")
+    if free_bytes >= NEEDED_BYTES:
+        return Finding(name="memory", state="ok", found=found)
+    return Finding(
+        name="memory", state="missing", found=found,
+        remedy=f"the main job takes up to {format_bytes(NEEDED_BYTES)}: end other programs or "
+        "raise the container's limit",
+    )  # fmt: skip
+
+
+def slabs() -> Finding:
+    """Whether memory can be had that belongs to a process and is open to others."""
+    if hasattr(os, "memfd_create"):
+        return Finding(name="slabs", state="ok", found="memfd")
+    return Finding(name="slabs", state="ok", found="unlinked shared-memory files (no memfd here)")
+
+
+def shared_memory(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - looked at, not used
+    """Whether /dev/shm can be used; replicas do not need it where there is memfd."""
+    if path.is_dir() and os.access(path, os.W_OK):
+        free_bytes = shutil.disk_usage(path).free
+        return Finding(name=str(path), state="ok", found=f"{format_bytes(free_bytes)} free")
+    return Finding(
+        name=str(path), state="note", found="absent or not writable",
+        remedy="replicas do not need it; torch data loaders with worker processes may",
+    )  # fmt: skip
+
+
+def ports(wanted: int = 16) -> Finding:
+    """Whether this user can listen on loopback ports, which agents and etcd do."""
+    held = []
+    try:
+        for _ in range(wanted):
+            held.append(socket.create_server(("127.0.0.1", 0)))  # noqa: PERF401 - closed below
+    except OSError as error:
+        return Finding(
+            name="ports", state="missing", found=f"cannot listen on 127.0.0.1: {error}",
+            remedy="allow this user to open ports on the loopback interface",
+        )  # fmt: skip
+    finally:
+        for server in held:
+            server.close()
+    return Finding(name="ports", state="ok", found=f"{wanted} opened on 127.0.0.1")
+
+
+def folder(path: Path | None = None) -> Finding:
+    """Whether runs can keep their logs here."""
+    path = path or Path.cwd()
+    if os.access(path, os.W_OK):
+        free_bytes = shutil.disk_usage(path).free
+        return Finding(name="folder", state="ok", found=f"{path}, {format_bytes(free_bytes)} free")
+    return Finding(
+        name="folder", state="missing", found=f"{path} is not writable",
+        remedy="change to a folder of your own: a run's log is kept in ./gemini-runs",
+    )  # fmt: skip
+
+
+def ssh() -> Finding:
+    """What a lab on several machines needs, unless Slurm starts it."""
+    if path := shutil.which("ssh"):
+        return Finding(name="ssh", state="ok", found=path)
+    return Finding(
+        name="ssh", state="note", found="not installed",
+        remedy="only for several machines without Slurm: install an OpenSSH client",
+    )  # fmt: skip
+
+
+def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
+    """Whether this is inside an allocation of Slurm."""
+    if job := environment.get("SLURM_JOB_ID"):
+        nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
+        return Finding(name="slurm", state="ok", found=f"job {job} with {nodes} nodes")
+    if shutil.which("srun"):
+        return Finding(
+            name="slurm", state="note", found="installed, but this is no allocation",
+            remedy="only for several machines: salloc -N NODES, then start the lab in it",
+        )  # fmt: skip
+    return Finding(name="slurm", state="note", found="not here", remedy="only for its clusters")
+
+
+def first_line(command: Sequence[str]) -> str | None:
+    """The first line that a program prints, None if it does not run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _ulfm(mpiexec: str) -> str:
+    """Whether the MPI of this launcher mitigates failures; a lab does not need it."""
+    info = Path(mpiexec).with_name("ompi_info")
+    if not info.exists():
+        return "ULFM unknown"
+    try:
+        done = subprocess.run([info], capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return "ULFM unknown"
+    return ulfm_in(done.stdout)
+
+
+def ulfm_in(ompi_info: str) -> str:
+    """What `ompi_info` printed about ULFM."""
+    for line in ompi_info.splitlines():
+        subject, _, answer = line.partition(":")
+        if subject.strip() == "Fault Tolerance support":
+            return "with ULFM" if answer.split()[:1] == ["yes"] else "without ULFM"
+    return "without ULFM"
+
+
+def render(findings: Sequence[Finding]) -> str:
+    """The findings as a table, and a verdict."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        mark = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}[finding.state]
+        lines.append(f"  {mark}  {finding.name:<{width}}  {finding.found}")
+        if finding.remedy:
+            indent = " " * (width + 13)
+            lines += textwrap.wrap(
+                finding.remedy, 100, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   "
+            )
+    missing = [finding.name for finding in findings if finding.state == "missing"]
+    if missing:
+        verdict = f"The main job cannot run here yet: see {', '.join(missing)} above."
+    else:
+        verdict = "The main job can run here: gemini-lab quickstart"
+    return "\n".join([*lines, "", verdict])
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Run `gemini-lab doctor`; the exit code is 1 where the main job cannot run."""
+    parser = argparse.ArgumentParser(prog="gemini-lab doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_args(arguments)
+    findings = examine()
+    can_run = all(finding.state != "missing" for finding in findings)
+    if options.json:
+        record = {"can_run": can_run, "findings": [asdict(finding) for finding in findings]}
+        print(json.dumps(record, indent=2))  # noqa: T201
+    else:
+        print(render(findings))  # noqa: T201
+    return 0 if can_run else 1

@@ -1,0 +1,66 @@
+"""The `gemini-lab` command: one table of sub-commands, each in the module that owns its work."""
+
+import importlib
+import signal
+import sys
+from typing import Final, NoReturn
+
+from gemini_lab.errors import GeminiError
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "quickstart": (
+        "gemini_lab.experiments.quickstart:command",
+        "four nodes train, three failures, the same numbers",
+    ),
+    "run": ("gemini_lab.cli.run:command", "run your own DeepSpeed script, protected"),
+    "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),
+    "report": ("gemini_lab.cli.report:command", "what a run did"),
+    "serve": ("gemini_lab.lab.pages:command", "show a run in the browser, live or afterwards"),
+    "export": ("gemini_lab.storage.export:command", "full fp32 weights from a run"),
+    "profile": (
+        "gemini_lab.experiments.profile_script:command",
+        "when is a script's network idle?",
+    ),
+    "figures": ("gemini_lab.experiments.figures.command:command", "the paper's figures"),
+    "bench": ("gemini_lab.experiments.bench:command", "measurements with repeats and spread"),
+    "doctor": ("gemini_lab.cli.doctor:command", "what is there, and what to do about what is not"),
+}
+"""Name: (`module:function` taking the remaining arguments and returning an exit code, help)."""
+
+
+def usage() -> str:
+    """The help text."""
+    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    return "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help)\n\n" + "\n".join(
+        lines
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one sub-command; the exit code is 2 where the user can mend the call."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in {"-h", "--help", "help"}:
+        print(usage())  # noqa: T201
+        return 0
+    if name not in COMMANDS:
+        print(f"gemini-lab: there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201
+        return 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return int(getattr(importlib.import_module(module), function)(rest))
+    except GeminiError as error:
+        print(f"gemini-lab {name}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ngemini-lab {name}: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """End as an interrupted command does: nothing that it started or wrote for itself is left."""
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

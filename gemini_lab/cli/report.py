@@ -1,0 +1,44 @@
+"""`gemini-lab report`: what a run did, for people, for programs, and for Perfetto."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemini_lab.lab.pages import save_log
+from gemini_lab.log.file import LOG_FILE, find_run, read_events
+from gemini_lab.report.text import ink_for, render
+from gemini_lab.report.trace import chrome_trace
+from gemini_lab.report.values import RunReport
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Run `gemini-lab report`; the exit code is 1 where a comparison finds a difference."""
+    parser = argparse.ArgumentParser(prog="gemini-lab report", description=__doc__)
+    parser.add_argument("run", nargs="?", default="latest", help="a run's folder, or 'latest'")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--chrome-trace", type=Path, metavar="FILE", help="write a trace, too")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with all views, too"
+    )
+    parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
+    options = parser.parse_args(arguments)
+    folder = find_run(options.run)
+    report = RunReport.load(folder)
+    if options.chrome_trace is not None:
+        trace = chrome_trace(read_events(folder / LOG_FILE))
+        options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
+    if options.html is not None:
+        save_log(folder / LOG_FILE, options.html)
+    if options.json:
+        text = json.dumps(report.to_json(), indent=2)
+    else:
+        text = render(report, ink=ink_for(sys.stdout.encoding))
+        text += f"\n\nlog: {folder / LOG_FILE}"
+    print(text)  # noqa: T201
+    if options.compare is None:
+        return 0
+    comparison = report.losses_match(RunReport.load(find_run(options.compare)))
+    print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
+    return 0 if comparison else 1

@@ -1,1 +1,0 @@
-"""Nodes: how they are started, how they find one another, and what keeps them in step."""

@@ -1,0 +1,268 @@
+"""One view of DeepSpeed's ZeRO optimizers: partitions of master weights, and what hangs on them.
+
+ZeRO shards the optimizer (stage 1), the gradients (stage 2) and the weights (stage 3) over the
+ranks. All three leave each rank the same kind of state: some flat partitions of the master weights,
+and a base optimizer whose state is kept per partition.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.shard.layout import WeightPiece
+
+_OPTIMIZERS: Final = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    FusedAdam,
+    DeepSpeedCPUAdam,
+    torch.optim.SGD,
+)
+
+
+class Partitions(ABC):
+    """A rank's part of a ZeRO engine's state."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.zero = engine.optimizer
+        self.base: torch.optim.Optimizer = engine.optimizer.optimizer
+        self.names: dict[int, str] = {
+            id(weight): name for name, weight in engine.module.named_parameters()
+        }
+
+    @abstractmethod
+    def masters(self) -> Sequence[torch.Tensor]:
+        """This rank's flat partitions of the master weights: live, in a fixed order."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[torch.nn.Parameter]:
+        """The weights of the model that are trained."""
+
+    @abstractmethod
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """Which parts of which weights they are, given each partition's number in the payload."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Bring the master weights to the model's own weights, on all ranks together."""
+
+    def group_of(self, partition: int) -> dict[str, Any]:
+        """The base optimizer's parameter group of a partition."""
+        return self.base.param_groups[partition]
+
+    def moments(self, partition: int) -> dict[str, torch.dtype]:
+        """The base optimizer's tensors of a partition: names and types, also before they exist."""
+        master, group = self.masters()[partition], self.group_of(partition)
+        if type(self.base) is torch.optim.SGD:
+            return {"momentum_buffer": master.dtype} if group["momentum"] else {}
+        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
+        wide = getattr(self.base, "fp32_optimizer_states", False)
+        return dict.fromkeys(names, torch.float32 if wide else master.dtype)
+
+
+class Stage12(Partitions):
+    """ZeRO stages 1 and 2: each group of weights is one flat tensor, cut into equal parts."""
+
+    def masters(self) -> Sequence[torch.Tensor]:
+        """One partition a parameter group."""
+        partitions: Sequence[torch.Tensor] = self.zero.single_partition_of_fp32_groups
+        return partitions
+
+    def weights(self) -> Iterator[torch.nn.Parameter]:
+        """The weights of all groups."""
+        return chain.from_iterable(self.zero.bit16_groups)
+
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """What this rank's cut of each group's flat tensor touches."""
+        for group, tensor in enumerate(tensors):
+            weights = self.zero.round_robin_bit16_groups[group]
+            offsets = self.zero.round_robin_bit16_offsets[group]
+            yield from self._cut(group, tensor, weights, offsets)
+
+    def publish(self) -> None:
+        """Copy this rank's part and gather the others'."""
+        self.zero.update_lp_params()
+
+    def _cut(
+        self, group: int, tensor: int, weights: Sequence[torch.Tensor], offsets: Sequence[int]
+    ) -> Iterator[WeightPiece]:
+        """What lies in this rank's part of a group, whose weights begin at `offsets`."""
+        size = self.masters()[group].numel()
+        rank = torch.distributed.get_rank(self.zero.real_dp_process_group[group])
+        for weight, offset in zip(weights, offsets, strict=True):
+            start = max(offset, rank * size)
+            end = min(offset + weight.numel(), (rank + 1) * size)
+            if start < end:
+                yield WeightPiece(
+                    weight=self.names[id(weight)],
+                    weight_offset=start - offset,
+                    tensor=tensor,
+                    tensor_offset=start - rank * size,
+                    numel=end - start,
+                )
+
+
+class Stage1WideGradients(Stage12):
+    """ZeRO stage 1 with bf16 weights whose gradients are added up in fp32."""
+
+    def masters(self) -> Sequence[torch.Tensor]:
+        """One partition a parameter group."""
+        partitions: Sequence[torch.Tensor] = self.zero.fp32_groups_flat_partition
+        return partitions
+
+    def weights(self) -> Iterator[torch.nn.Parameter]:
+        """The weights of all groups."""
+        return chain.from_iterable(self.zero.bf16_groups)
+
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """What this rank's cut of each group's flat tensor touches."""
+        for group, tensor in enumerate(tensors):
+            weights, offsets, end = self.zero.bf16_groups[group], [], 0
+            for weight in weights:
+                offsets.append(end)
+                end += weight.numel()
+            yield from self._cut(group, tensor, weights, offsets)
+
+
+class Stage3(Partitions):
+    """ZeRO stage 3: each weight is cut into equal parts; a sub-group joins the parts of several."""
+
+    def masters(self) -> Sequence[torch.Tensor]:
+        """One partition a sub-group."""
+        partitions: Sequence[torch.Tensor] = self.zero.fp32_partitioned_groups_flat
+        return partitions
+
+    def group_of(self, partition: int) -> dict[str, Any]:
+        """The parameter group that a sub-group was cut from."""
+        group: int = self.zero.sub_group_to_group_id[partition]
+        return self.base.param_groups[group]
+
+    def weights(self) -> Iterator[torch.nn.Parameter]:
+        """The weights of all sub-groups."""
+        return chain.from_iterable(self.zero.fp16_groups)
+
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """This rank's part of each weight; the last ranks' may be shorter, or none."""
+        for weights, tensor in zip(self.zero.fp16_groups, tensors, strict=True):
+            tensor_offset = 0
+            for weight in weights:
+                size, (start, held) = weight.partition_numel(), _held(weight)
+                if held:
+                    yield WeightPiece(
+                        weight=self.names[id(weight)],
+                        weight_offset=start,
+                        tensor=tensor,
+                        tensor_offset=tensor_offset,
+                        numel=held,
+                    )
+                tensor_offset += size
+
+    def publish(self) -> None:
+        """Copy this rank's parts; gather the weights that stay gathered."""
+        zero = self.zero
+        zero.checkpoint_event_prologue()  # gives up whatever was gathered of the old weights
+        for index, master in enumerate(zero.fp32_partitioned_groups_flat):
+            zero.fp16_partitioned_groups_flat[index].data.copy_(master.data)
+            zero._unflatten_partitioned_parameters(index)  # noqa: SLF001 - as its own loading does
+        zero.checkpoint_event_epilogue()  # gathers the weights that stage 3 keeps gathered
+
+
+_VIEWS: Final[dict[type, type[Partitions]]] = {
+    DeepSpeedZeroOptimizer: Stage12,
+    BF16_Optimizer: Stage1WideGradients,
+    DeepSpeedZeroOptimizer_Stage3: Stage3,
+}
+
+
+def partitions_of(engine: Any) -> Partitions:
+    """The view of `engine`'s ZeRO optimizer.
+
+    Raises:
+        UnsupportedError: The engine has state that would not be kept; says what to change.
+    """
+    for found, way_out in _obstacles(engine):
+        raise UnsupportedError(f"this engine cannot be protected: it has {found}; {way_out}")
+    return _VIEWS[type(engine.optimizer)](engine)
+
+
+def own_part(weight: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a weight: all of it, or in stage 3 a flat part without padding."""
+    return weight.ds_tensor[: _held(weight)[1]] if hasattr(weight, "ds_tensor") else weight
+
+
+def _held(weight: Any) -> tuple[int, int]:
+    """First element and number of those that this rank holds of a weight of stage 3."""
+    size: int = weight.partition_numel()
+    start = torch.distributed.get_rank(weight.ds_process_group) * size
+    return start, max(0, min(size, weight.ds_numel - start))
+
+
+def _obstacles(engine: Any) -> Iterator[tuple[str, str]]:
+    """What stands against protecting `engine`: what was found, and the way out."""
+    for is_found, found, way_out in (
+        (
+            not engine.zero_optimization(),
+            "ZeRO stage 0",
+            'set "zero_optimization": {"stage": 1}, 2 or 3',
+        ),
+        (
+            engine.pipeline_parallelism,
+            "pipeline parallelism",
+            "use a plain module, not a PipelineModule",
+        ),
+        (engine.has_moe_layers, "mixture-of-experts layers", "use a model without them"),
+        (
+            engine.mp_world_size > 1 or engine.autotp_size() > 1,
+            "tensor parallelism",
+            "shard with ZeRO alone",
+        ),
+        (engine.sequence_parallel_size > 1, "sequence parallelism", "shard with ZeRO alone"),
+        (
+            _is_on_nvme(engine.zero_offload_optimizer())
+            or _is_on_nvme(engine.zero_offload_param()),
+            "offload to NVMe (ZeRO-Infinity)",
+            'set the "device" of "offload_optimizer" and "offload_param" to "cpu" or "none"',
+        ),
+        (
+            engine.zero_hpz_partition_size() > 1,
+            "hierarchical partitions (hpZ)",
+            'set "zero_hpz_partition_size": 1',
+        ),
+        (
+            engine.data_efficiency_enabled(),
+            "the data efficiency library",
+            'set "data_efficiency": {"enabled": false}',
+        ),
+        (
+            hasattr(engine.optimizer, "backup_optimizer"),
+            "an optimizer on both CPU and GPU",
+            'set the "ratio" of "offload_optimizer" to 1',
+        ),
+    ):
+        if is_found:
+            yield found, way_out
+    yield from _unknown_optimizers(engine.optimizer)
+
+
+def _unknown_optimizers(wrapper: Any) -> Iterator[tuple[str, str]]:
+    """The optimizer or its wrapper, if its state is not known here."""
+    name = type(wrapper).__name__
+    if type(wrapper) not in _VIEWS:
+        yield f"the optimizer wrapper {name}", "use plain ZeRO stage 1, 2 or 3 with an optimizer"
+    elif type(wrapper.optimizer) not in _OPTIMIZERS:
+        name = type(wrapper.optimizer).__name__
+        yield f"the optimizer {name}", "use DeepSpeed's or torch's Adam or AdamW, or torch's SGD"
+
+
+def _is_on_nvme(offload: Any) -> bool:
+    return offload is not None and offload.device == OffloadDeviceEnum.nvme

@@ -1,0 +1,243 @@
+"""`gemini-lab bench`: measurements with repeats and spread, on the machine at hand.
+
+A bench is a function that takes the number of repeats and gives rows. It is listed in `BENCHES` by
+name, as `module:function`, so that only the benches that run import what they need. Its module may
+have `add_options`, which adds options to the parser that the function takes by name, and a `table`
+of its own.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import random
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.units import format_bytes, format_seconds
+
+BENCHES: Final[dict[str, tuple[str, str]]] = {
+    "planner": (
+        "gemini_lab.experiments.benches.planner:bench",
+        "placing N nodes, and their exact recovery probability",
+    ),
+    "simulator": (
+        "gemini_lab.experiments.benches.simulator:bench",
+        "30 days of N machines, policy by policy",
+    ),
+    "restart": (
+        "gemini_lab.experiments.benches.restart:bench",
+        "failure to the next finished iteration, warm and cold in turn",
+    ),
+    "profiler": (
+        "gemini_lab.experiments.benches.profiler:bench",
+        "what watching costs each collective",
+    ),
+    "links": (
+        "gemini_lab.experiments.benches.links:bench",
+        "a job on a paced link, beside one that the kernel shapes (root)",
+    ),
+    "copy": (
+        "gemini_lab.experiments.benches.copy:bench_copy",
+        "into the slab and over the wire, beside memcpy and bare Gloo",
+    ),
+    "overhead": (
+        "gemini_lab.experiments.benches.overhead:bench",
+        "checkpoints every iteration beside the same script under plain torchrun",
+    ),
+    "schemes": (
+        "gemini_lab.experiments.benches.schemes:bench",
+        "the five schemes of the paper's Fig. 16 on one paced link",
+    ),
+    "contention": (
+        "gemini_lab.experiments.benches.contention:bench",
+        "less and less idle time, until checkpoints no longer fit",
+    ),
+    "gpu": (
+        "gemini_lab.experiments.benches.gpu:bench",
+        "12 bytes a parameter to pinned memory every iteration (needs a GPU)",
+    ),
+    "peers": (
+        "gemini_lab.experiments.peers.bench:bench",
+        "checkpoints of other systems on the same tensors, beside ours",
+    ),
+    "dashboard": (
+        "gemini_lab_widgets.bench:bench",
+        "the traffic timeline in a headless browser: draw time and lag, up to a million bars",
+    ),
+}
+"""Name: (`module:function` taking the repeats and returning rows, help)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One quantity that was measured some times.
+
+    Attributes:
+        name: What was measured.
+        values: Every measurement.
+        unit: Of the values.
+        settings: What it was measured with: sizes, rates, conditions.
+        why_not: Why there are no values.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    unit: str = "s"
+    settings: dict[str, Any] = field(default_factory=dict)
+    why_not: str = ""
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return statistics.median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the median."""
+        return bootstrap_interval(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain JSON values."""
+        if not self.values:
+            return asdict(self)
+        low, high = self.interval
+        return {**asdict(self), "median": self.median, "low_95": low, "high_95": high}
+
+
+def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tuple[float, ...]:
+    """Seconds that each of `repeats` calls took, after `warm_ups` calls that do not count."""
+    values = []
+    for number in range(-warm_ups, repeats):
+        start = time.perf_counter()
+        work()
+        if number >= 0:
+            values.append(time.perf_counter() - start)
+    return tuple(values)
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of the median: medians of samples drawn anew from `values`."""
+    if not values:
+        raise ConfigError("there is nothing to measure in 0 values; use at least 1 repeat")
+    draw = random.Random(seed)
+    medians = sorted(
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples)
+    )
+    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent with which values grow with sizes: slope of the line through their logarithms.
+
+    1 is linear, 2 is quadratic.
+    """
+    import numpy as np  # noqa: PLC0415 - only growth needs it
+
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def machine() -> dict[str, Any]:
+    """What the measurements were made on, and how busy it was."""
+    return {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_1_min": os.getloadavg()[0],
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for people, in lines of at most 100 characters.
+
+    What a row was measured with stands below it, as far as the row above had it otherwise.
+    """
+    lines = [f"{'measured':<52}{'median':>12}  {'95 % interval':<27}{'repeats':>7}"]
+    above: dict[str, Any] = {}
+    for row in rows:
+        if row.values:
+            low, high = map(_digits, row.interval)
+            lines.append(
+                f"{row.name:<52}{_digits(row.median):>12}  {f'{low} to {high} {row.unit}':<27}"
+                f"{len(row.values):>7}".rstrip()
+            )
+        else:
+            lines += _below(f"{row.name}: no value: {row.why_not}", indent=0)
+        other = [_setting(k, v) for k, v in row.settings.items() if above.get(k) != v]
+        if other:
+            lines += _below(f"with {', '.join(other)}", indent=4)
+        above = row.settings or above
+    return "\n".join(lines)
+
+
+def _digits(value: float) -> str:
+    """Four digits, and more only before the point: 0.9503, 23.01, 23003."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _below(text: str, *, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text, 100, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4)
+    )
+
+
+def _setting(name: str, value: Any) -> str:
+    """One setting for people: `link 38.1 MiB/s` for `link_bytes_per_s=4e7`."""
+    for suffix, text in (("_bytes_per_s", "{}/s"), ("_bytes", "{}")):
+        if name.endswith(suffix) and isinstance(value, (int, float)):
+            return f"{name.removesuffix(suffix)} {text.format(format_bytes(value))}"
+    if name.endswith("_s") and isinstance(value, (int, float)):
+        return f"{name.removesuffix('_s')} {format_seconds(value)}"
+    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCHES) -> int:
+    """Run one of `benches`, or list them."""
+    listed = "\n".join(f"  {name:<12}{text}" for name, (_, text) in benches.items())
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab bench",
+        description=f"Measure something, some times.\n\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=benches, help="which bench")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
+    name = next((argument for argument in arguments if argument in benches), None)
+    home, _, function = benches[name][0].partition(":") if name else ("", "", "")
+    module = importlib.import_module(home) if home else None
+    getattr(module, "add_options", lambda _: None)(parser)
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        raise ConfigError(f"a bench needs at least 1 repeat (got {options.repeats})")
+    own = {k: v for k, v in vars(options).items() if k not in {"name", "repeats", "json"}}
+    before = machine()
+    rows: list[Row] = getattr(module, function)(options.repeats, **own)
+    after = machine()
+    print(getattr(module, "table", table)(rows))  # noqa: T201
+    print(  # noqa: T201
+        f"\non {before['system']}, {before['cores']} cores, load {before['load_1_min']:.1f} before "
+        f"and {after['load_1_min']:.1f} after (a busy machine spoils times)"
+    )
+    if options.json:
+        record = {
+            "bench": options.name,
+            "machine": before,
+            "load_1_min_after": after["load_1_min"],
+            "rows": [row.to_json() for row in rows],
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {options.json}")  # noqa: T201
+    return 0

@@ -1,0 +1,1 @@
+"""What `gemini-lab bench` measures, a module a bench."""

@@ -1,0 +1,34 @@
+"""The `simulator` bench: 30 days of every policy, and how that grows with N."""
+
+from gemini_lab.experiments.bench import Row, growth, timed
+from gemini_lab.simulator.failures import opt_175b, poisson_failures
+from gemini_lab.simulator.policy import POLICIES
+from gemini_lab.simulator.simulate import compare
+from gemini_lab.simulator.workload import paper_workload
+
+SIZES = (250, 500, 1_000)
+DAYS = 30.0
+
+
+def bench(repeats: int) -> list[Row]:
+    """Times for each N at OPT-175B's failure rate, all policies together; then the exponent in N.
+
+    Failures grow with N, and so does the work of planning each recovery: expect a power near 2.
+    """
+    rows = []
+    for nodes in SIZES:
+        workload = paper_workload(nodes=nodes, standbys=nodes // 100)
+        outages = poisson_failures(nodes=nodes, days=DAYS, rate=opt_175b())
+        rows.append(
+            Row(
+                name="compare",
+                values=timed(
+                    lambda w=workload, o=outages: compare(w, o, days=DAYS),  # type: ignore[misc]
+                    repeats=repeats,
+                    warm_ups=0,
+                ),
+                settings={"nodes": nodes, "days": DAYS, "policies": len(POLICIES)},
+            )
+        )
+    exponent = growth(SIZES, [row.median for row in rows])
+    return [*rows, Row(name="compare grows with N to the power", values=(exponent,), unit="")]

@@ -1,0 +1,210 @@
+"""Iteration times, and the network's idle time, of the lab's own job in a lab and without one."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from gemini_lab.errors import RunFailedError
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.job import Job
+from gemini_lab.lab.lab import Lab
+from gemini_lab.log.events import Event
+from gemini_lab.log.file import LOG_FILE, read_events
+
+AS_IF_LARGE: Final[dict[str, int]] = {
+    "stage3_param_persistence_threshold": 10_000,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "reduce_bucket_size": 100_000,
+}
+"""ZeRO-3's thresholds (numbers of elements) scaled down with the model.
+
+With the usual ones a tiny model's parameters all stay in place, or are gathered at once, and its
+iteration has one long idle span. With these every weight is gathered for each pass and gradients
+leave in buckets, as in models that are much larger than the usual thresholds.
+"""
+FEW_SPANS: Final[dict[str, int]] = {"stage3_param_persistence_threshold": 10_000}
+"""All weights are gathered at once for each micro-batch: one long idle span in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What every arm of a comparison runs, on two nodes.
+
+    Attributes:
+        size: Of the GPT.
+        accumulate: Micro-batches of an iteration: more of them are more training traffic beside the
+            same checkpoint.
+        zero: Settings of ZeRO, such as `AS_IF_LARGE` or `FEW_SPANS`.
+        iterations: Of each run.
+        counted: How many of the last ones count; before them a schedule must have been made.
+        layer_s: Emulated accelerator time of a block's forward pass.
+        link_bytes_per_s: The nodes' emulated links; `None` is bare loopback.
+    """
+
+    size: str = "tiny"
+    accumulate: int = 1
+    zero: Mapping[str, int] = field(default_factory=dict)
+    iterations: int
+    counted: int
+    layer_s: float = 0.0
+    link_bytes_per_s: float | None = None
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What to say beside every result."""
+        found: dict[str, Any] = {"size": self.size, "nodes": 2}
+        if self.accumulate > 1:
+            found["micro_batches"] = self.accumulate
+        if self.zero:
+            found["zero"] = "thresholds scaled down"
+        if self.layer_s:
+            found["layer_s"] = self.layer_s
+        if self.link_bytes_per_s:
+            found["link_bytes_per_s"] = self.link_bytes_per_s
+        return found
+
+    def job(self, times: Path) -> Job:
+        """The job, which writes into `times` when its iterations ended."""
+        return gpt_job(
+            size=self.size, iterations=self.iterations, accumulate=self.accumulate,
+            zero=dict(self.zero), layer_s=self.layer_s, times=times,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRun:
+    """What one run took.
+
+    Attributes:
+        iteration_s: Median duration of the counted iterations.
+        planned: The data of its last `profiled` event; empty if there was none.
+        idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
+        idle_left_s: The same in the counted iterations, which carried versions in those spans: what
+            neither training's collectives nor chunks took. Median.
+        checkpoint_s: Time in which only chunks held the network there, from the first one in a span
+            to the last, so at most: pauses between chunks count too. Median.
+        notes: What it remarked.
+        sent_bytes: What rank 0 sent of each version.
+        waited_s: Median time for which rank 0's update waited for its version.
+    """
+
+    iteration_s: float
+    planned: dict[str, Any] = field(default_factory=dict)
+    idle_s: float = 0.0
+    idle_left_s: float = 0.0
+    checkpoint_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+
+
+def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
+    """One run on the lab's nodes."""
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
+        times = Path(folder) / "times.json"
+        job = workload.job(times)
+        run = lab.train(
+            job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
+        ).wait()
+        iteration_s = _median_s(times, workload)
+    events = [e for e in read_events(run.folder / LOG_FILE) if e.data.get("rank") == 0]
+    sent = [e.data["sent_bytes"] for e in events if e.kind == "version_complete"]
+    waits = [e.data["waited_s"] for e in events if e.kind == "iteration"]
+    planned = [dict(e.data) for e in events if e.kind == "profiled"]
+    spans = planned[-1]["profile"]["idle_spans"] if planned else []
+    before = workload.iterations - workload.counted
+    late = [e for e in events if e.kind != "collectives" or e.data["iteration"] > before]
+    left_s, taken_s = network_times(late) if planned else (0.0, 0.0)
+    return TimedRun(
+        iteration_s=iteration_s,
+        planned=planned[-1] if planned else {},
+        idle_s=sum(span["duration_s"] for span in spans),
+        idle_left_s=left_s,
+        checkpoint_s=taken_s,
+        notes=run.report().notes,
+        sent_bytes=max(sent, default=0),
+        waited_s=statistics.median(waits[-workload.counted :]),
+    )
+
+
+def under_torchrun(workload: Workload) -> TimedRun:
+    """The same script started by torchrun, without a lab.
+
+    Raises:
+        RunFailedError: The script failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
+        times = Path(folder) / "times.json"
+        job = workload.job(times)
+        args = list(job.args)
+        if workload.link_bytes_per_s is not None:
+            args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
+        runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        with subprocess.Popen(
+            [*runner, "--nproc-per-node=2", "-m", job.script, *args],
+            env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as torchrun:  # fmt: skip
+            try:
+                _, said = torchrun.communicate()
+            finally:
+                torchrun.terminate()  # where this was interrupted: it ends its workers too
+        if torchrun.returncode:
+            raise RunFailedError(f"the script failed under torchrun:\n{said[-2000:]}")
+        return TimedRun(iteration_s=_median_s(times, workload))
+
+
+def network_times(events: Sequence[Event]) -> tuple[float, float]:
+    """Seconds of an iteration in which the network was idle, and in which only chunks held it.
+
+    Medians over the iterations whose collectives were told; zeros where there are none.
+
+    Args:
+        events: One rank's.
+    """
+    chunks = [(e.data["start_s"], e.data["end_s"]) for e in events if e.kind == "transfer"]
+    lasted_s = {e.data["iteration"]: e.data["duration_s"] for e in events if e.kind == "iteration"}
+    found = []
+    for event in events:
+        if event.kind == "collectives":
+            began_s = event.data["began_s"]
+            ended_s = began_s + lasted_s[event.data["iteration"]]
+            training = _calls(event)
+            left_s = idle_s(began_s, ended_s, [*training, *chunks])
+            found.append((left_s, idle_s(began_s, ended_s, training) - left_s))
+    if not found:
+        return 0.0, 0.0
+    return statistics.median(one for one, _ in found), statistics.median(one for _, one in found)
+
+
+def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) -> float:
+    """Seconds from `begin_s` to `end_s` that lie in none of the (start, end) pairs of `busy`."""
+    free, at_s = 0.0, begin_s
+    for start_s, stop_s in sorted(busy):
+        free += max(0.0, min(start_s, end_s) - at_s)
+        at_s = max(at_s, min(stop_s, end_s))
+    return free + max(0.0, end_s - at_s)
+
+
+def _calls(event: Event) -> list[tuple[float, float]]:
+    data = event.data
+    return [
+        (data["began_s"] + start_s, data["began_s"] + end_s)
+        for start_s, end_s in zip(data["starts_s"], data["ends_s"], strict=True)
+    ]
+
+
+def _median_s(times: Path, workload: Workload) -> float:
+    ended_s = json.loads(times.read_text(encoding="utf-8"))
+    durations = [after - before for before, after in pairwise(ended_s)]
+    return float(statistics.median(durations[-workload.counted :]))

@@ -1,0 +1,1 @@
+"""The paper's figures, a module a figure."""

@@ -1,0 +1,71 @@
+"""`gemini-lab figures`: the paper's figures with ours beside them, as HTML, PNG and CSV."""
+
+import argparse
+import html
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.figures import measured
+from gemini_lab.experiments.figures.figure import STYLE, Figure
+
+FIGURES: Final = (
+    "eq1", "fig07", "fig08", "fig09", "fig10", "fig11", "fig12", "fig13", "fig14", "fig15a",
+    "fig15b", "fig16",
+)  # fmt: skip
+"""Each is a module of this package with a function `figure()`."""
+
+
+def make(name: str) -> Figure:
+    """The figure called `name`.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in FIGURES:
+        raise ConfigError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
+    figure: Figure = importlib.import_module(f"gemini_lab.experiments.figures.{name}").figure()
+    return figure
+
+
+def index(figures: Sequence[Figure]) -> str:
+    """A page of HTML that shows and links all of them."""
+    items = "".join(
+        f'<h2><a href="{f.name}.html">{html.escape(f.title)}</a></h2>'
+        f'<a href="{f.name}.html"><img alt="{html.escape(f.title)}" src="{f.name}.png"></a>'
+        for f in figures
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Figures</title>'
+        f"<style>{STYLE}</style></head><body><h1>The paper's figures</h1>"
+        "<p>Every value says whether it is the paper's, a formula's, simulated or measured.</p>"
+        f"{items}</body></html>"
+    )
+
+
+def command(argv: list[str]) -> int:
+    """Write figures into a folder."""
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab figures", description="The paper's figures with ours beside them."
+    )
+    parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
+    parser.add_argument("--all", action="store_true", help="every figure")
+    parser.add_argument(
+        "--measured", type=Path, nargs="+", default=[], metavar="FILE",
+        help="results of `gemini-lab bench schemes|contention --json FILE`, to draw beside",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
+    options = parser.parse_args(argv)
+    names = FIGURES if options.all else tuple(options.names)
+    if not names and not options.measured:
+        parser.error("name some figures, or use --all, or --measured FILE")
+    figures = [make(name) for name in names]
+    figures += [figure for path in options.measured for figure in measured.figures(path)]
+    for figure in figures:
+        figure.write(options.out)
+        print(f"{figure.title}\n{figure.table()}\n")  # noqa: T201
+    (options.out / "index.html").write_text(index(figures), encoding="utf-8")
+    print(f"written to {options.out / 'index.html'}")  # noqa: T201
+    return 0

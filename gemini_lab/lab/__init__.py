@@ -1,0 +1,1 @@
+"""What a person holds: a lab, its runs, and how they are shown and stopped."""

@@ -1,0 +1,266 @@
+"""`Run`: a job under way on a lab, as its owner sees it."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.injector.failures import Failure
+from gemini_lab.injector.orders import Cast, Order, orders
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.job import Job
+from gemini_lab.lab.pages import save_log
+from gemini_lab.log.events import Event
+from gemini_lab.log.file import LOG_FILE, EventLog, read_events
+
+if TYPE_CHECKING:
+    from gemini_lab.report import RunReport
+
+CONTROL_FILE: Final = "control.json"
+
+
+class Run:
+    """A job under way, or one that is over; its log is `folder/events.jsonl`.
+
+    Attributes:
+        folder: The run's folder: event log, workers' output, persistent tier.
+        log: The event log in it.
+        iteration: Newest iteration that every rank has finished.
+        phase: starting, training, recovering, waiting (for machines) or over.
+        members: The node on each position.
+        root: The node with the root agent.
+        failure: Why the run was given up, if it was.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        number: int,
+        job: Job,
+        scenario: Scenario,
+        obey: Callable[[Order], None],
+        stop: Callable[[int], None],
+        living: Callable[[], Sequence[str]],
+        racks: Mapping[str, Sequence[str]],
+        workers_per_node: int,
+        root: str | None,
+    ) -> None:
+        self.folder = folder
+        self.number = number
+        self.job = job
+        self.iteration = 0
+        self.members: list[str] = []
+        self.root = root
+        self.failure: str | None = None
+        self.phase = "starting"
+        self._scenario = scenario
+        self._obey, self._stop, self._living = obey, stop, living
+        self._racks = racks
+        self._workers_per_node = workers_per_node
+        self.log = folder / LOG_FILE
+        self._log = EventLog(self.log)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._watchers: list[Callable[[Event], None]] = []
+        self._listeners: list[Callable[[int, list[str]], None]] = []
+        self._by_rank: dict[int, int] = {}
+        self._training_since_s: float | None = None
+
+    # -- for its owner -------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has finished or failed."""
+        return self._over.is_set()
+
+    def is_over_within(self, timeout_s: float) -> bool:
+        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
+        return self._over.wait(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> "Run":
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: It is not over in time.
+            RunFailedError: The run was given up; the message says why.
+        """
+        if not self._over.wait(timeout_s):
+            raise TimeoutError(f"{self} is not over after {timeout_s:.0f} s")
+        if self.failure is not None:
+            raise RunFailedError(f"{self.folder.name} failed: {self.failure}")
+        return self
+
+    def progress(
+        self, total: int | None = None, *, until: int | None = None, show_output: bool = False
+    ) -> "Run":
+        """Show a bar, and failures as they come, from the cell that calls this.
+
+        An interrupt ends the bar, not the run.
+
+        Args:
+            total: Iterations of the job, the bar's full length.
+            until: Return once every rank has finished so many; by default at the end.
+            show_output: Show what rank 0 prints, too.
+
+        Raises:
+            RunFailedError: The run was given up; the message says why.
+        """
+        from gemini_lab.lab.progress import show_progress  # noqa: PLC0415 - it imports this module
+
+        show_progress(self, total=total, until=until, show_output=show_output)
+        return self.wait() if self.is_over else self
+
+    def stop(self) -> None:
+        """End the run; its log and persistent versions stay."""
+        if not self.is_over:
+            self._stop(self.number)
+
+    def inject(self, failure: Failure) -> list[Order]:
+        """Make a failure happen now; returns which node was told to do what to itself.
+
+        Raises:
+            ConfigError: The run is over, or the failure names a node or rank that is not there.
+        """
+        if self.is_over or not self.members:
+            raise ConfigError(f"nothing can fail now: {self} has no workers")
+        given = orders(failure, self._cast(), seed=self._scenario.seed)
+        for order in given:
+            self._obey(order)
+        return given
+
+    def events(self, *kinds: str) -> list[Event]:
+        """What the log says so far, in order of arrival: all of it, or only these kinds."""
+        said = read_events(self.folder / LOG_FILE)
+        return [event for event in said if not kinds or event.kind in kinds]
+
+    def report(self) -> "RunReport":
+        """What the run did so far, from its log."""
+        from gemini_lab.report import RunReport  # noqa: PLC0415
+
+        return RunReport.load(self.folder)
+
+    def save(self, path: str | Path) -> Path:
+        """Write what the dashboard shows of the run so far to one HTML file, for any browser.
+
+        The file needs no network and no server. Returns its path.
+
+        Raises:
+            ConfigError: Panel is not installed, or the file cannot be written.
+        """
+        return save_log(self.log, path)
+
+    def watch(self, watcher: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `watcher` with every event from now on, on the lab's thread.
+
+        Returns a function that ends this.
+        """
+        self._watchers = [*self._watchers, watcher]
+        return lambda: self._forget(watcher)
+
+    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
+        """Call `listener` with a rank and the lines it prints, on the lab's thread.
+
+        Returns a function that ends this.
+        """
+        self._listeners = [*self._listeners, listener]
+        return lambda: self._forget(listener)
+
+    def controls(self) -> Any:
+        """Buttons that make the run fail, or end it; see `gemini_lab_widgets.controls`."""
+        from gemini_lab_widgets.controls import Controls  # noqa: PLC0415 - ipywidgets is optional
+
+        return Controls(self)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder.name}: iteration {self.iteration}, {self.phase}>"
+
+    def _repr_html_(self) -> str:
+        nodes = ", ".join(f"{n} (root)" if n == self.root else n for n in self.members)
+        rows = {
+            "run": self.folder.name, "phase": self.phase, "iteration": self.iteration,
+            "nodes": nodes, "failure": self.failure or "none", "folder": self.folder,
+        }  # fmt: skip
+        cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
+    # -- for the lab ---------------------------------------------------------------------------
+
+    def take(self, event: Event) -> None:
+        """Add an event to the log."""
+        with self._lock:
+            if not self.is_over or event.kind == "lab_closed":
+                self._log.append(event)
+        self._follow(event)
+        for watcher in self._watchers:
+            watcher(event)
+        if event.kind == "iteration":
+            self.strike()
+
+    def take_output(self, rank: int, lines: list[str]) -> None:
+        """Add a worker's printed lines to its file."""
+        folder = self.folder / "output"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"rank-{rank}.log").open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+        for listener in self._listeners:
+            listener(rank, lines)
+
+    def strike(self) -> None:
+        """Inject what the scenario has for this moment."""
+        if self.is_over or self._training_since_s is None:
+            return
+        elapsed_s = time.monotonic() - self._training_since_s
+        coming, self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=elapsed_s)
+        for failure in coming:
+            try:
+                self.inject(failure)
+            except ConfigError as error:
+                text = f"{failure} did not happen: {error}"
+                self.take(Event(kind="note", at_s=time.time(), node="lab", data={"text": text}))
+
+    def close(self) -> None:
+        """Close the log."""
+        (self.folder / CONTROL_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(ValueError):
+            self._log.close()
+
+    def _forget(self, callback: Any) -> None:
+        self._watchers = [each for each in self._watchers if each is not callback]
+        self._listeners = [each for each in self._listeners if each is not callback]
+
+    def _cast(self) -> Cast:
+        living = self._living()
+        return Cast(
+            members=self.members, root=self.root or self.members[0], racks=self._racks,
+            workers_per_node=self._workers_per_node,
+            standbys=[node for node in living if node not in self.members],
+        )  # fmt: skip
+
+    def _follow(self, event: Event) -> None:
+        data = event.data
+        match event.kind:
+            case "iteration" if not data.get("restored"):
+                self._training_since_s = self._training_since_s or time.monotonic()
+                self._by_rank[data["rank"]] = data["iteration"]
+                if len(self._by_rank) == len(self.members) * self._workers_per_node:
+                    self.iteration = min(self._by_rank.values())
+                    self.phase = "training"
+            case "root_elected":
+                self.root = data["name"]
+            case "recovery_planned":
+                self.members = list(data["members"])
+                self._by_rank = {}
+            case "recovery_started":
+                self.phase = "recovering"
+            case "recovery_waiting":
+                self.phase = "waiting"
+            case "run_failed" | "run_finished":
+                self.failure = data.get("reason")
+                self.phase = "over"
+                (self.folder / CONTROL_FILE).unlink(missing_ok=True)
+                self._over.set()

@@ -1,0 +1,104 @@
+"""What `mpiexec` runs on every node: start an agent that outlives MPI, introduce it, and return.
+
+MPI knows how to reach the nodes (ssh, Slurm and other schedulers) and lets them find one another.
+But a launcher ends the whole job when a machine dies, so the agents, whose memory must survive
+that, leave the MPI job: they start in a session of their own, and MPI is finalised.
+
+Rank 0 reads `{"agents": [config, ...], "log_folder": ...}` from standard input and prints the
+agents' answers as one line of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+READY_S: Final = 60.0
+POLL_S: Final = 0.01
+
+
+def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
+    """Start one agent; returns its answer, or `{"error": ...}`."""
+    log = Path(log_folder) / f"{config['name']}.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output: Any = log.open("ab")
+    except OSError:
+        output = subprocess.DEVNULL  # a node that does not see the lab's folder
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "gemini_lab.node.agent"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+        env=agent_environment(config["threads"]), start_new_session=True,
+    )  # fmt: skip
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    agent.stdin.write(json.dumps(config).encode() + b"\n")
+    agent.stdin.close()
+    timer = threading.Timer(READY_S, agent.kill)
+    timer.start()
+    started_s = time.monotonic()
+    line = agent.stdout.readline()
+    timer.cancel()
+    if not line:
+        is_late = time.monotonic() - started_s >= READY_S
+        end = f"was not ready within {READY_S:.0f} s" if is_late else "ended before it was ready"
+        return {"error": f"{config['name']}'s agent {end}; see {log}"}
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def agent_environment(threads: int | None) -> dict[str, str]:
+    """This environment without the launcher's own variables, which would lead workers astray.
+
+    Args:
+        threads: For each worker's computations, unless the user has set OMP_NUM_THREADS.
+    """
+    foreign = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "MPIR_", "SLURM_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    if threads is not None:
+        kept.setdefault("OMP_NUM_THREADS", str(threads))
+    # Without this, asking whether CUDA is there would spoil the processes that are forked later.
+    return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def wait_asleep(request: Any) -> Any:
+    """What an MPI request brings, waited for asleep.
+
+    Open MPI's own waits keep a processor busy; on a small machine they have starved the very
+    agents that were waited for, for a minute.
+    """
+    while True:
+        is_done, message = request.test()
+        if is_done:
+            return message
+        time.sleep(POLL_S)
+
+
+def main() -> None:
+    """Start this rank's agent; rank 0 hands out the configurations and gathers the answers."""
+    from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
+
+    world = MPI.COMM_WORLD
+    sent = []
+    if world.rank == 0:
+        order = json.loads(sys.stdin.readline())
+        sent = [
+            world.isend((config, order["log_folder"]), dest=rank)
+            for rank, config in enumerate(order["agents"])
+        ]
+    config, log_folder = wait_asleep(world.irecv(source=0))
+    sent.append(world.isend(start_agent(config, log_folder), dest=0))
+    if world.rank == 0:
+        answers = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
+        sys.stdout.write(json.dumps(answers) + "\n")
+        sys.stdout.flush()
+    for request in sent:
+        wait_asleep(request)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Starting agents on this machine or on many, through `mpiexec`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.launch.programs import find_program
+from gemini_lab.node.agent import AgentConfig
+
+LAUNCH_S: Final = 120.0
+
+
+def find_mpiexec() -> str:
+    """The `mpiexec` beside this Python, else the one on the PATH.
+
+    Raises:
+        LaunchError: There is none.
+    """
+    return find_program(
+        "mpiexec",
+        "install one with `pip install 'gemini-lab[embedded]'`, or load your site's MPI module",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Machines that agents may start on; without any, all start on this one.
+
+    Attributes:
+        names: Host names, one for each agent that can be placed; spare ones are for standbys.
+    """
+
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Hosts":
+        """The hosts in an MPI hostfile: a name a line, `slots=K` for K agents on it.
+
+        Raises:
+            ConfigError: The file cannot be read, names no host, or has a line that is no host.
+        """
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"cannot read the hostfile {path}: {error.strerror}") from error
+        names: list[str] = []
+        for line in lines:
+            name, *options = line.partition("#")[0].split() or [""]
+            slots = [o.removeprefix("slots=") for o in options if o.startswith("slots=")]
+            if slots and not slots[0].isdecimal():
+                raise ConfigError(f"cannot read {line!r} in {path}; write `host` or `host slots=2`")
+            names += [name] * (int(slots[0]) if slots else 1) if name else []
+        if not names:
+            raise ConfigError(f"the hostfile {path} names no host; write one on each line")
+        return cls(names=tuple(names))
+
+
+def mpi_environment() -> dict[str, str]:
+    """What Open MPI wants to hear to start several agents on a small machine, also as root."""
+    environment = dict(os.environ)
+    # "slot" is said though it is the default: without it all agents go to the first host.
+    environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
+    if "SLURM_JOB_ID" in environment:
+        # Slurm ends what a finished step leaves behind, agents too; by ssh they belong to the job.
+        environment.setdefault("PRTE_MCA_plm", "ssh")
+    if os.geteuid() == 0:
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+            environment[name] = environment[f"{name}_CONFIRM"] = "1"
+    return environment
+
+
+def mpi_command(count: int, hosts: Sequence[str]) -> list[str]:
+    """The command that runs `boot` in `count` places, on `hosts` if there are any."""
+    where: list[str] = []
+    if hosts:
+        where = ["--host", ",".join(f"{h}:{hosts.count(h)}" for h in dict.fromkeys(hosts))]
+    program = [sys.executable, "-m", "gemini_lab.launch.boot"]
+    return [find_mpiexec(), "-n", str(count), *where, *program]
+
+
+def launch_agents(
+    configs: Sequence[AgentConfig], *, hosts: Sequence[str] = (), log_folder: Path
+) -> list[dict[str, Any]]:
+    """Start an agent for each configuration, and return when all are up.
+
+    Returns:
+        `name`, `address` and `pid` of each.
+
+    Raises:
+        LaunchError: MPI or an agent failed; the message has what they said.
+    """
+    order = {"agents": [c.to_json() for c in configs], "log_folder": str(log_folder)}
+    try:
+        done = subprocess.run(
+            mpi_command(len(configs), hosts), input=json.dumps(order) + "\n", text=True,
+            env=mpi_environment(), capture_output=True, timeout=LAUNCH_S, check=False,
+            start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
+        raise LaunchError(
+            f"mpiexec did not start {len(configs)} agents within {LAUNCH_S:.0f} s on "
+            f"{', '.join(hosts) or 'this machine'}; {advice}"
+        ) from error
+    line = next((text for text in done.stdout.splitlines() if text.startswith("[{")), None)
+    if line is None:
+        raise LaunchError(
+            f"mpiexec could not start {len(configs)} agents on "
+            f"{', '.join(hosts) or 'this machine'} (exit status {done.returncode}):\n"
+            f"{(done.stderr or done.stdout).strip()[-2000:]}"
+        )
+    answers: list[dict[str, Any]] = json.loads(line)
+    errors = [answer["error"] for answer in answers if "error" in answer]
+    if errors:
+        raise LaunchError("; ".join(errors))
+    return answers

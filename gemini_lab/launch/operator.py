@@ -1,0 +1,96 @@
+"""The operator brings machines (the paper's cloud operator, section 6.2)."""
+
+import contextlib
+import os
+import secrets
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from gemini_lab.errors import CapacityError
+from gemini_lab.launch.mpi import Hosts, launch_agents
+from gemini_lab.node.agent import AgentConfig
+from gemini_lab.node.control_store import EtcdAddress
+
+
+class Operator(Protocol):
+    """Where machines come from; an EC2 Auto Scaling group would be another one.
+
+    Attributes:
+        token: The secret with which its agents were started.
+    """
+
+    token: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all its agents are on this machine, and see its folders."""
+
+    def bring(self, count: int) -> list[dict[str, Any]]:
+        """Start agents on `count` machines: `name`, `address` and `pid` of each.
+
+        Raises:
+            CapacityError: No machine is left.
+            LaunchError: They could not be started.
+        """
+
+    def clear(self) -> None:
+        """The lab is closed: end whatever is left of its agents."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MpiOperator:
+    """Brings machines with `mpiexec`: this one, or hosts of a hostfile or allocation in turn.
+
+    A host is used once: one whose node was lost may be broken.
+    """
+
+    etcd: EtcdAddress
+    prefix: str
+    lease_s: float
+    warm: bool
+    threads: int | None
+    log_folder: Path
+    hosts: Hosts = field(default_factory=Hosts)
+    token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    _started: int = 0
+    _local_sessions: list[int] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def bring(self, count: int) -> list[dict[str, Any]]:
+        """Start agents on this machine, or on the next `count` hosts."""
+        with self._lock:
+            first, names = self._started, self.hosts.names
+            if names and len(names) < first + count:
+                raise CapacityError(
+                    f"{count} more nodes were asked for, but of {len(names)} hosts "
+                    f"{len(names) - first} are unused; add hosts to the hostfile or allocation"
+                )
+            self._started += count
+        configs = [
+            AgentConfig(
+                name=f"node-{number}", token=self.token, etcd=self.etcd, prefix=self.prefix,
+                lease_s=self.lease_s, warm=self.warm, threads=self.threads,
+            )
+            for number in range(first, first + count)
+        ]  # fmt: skip
+        hosts = names[first : first + count]
+        agents = launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
+        if not hosts:
+            self._local_sessions += [agent["pid"] for agent in agents]
+        return agents
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all its agents are on this machine, and see its folders."""
+        return not self.hosts.names
+
+    def clear(self) -> None:
+        """Kill what is left in the sessions of agents on this machine, such as frozen ones."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(process.pid) in self._local_sessions:
+                    process.kill()

@@ -1,0 +1,1 @@
+"""The processes of one node: agent, warm parent, workers, and the root agent's shell."""

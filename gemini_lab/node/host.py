@@ -1,0 +1,215 @@
+"""A node's workers: started through the warm parent, listened to, killed."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gemini_lab.wire.local import LocalChannel, Message
+
+OUTPUT_LINES: Final = 40  # of a worker's last words, kept for the report of its end
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """A worker of this node."""
+
+    rank: int
+    local_rank: int
+    epoch: int
+    channel: LocalChannel
+    output_fd: int
+    pid: int | None = None
+    status: str = "running"
+    error: Message | None = None  # its type and text, when the script ended with an exception
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES))
+    partial: bytes = b""
+
+
+class WorkerHost:
+    """Starts and ends the workers of one node, on the agent's event loop.
+
+    Args:
+        warm: Whether workers are forked from a parent that has imported everything.
+        on_message: Called with a worker, what it said, and the descriptors it sent along.
+        on_output: Called with a worker and the lines that it printed.
+        on_exit: Called with a worker that ended, and its exit code (negative: the signal).
+    """
+
+    def __init__(
+        self,
+        *,
+        warm: bool,
+        on_message: Callable[[Worker, Message, list[int]], None],
+        on_output: Callable[[Worker, list[str]], None],
+        on_exit: Callable[[Worker, int], None],
+    ) -> None:
+        self.workers: dict[int, Worker] = {}
+        self._warm = warm
+        self._on_message, self._on_output, self._on_exit = on_message, on_output, on_exit
+        # By answer and epoch, and in the order of the questions: several may wait for the same.
+        self._waiting: defaultdict[tuple[str, int], deque[asyncio.Future[Message]]]
+        self._waiting = defaultdict(deque)
+        self._is_ready = asyncio.Event()
+        self._start_parent()
+
+    async def ready(self) -> None:
+        """Wait until the warm parent has imported everything."""
+        await self._is_ready.wait()
+
+    async def hold_port(self, *, host: str, epoch: int) -> int:
+        """Hold a free port of `host` for the job's rendezvous; the next worker listens there."""
+        return int((await self._ask("listen", "listening", epoch, host=host))["port"])
+
+    async def kill_all(self, *, epoch: int) -> None:
+        """Kill the workers, and wait until none is left.
+
+        A node without any does not wait for its warm parent, which may still be importing.
+        """
+        if not self.workers:
+            return
+        await self._ask("kill", "killed", epoch)
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Start one worker."""
+        channel, theirs = LocalChannel.pair()
+        output_fd, their_output = os.pipe()
+        os.set_blocking(output_fd, False)
+        worker = Worker(
+            rank=spec["rank"], local_rank=spec["local_rank"], epoch=spec["epoch"],
+            channel=channel, output_fd=output_fd,
+        )  # fmt: skip
+        self.workers[worker.rank] = worker
+        loop = asyncio.get_running_loop()
+        loop.add_reader(channel, self._read_worker, worker)
+        loop.add_reader(output_fd, self._read_output, worker)
+        self._parent.send({"op": "fork", "spec": spec}, (theirs.fileno(), their_output))
+        theirs.close()
+        os.close(their_output)
+
+    def signal(self, rank: int, signal_number: int) -> int | None:
+        """Send a signal to a worker; returns its pid, or `None` when it does not run."""
+        worker = self.workers.get(rank)
+        if worker is None or worker.pid is None:
+            return None
+        os.kill(worker.pid, signal_number)
+        return worker.pid
+
+    def close(self) -> None:
+        """End the warm parent; it kills the workers."""
+        asyncio.get_running_loop().remove_reader(self._parent)
+        self._parent.close()
+        self._process.wait()
+
+    def signal_all(self, signal_number: int) -> None:
+        """Send a signal to every process of this node but the agent itself, at once."""
+        for worker in self.workers.values():
+            if worker.pid is not None:
+                os.killpg(worker.pid, signal_number)
+        self._process.send_signal(signal_number)
+
+    def _start_parent(self) -> None:
+        self._parent, theirs = LocalChannel.pair()
+        command = [sys.executable, "-m", "gemini_lab.node.warm"]
+        self._process = subprocess.Popen(
+            [*command, str(theirs.fileno()), str(int(self._warm))],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr,
+        )  # fmt: skip
+        theirs.close()
+        asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
+
+    async def _ask(self, op: str, answer: str, epoch: int, **more: Any) -> Message:
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[answer, epoch].append(future)
+        await self.ready()
+        self._parent.send({"op": op, "epoch": epoch, **more})
+        return await future
+
+    def _read_parent(self) -> None:
+        messages, is_open = self._parent.poll()
+        for message, _ in messages:
+            self._handle_parent(message)
+        if not is_open:
+            self._replace_parent()
+
+    def _handle_parent(self, message: Message) -> None:
+        if message["op"] == "ready":
+            self._is_ready.set()
+        elif message["op"] == "forked":
+            worker = self.workers.get(message["rank"])
+            if worker is not None and worker.epoch == message["epoch"]:
+                worker.pid = message["pid"]
+        elif message["op"] == "exited":
+            worker = self.workers.get(message["rank"])
+            if worker is not None and worker.epoch == message["epoch"]:
+                self._end(worker, message["code"])
+        else:
+            waiting = self._waiting[message["op"], message["epoch"]]
+            if waiting and not (future := waiting.popleft()).done():
+                future.set_result(message)
+
+    def _replace_parent(self) -> None:
+        """The warm parent died: so did its workers. Start another one."""
+        asyncio.get_running_loop().remove_reader(self._parent)
+        self._parent.close()
+        self._is_ready.clear()
+        self._start_parent()
+        for worker in list(self.workers.values()):
+            self._end(worker, -signal.SIGKILL)
+        for (answer, epoch), waiting in self._waiting.items():
+            if answer == "killed":
+                for future in waiting:
+                    if not future.done():
+                        future.set_result({"op": answer, "epoch": epoch})
+                waiting.clear()
+
+    def _end(self, worker: Worker, code: int) -> None:
+        self._read_worker(worker)
+        self._read_output(worker)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(worker.channel)
+        loop.remove_reader(worker.output_fd)
+        worker.channel.close()
+        os.close(worker.output_fd)
+        del self.workers[worker.rank]
+        self._on_exit(worker, code)
+
+    def _read_worker(self, worker: Worker) -> None:
+        if not _is_readable(worker.channel.fileno()):
+            return
+        messages, is_open = worker.channel.poll()
+        for message, fds in messages:
+            if message["op"] == "finished":
+                worker.status = "finished"
+            elif message["op"] == "error":
+                worker.error = message
+            self._on_message(worker, message, fds)
+        if not is_open:
+            asyncio.get_running_loop().remove_reader(worker.channel)
+
+    def _read_output(self, worker: Worker) -> None:
+        try:
+            data = os.read(worker.output_fd, 2**16)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(worker.output_fd)
+        *lines, worker.partial = (worker.partial + data).split(b"\n")
+        if not data and worker.partial:
+            lines, worker.partial = [*lines, worker.partial], b""
+        texts = [line.decode(errors="replace") for line in lines]
+        if texts:
+            worker.output.extend(texts)
+            self._on_output(worker, texts)
+
+
+def _is_readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))

@@ -1,0 +1,135 @@
+"""A node's place in the store: its lease, the root's key, and what other roots have written."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gemini_lab.node.control_store import ControlStore, patiently
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootRecord:
+    """Who is root agent: the value of the key `root`, which vanishes with its owner's lease."""
+
+    name: str
+    address: str
+    term: int
+
+    def to_text(self) -> str:
+        """The value in the store."""
+        return json.dumps({"name": self.name, "address": self.address, "term": self.term})
+
+    @classmethod
+    def from_text(cls, text: str) -> "RootRecord":
+        """The record in a value of the store."""
+        return cls(**json.loads(text))
+
+
+class Membership:
+    """Keeps one node registered, and elects a root agent.
+
+    The small state is read every `poll_s` rather than watched: a poll needs no repair after the
+    store was away, and nothing urgent waits for it (deaths are noticed on connections first).
+
+    Args:
+        store: The lab's store.
+        name: This node.
+        address: Where its agent listens.
+        lease_s: How long the node counts as alive without a sign of life.
+    """
+
+    def __init__(self, *, store: ControlStore, name: str, address: str, lease_s: float) -> None:
+        self.store = store
+        self.name = name
+        self.address = address
+        self.lease_s = lease_s
+        self.poll_s = min(0.25, lease_s / 8)
+        self._lease: int | None = None
+        self._renewed_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the store last confirmed the lease."""
+        return time.monotonic() - self._renewed_s
+
+    async def register(self) -> None:
+        """Take a lease and write this node under it."""
+        ttl_s = max(2, round(self.lease_s))
+        value = json.dumps({"address": self.address})
+
+        def write() -> int:
+            lease = self.store.grant(ttl_s)
+            self.store.put(f"nodes/{self.name}", value, lease=lease)
+            return lease
+
+        self._lease = await self.call(lambda: patiently(write))
+        self._renewed_s = time.monotonic()
+
+    async def renew(self) -> bool:
+        """Keep the lease alive; `False` when it had run out."""
+        lease = self._lease
+        if lease is None:
+            return False
+        alive = await self.call(lambda: self.store.keep_alive(lease))
+        if alive:
+            self._renewed_s = time.monotonic()
+        else:
+            self._lease = None
+        return alive
+
+    async def leave(self) -> None:
+        """Give the lease back, and with it every key of this node."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await self.call(lambda: self.store.revoke(lease))
+
+    async def read(self) -> dict[str, str]:
+        """Everything in the lab's part of the store."""
+        return await self.call(self.store.items)
+
+    async def campaign(self, items: dict[str, str]) -> RootRecord | None:
+        """Become root agent if there is none; returns the record when this node won."""
+        if "root" in items or self._lease is None:
+            return None
+        record = RootRecord(
+            name=self.name, address=self.address, term=int(items.get("term", "0")) + 1
+        )
+        lease = self._lease
+        text = record.to_text()
+        if not await self.call(lambda: self.store.create("root", text, lease=lease)):
+            return None
+        if not await self.write_as_root(record, "term", str(record.term)):
+            return None
+        return record
+
+    async def reclaim(self, record: RootRecord) -> None:
+        """Write the root's record again if the store has lost it, and nobody else has the place."""
+        lease, text = self._lease, record.to_text()
+        await self.call(lambda: self.store.create("root", text, lease=lease))
+
+    async def write_as_root(self, record: RootRecord, key: str, value: str) -> bool:
+        """Write only while `record` is the root: a deposed root changes nothing."""
+        text = record.to_text()
+        return await self.call(lambda: self.store.put_if(key, value, guard="root", held=text))
+
+    async def depose(self, record: RootRecord) -> None:
+        """Remove a root whose process is known to be dead."""
+        await self.call(lambda: self.store.delete_if("root", record.to_text()))
+
+    async def call(self, act: Callable[[], Result]) -> Result:
+        """Run a blocking call of the store beside the event loop."""
+        return await asyncio.to_thread(act)
+
+
+def node_addresses(items: dict[str, Any]) -> dict[str, str]:
+    """Address of each registered node's agent."""
+    return {
+        key.removeprefix("nodes/"): json.loads(value)["address"]
+        for key, value in items.items()
+        if key.startswith("nodes/")
+    }

@@ -1,0 +1,184 @@
+"""The warm parent: a process that has imported everything and forks workers from itself.
+
+Importing torch and DeepSpeed is most of what a restart costs. A node's agent therefore keeps one
+process that has done it, with one thread and a frozen heap, and forks the node's workers from it.
+It never touches CUDA, gRPC or a network: a process that did must not fork. When the agent dies,
+this process kills the workers and ends.
+
+Run as `python -m gemini_lab.node.warm FD WARM` with the agent's socket as descriptor FD; WARM 0
+imports nothing and starts every worker as a new interpreter (for comparison).
+"""
+
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+from gemini_lab.wire.local import LocalChannel
+
+HEAVY_MODULES: Final = (
+    "torch",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "deepspeed",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.muon.original_muon",
+    "gemini_lab.node.worker",
+    "gemini_lab.engine.protection",
+    "safetensors.torch",
+    "numpy",
+)
+"""What a training script imports, and what `deepspeed.initialize` imports late."""
+
+
+def import_heavy() -> None:
+    """Import everything that workers need; a module that this version lacks is left out."""
+    for name in HEAVY_MODULES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+class WarmParent:
+    """Forks, kills and reaps workers as its agent says."""
+
+    def __init__(self, channel: LocalChannel, *, warm: bool) -> None:
+        self._channel = channel
+        self._warm = warm
+        self._children: dict[int, dict[str, Any]] = {}
+        self._listener: socket.socket | None = None
+
+    def serve(self) -> None:
+        """Do what the agent asks until it is gone; then kill the workers."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        self._channel.send({"op": "ready"})
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._channel, selectors.EVENT_READ)
+            ready.register(woken, selectors.EVENT_READ)
+            is_open = True
+            while is_open:
+                for key, _ in ready.select():
+                    if key.fd == woken:
+                        os.read(woken, 4096)
+                    else:
+                        messages, is_open = self._channel.poll()
+                        for message, fds in messages:
+                            self._handle(message, fds)
+                self._reap()
+        self._kill_all()
+
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        if message["op"] == "fork":
+            self._fork(message["spec"], fds)
+        elif message["op"] == "listen":
+            self._listen(message)
+        elif message["op"] == "kill":
+            self._kill_all()
+            self._channel.send({"op": "killed", "epoch": message["epoch"]})
+
+    def _listen(self, message: dict[str, Any]) -> None:
+        """Hold a port for the job's rendezvous, so that nobody takes it meanwhile."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = socket.create_server((message["host"], 0), backlog=1024)
+        port = self._listener.getsockname()[1]
+        self._channel.send({"op": "listening", "epoch": message["epoch"], "port": port})
+
+    def _fork(self, spec: dict[str, Any], fds: list[int]) -> None:
+        channel_fd, output_fd = fds
+        listen_fd = self._listener.fileno() if self._listener else None
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(spec, channel_fd, output_fd, listen_fd)
+        for fd in fds:
+            os.close(fd)
+        if listen_fd is not None and self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        self._children[pid] = {"rank": spec["rank"], "epoch": spec["epoch"]}
+        self._channel.send({"op": "forked", "pid": pid, **self._children[pid]})
+
+    def _become_worker(
+        self, spec: dict[str, Any], channel_fd: int, output_fd: int, listen_fd: int | None
+    ) -> None:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            os.dup2(output_fd, 1)
+            os.dup2(output_fd, 2)
+            if self._warm:
+                from gemini_lab.node.worker import work  # noqa: PLC0415
+
+                status = work(spec, channel_fd, listen_fd)
+            else:
+                self._exec_worker(spec, channel_fd, listen_fd)
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    @staticmethod
+    def _exec_worker(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> None:
+        import json  # noqa: PLC0415
+
+        for fd in (channel_fd, listen_fd):
+            if fd is not None:
+                os.set_inheritable(fd, True)
+        command = [sys.executable, "-m", "gemini_lab.node.worker"]
+        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), json.dumps(spec)])
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._report(pid, status)
+
+    def _report(self, pid: int, status: int) -> None:
+        child = self._children.pop(pid, None)
+        if child is not None:
+            code = os.waitstatus_to_exitcode(status)
+            self._channel.send({"op": "exited", "pid": pid, "code": code, **child})
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # what the worker itself had started
+
+    def _kill_all(self) -> None:
+        for pid in self._children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        for pid in list(self._children):
+            _, status = os.waitpid(pid, 0)
+            self._report(pid, status)
+
+
+def main() -> None:
+    """Import, freeze, serve."""
+    fd, warm = int(sys.argv[1]), sys.argv[2] == "1"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = LocalChannel.adopt(fd)
+    if warm:
+        import_heavy()
+        gc.collect()
+        gc.freeze()
+    WarmParent(channel, warm=warm).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What one rank's part of the model states looks like as bytes."""

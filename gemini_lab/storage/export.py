@@ -1,0 +1,210 @@
+"""Full fp32 weights out of the persistent tier, in a file that loads without this package."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from gemini_lab.errors import ConfigError, IntegrityError
+from gemini_lab.log.file import LOG_FILE, read_events
+from gemini_lab.shard.codec import decode_framed
+from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.storage.persistent import PersistentTier
+from gemini_lab.units import format_bytes
+
+_SUFFIXES: Final = (".safetensors", ".pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+        path: The file.
+        version: The version that it holds.
+        tensors: How many weights and buffers, by their names in the model.
+        size_bytes: Of them all.
+        skipped: Newer versions that were damaged, and why each was stepped over.
+    """
+
+    path: Path
+    version: int
+    tensors: int
+    size_bytes: int
+    skipped: Mapping[int, str]
+
+
+def export_weights(
+    source: str | Path,
+    *,
+    to: str | Path,
+    version: int | None = None,
+    base: str | Path | None = None,
+    trained_only: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Write the full fp32 weights of a version, for `load_state_dict`.
+
+    Tied weights are written under each of their names; buffers keep their type.
+
+    Args:
+        source: A run's folder, or the URL of a persistent tier.
+        to: A `.safetensors` file, or a `.pt` file for `torch.load`.
+        version: By default the newest whose bytes are all right.
+        base: A safetensors file with the weights that were frozen in training.
+        trained_only: Leave frozen weights out.
+        storage_options: For the driver of the URL.
+
+    Raises:
+        ConfigError: There is no persistent tier, the file's name has another suffix, or frozen
+            weights are wanted and `base` has them not.
+        IntegrityError: The version, or every version, is damaged or does not exist.
+    """
+    path = Path(to)
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(
+            f"cannot export to {path.name!r}; end its name in {' or '.join(_SUFFIXES)}"
+        )
+    tier = PersistentTier(tier_url(source), storage_options=storage_options)
+    wanted = [version] if version is not None else tier.versions()[::-1]
+    skipped: dict[int, str] = {}
+    for candidate in wanted:
+        try:
+            tensors, layout = _assemble(tier, candidate)
+        except IntegrityError as error:
+            skipped[candidate] = str(error)
+            continue
+        if layout.frozen and not trained_only:
+            tensors |= _frozen_from(base, layout.frozen)
+        tensors |= {a: tensors[name] for a, name in layout.aliases.items() if name in tensors}
+        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        _save(tensors, path)
+        return Exported(
+            path=path,
+            version=candidate,
+            tensors=len(tensors),
+            size_bytes=size_bytes,
+            skipped=skipped,
+        )
+    raise IntegrityError(
+        "; ".join(skipped.values())
+        or f"{tier.url} has no whole version yet; wait for the first persist_finished event"
+    )
+
+
+def tier_url(source: str | Path) -> str:
+    """The persistent tier of a run's folder, or `source` itself if it is no run's folder.
+
+    Raises:
+        ConfigError: It is a folder with neither.
+    """
+    folder = Path(source)
+    if "://" in str(source) or any(folder.glob("version-*")):
+        return str(source)
+    if (folder / "persistent").is_dir():
+        return str(folder / "persistent")
+    if (folder / LOG_FILE).is_file():
+        for event in read_events(folder / LOG_FILE):
+            if event.kind == "persist_started":
+                return str(event.data["url"])
+    raise ConfigError(
+        f"{source} has no persistent tier: no folder 'persistent', no version and no log that "
+        "names one; give the run's folder or the tier's URL"
+    )
+
+
+def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tensor], ShardLayout]:
+    """The version's trained weights and buffers by name, and the last shard's layout."""
+    tensors: dict[str, torch.Tensor] = {}
+    filled: dict[str, int] = {}
+    payload, layout = tier.read_file(version, 0)
+    buffers = decode_framed(payload)["buffers"]
+    for shard in range(layout.world_size):
+        if shard:
+            payload, layout = tier.read_file(version, shard)
+        for name, offset, elements in _pieces(payload, layout):
+            if name not in tensors:
+                tensors[name] = torch.empty(layout.weights[name], dtype=torch.float32)
+            tensors[name].view(-1)[offset : offset + len(elements)] = elements
+            filled[name] = filled.get(name, 0) + len(elements)
+    missing = [
+        name
+        for name, shape in layout.weights.items()
+        if filled.get(name, 0) != torch.Size(shape).numel()
+    ]
+    if missing:
+        raise IntegrityError(
+            f"the shards of version {version} do not cover {missing[:5]}; use another version"
+        )
+    return tensors | buffers, layout
+
+
+def _pieces(payload: memoryview, layout: ShardLayout) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """Each run of elements in a shard: its weight, its first element there, the elements."""
+    for piece in layout.pieces:
+        spec = layout.tensors[piece.tensor]
+        dtype = getattr(torch, spec.dtype)
+        start_bytes = spec.offset_bytes + piece.tensor_offset * dtype.itemsize
+        raw = bytearray(payload[start_bytes : start_bytes + piece.numel * dtype.itemsize])
+        yield piece.weight, piece.weight_offset, torch.frombuffer(raw, dtype=dtype)
+
+
+def _frozen_from(base: str | Path | None, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """The frozen weights, which are in no checkpoint, from the file where training began."""
+    known = {} if base is None else load_file(Path(base))
+    if missing := [name for name in names if name not in known]:
+        raise ConfigError(
+            f"{len(missing)} weights were frozen in training and are in no checkpoint "
+            f"({', '.join(missing[:3])}...); give the file that has them with --base, or leave "
+            "them out with --trained-only"
+        )
+    return {name: known[name].float() for name in names}
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write all tensors; the file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    if path.suffix == ".pt":
+        torch.save(dict(tensors), unfinished)
+    else:
+        apart = {name: tensor.clone() for name, tensor in tensors.items()}  # the format's rule
+        save_file(apart, unfinished, metadata={"format": "pt"})
+    unfinished.replace(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab export`."""
+    options = argparse.ArgumentParser(
+        prog="gemini-lab export",
+        description="Write a run's full fp32 weights to a file that loads without gemini_lab.",
+    )
+    options.add_argument("run", help="a run's folder, or the URL of a persistent tier")
+    options.add_argument("--to", required=True, type=Path, help="model.safetensors or model.pt")
+    options.add_argument("--version", type=int, help="by default the newest good one")
+    options.add_argument("--base", type=Path, help="safetensors file with the frozen weights")
+    options.add_argument("--trained-only", action="store_true", help="leave frozen weights out")
+    return options
+
+
+def command(arguments: list[str]) -> int:
+    """`gemini-lab export RUN --to FILE`."""
+    options = parser().parse_args(arguments)
+    done = export_weights(
+        options.run,
+        to=options.to,
+        version=options.version,
+        base=options.base,
+        trained_only=options.trained_only,
+    )
+    for reason in done.skipped.values():
+        print(f"stepped over: {reason}")  # noqa: T201
+    print(  # noqa: T201
+        f"version {done.version}: {done.tensors} tensors, {format_bytes(done.size_bytes)} "
+        f"-> {done.path}"
+    )
+    return 0

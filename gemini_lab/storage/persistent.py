@@ -1,0 +1,313 @@
+"""The persistent tier: whole versions in any store that fsspec reaches, for when memory is lost.
+
+    URL/version-000000000012/shard-0000-<digest>.safetensors    one a rank
+    URL/version-000000000012/manifest.json                      last: all checksums, and its own
+
+A version exists when its manifest is whole and every shard file that it names is there. File names
+carry the digest, so writing a version once more never touches the files of one that exists.
+"""
+
+import errno
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import fsspec
+import xxhash
+from fsspec.implementations.local import LocalFileSystem
+
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.storage.shard_file import pack_header, unpack
+from gemini_lab.units import MIB, format_bytes
+
+_FOLDER: Final = "version-"
+_MANIFEST: Final = "manifest.json"
+_WRITE_BYTES: Final = 16 * MIB
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class PersistentTier:
+    """A store of whole versions.
+
+    Args:
+        url: A folder, or any fsspec URL (`s3://bucket/run`, `gs://...`); the drivers are the
+            user's own.
+        keep: How many versions stay; of more, those written first are removed.
+        storage_options: What the driver needs to know, such as credentials or an endpoint.
+
+    Raises:
+        ConfigError: There is no driver for the URL, or `keep` is below 1.
+    """
+
+    def __init__(
+        self, url: str, *, keep: int = 2, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep={keep} versions would keep none; keep 1 or more")
+        self.url = url
+        self.keep = keep
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url, **(storage_options or {}))
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"the persistent tier {url!r} cannot be opened: {error}; install the fsspec "
+                "driver that it names, or use a folder"
+            ) from error
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def check(self, size_bytes: int = 0) -> None:
+        """Return if the store can be written to, and has room for `size_bytes` if it can say so.
+
+        Raises:
+            ConfigError: It cannot be written to.
+            CapacityError: It is full, or too small.
+        """
+        probe = f"{self._root}/.probe-{os.getpid()}"
+        with self._explained("write to"):
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(probe, b"x" * 4096)
+            self._fs.rm_file(probe)
+        if isinstance(self._fs, LocalFileSystem):
+            free_bytes = shutil.disk_usage(self._root).free
+            if free_bytes < size_bytes:
+                raise CapacityError(
+                    f"the persistent tier {self.url} needs {format_bytes(size_bytes)}, but "
+                    f"{format_bytes(free_bytes)} are free; free space, keep fewer versions or "
+                    "name another store"
+                )
+
+    def write_shard(
+        self,
+        version: int,
+        shard: int,
+        payload: bytes | bytearray | memoryview,
+        layout: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Write one shard of a version that does not exist yet.
+
+        Args:
+            version: Its version.
+            shard: Its rank.
+            payload: As it lies in a slab.
+            layout: JSON form of its `ShardLayout`; it goes into the file.
+
+        Returns:
+            Its record for `commit`: shard, file, size_bytes, digest.
+
+        Raises:
+            GeminiError: The store failed, is full or read-only; nothing is lost but this version.
+        """
+        header = pack_header(memoryview(payload).nbytes, ShardLayout.from_json(layout))
+        hasher = xxhash.xxh3_128(header)
+        hasher.update(payload)
+        folder = self._folder(version)
+        name = f"shard-{shard:04}-{hasher.hexdigest()}.safetensors"
+        size_bytes = len(header) + memoryview(payload).nbytes
+        with self._explained(f"write {format_bytes(size_bytes)} of version {version} to"):
+            self._fs.makedirs(folder, exist_ok=True)
+            self._put(f"{folder}/{name}", [header, payload])
+            stored_bytes = self._fs.info(f"{folder}/{name}")["size"]
+        if stored_bytes != size_bytes:
+            raise IntegrityError(
+                f"of shard {shard} of version {version}, {stored_bytes} of {size_bytes} bytes "
+                f"reached {self.url}; check the store"
+            )
+        return {
+            "shard": shard, "file": name, "size_bytes": size_bytes, "digest": hasher.hexdigest()
+        }  # fmt: skip
+
+    def commit(
+        self, version: int, records: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]
+    ) -> None:
+        """Make a version exist, then remove the oldest beyond `keep`.
+
+        Args:
+            version: Its version.
+            records: What `write_shard` returned, for every shard.
+            meta: Anything worth keeping with it; plain JSON values.
+
+        Raises:
+            IntegrityError: A shard is missing.
+            GeminiError: The store failed, is full or read-only; the version does not exist then.
+        """
+        shards = sorted(int(record["shard"]) for record in records)
+        if not shards or shards != list(range(len(shards))):
+            raise IntegrityError(
+                f"version {version} has shards {shards}; every rank's shard is needed once"
+            )
+        older = self._manifests()
+        content = {
+            "version": version,
+            "order": 1 + max((m["order"] for m in older.values()), default=0),
+            "shards": sorted((dict(record) for record in records), key=lambda r: r["shard"]),
+            "meta": dict(meta),
+        }
+        text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
+        with self._explained(f"write the manifest of version {version} to"):
+            self._put(f"{self._folder(version)}/{_MANIFEST}", [text.encode()])
+        self._clean({**older, version: content}, version)
+
+    def _put(self, path: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write a file so that it is there whole or not at all, where the store can do that."""
+        is_local = isinstance(self._fs, LocalFileSystem)  # others show a file when it is closed
+        target = f"{path}.part" if is_local else path
+        with self._fs.open(target, "wb") as file:
+            for part in parts:
+                view = memoryview(part)
+                for start in range(0, view.nbytes, _WRITE_BYTES):
+                    file.write(view[start : start + _WRITE_BYTES])
+            if is_local:
+                file.flush()
+                os.fsync(file.fileno())
+        if is_local:
+            os.replace(target, path)  # noqa: PTH105 - a path of fsspec's
+
+    def _clean(self, manifests: Mapping[int, Mapping[str, Any]], written: int) -> None:
+        """Remove versions beyond `keep`, and what never became a version."""
+        by_age = sorted(manifests, key=lambda version: manifests[version]["order"])
+        kept = set(by_age[-self.keep :])
+        try:
+            with self._explained("remove old versions from"):
+                for version in self._folders():
+                    folder = self._folder(version)
+                    if version not in kept and (version in manifests or version < written):
+                        with suppress(FileNotFoundError):
+                            self._fs.rm_file(f"{folder}/{_MANIFEST}")
+                        self._fs.rm(folder, recursive=True)
+                names = {record["file"] for record in manifests[written]["shards"]}
+                for name in self._files(written).keys() - names - {_MANIFEST}:
+                    self._fs.rm_file(f"{self._folder(written)}/{name}")
+        except GeminiError as error:
+            warnings.warn(f"version {written} is whole, but {error}", stacklevel=3)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def versions(self) -> list[int]:
+        """The versions that exist, oldest first; their shards' sizes are checked, not their bytes.
+
+        Raises:
+            GeminiError: The store cannot be read.
+        """
+        return sorted(self._manifests())
+
+    def manifest(self, version: int) -> dict[str, Any]:
+        """A version's manifest: `version`, `shards` (the records), `meta`, `order`.
+
+        Raises:
+            IntegrityError: There is none, or it is damaged: the version does not exist.
+        """
+        path = f"{self._folder(version)}/{_MANIFEST}"
+        with self._explained(f"read version {version} from"):
+            try:
+                text: bytes = self._fs.cat_file(path)
+            except (FileNotFoundError, NotADirectoryError):
+                text = b""
+        try:
+            content = json.loads(text)
+            checksum = content.pop("checksum")
+            if checksum == _checksum(content) and content["version"] == version:
+                return dict(content)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass  # torn, or bits flipped until it is no JSON
+        raise IntegrityError(
+            f"version {version} does not exist in {self.url}: its manifest is "
+            f"{'damaged' if text else 'missing'}; use another version"
+        )
+
+    def read_shard(self, version: int, shard: int) -> memoryview:
+        """A shard's payload as it lay in the slab, every bit verified.
+
+        Raises:
+            IntegrityError: A bit is wrong or missing, or the version does not exist.
+        """
+        return self.read_file(version, shard)[0]
+
+    def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
+        """A shard's payload and the layout that was stored with it, verified as in `read_shard`."""
+        records = {record["shard"]: record for record in self.manifest(version)["shards"]}
+        if shard not in records:
+            raise IntegrityError(
+                f"version {version} has shards {sorted(records)}, not {shard}; read it with as "
+                "many ranks as wrote it"
+            )
+        record = records[shard]
+        with self._explained(f"read shard {shard} of version {version} from"):
+            try:
+                data: bytes = self._fs.cat_file(f"{self._folder(version)}/{record['file']}")
+            except FileNotFoundError:
+                data = b""
+        digest = xxhash.xxh3_128_hexdigest(data)
+        if len(data) != record["size_bytes"] or digest != record["digest"]:
+            raise IntegrityError(
+                f"shard {shard} of version {version} in {self.url} is damaged: {len(data)} bytes "
+                f"with checksum {digest}, written {record['size_bytes']} with {record['digest']}; "
+                "use another version"
+            )
+        return unpack(data)
+
+    def _manifests(self) -> dict[int, dict[str, Any]]:
+        """The manifests of the versions that exist."""
+        found = {}
+        for version in self._folders():
+            with suppress(IntegrityError):
+                manifest = self.manifest(version)
+                sizes = self._files(version)
+                if all(sizes.get(r["file"]) == r["size_bytes"] for r in manifest["shards"]):
+                    found[version] = manifest
+        return found
+
+    def _folders(self) -> list[int]:
+        names = self._files("").keys()
+        numbers = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def _files(self, version: int | str) -> dict[str, int]:
+        """Names and sizes in a version's folder, or in the root."""
+        folder = self._root if version == "" else self._folder(int(version))
+        with self._explained("list"):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(folder, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        return {e["name"].rstrip("/").rpartition("/")[2]: e["size"] or 0 for e in entries}
+
+    def _folder(self, version: int) -> str:
+        return f"{self._root}/{_FOLDER}{version:012}"
+
+    @contextmanager
+    def _explained(self, attempt: str) -> Iterator[None]:
+        """Turn whatever a store's driver raises into an error of ours, with the way out."""
+        what = f"could not {attempt} the persistent tier {self.url}"
+        try:
+            yield
+        except GeminiError:
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise CapacityError(
+                    f"{what}: it is full ({error}); free space, keep fewer versions or name "
+                    "another store"
+                ) from error
+            if error.errno in _FORBIDDEN or isinstance(error, PermissionError):
+                raise ConfigError(
+                    f"{what}: writing or reading is not allowed there ({error}); mount it "
+                    "writable, mend its permissions or name another store"
+                ) from error
+            raise GeminiError(f"{what}: {error}; check that it is reachable") from error
+        except Exception as error:  # drivers of object stores raise their own kinds
+            raise GeminiError(
+                f"{what}: {type(error).__name__}: {error}; check the driver and its credentials"
+            ) from error
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Checksum of a manifest's content, however its JSON is spaced."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,47 @@
+"""A shard as a safetensors file: its data is the payload byte for byte, its layout the metadata."""
+
+import json
+from typing import Any, Final
+
+from gemini_lab.errors import IntegrityError
+from gemini_lab.shard.layout import ShardLayout
+
+_DTYPES: Final = {"float32": "F32", "float64": "F64", "bfloat16": "BF16", "float16": "F16"}
+_LENGTH_BYTES: Final = 8  # before the header
+
+
+def pack_header(payload_bytes: int, layout: ShardLayout) -> bytes:
+    """What stands before a payload of `payload_bytes` to make it a safetensors file.
+
+    Raises:
+        IntegrityError: The layout is that of a payload of another size.
+    """
+    if payload_bytes != layout.payload_bytes:
+        raise IntegrityError(
+            f"the payload of shard {layout.rank} has {payload_bytes} bytes, its layout "
+            f"{layout.payload_bytes}; write it with the layout that it was made with"
+        )
+    header: dict[str, Any] = {"__metadata__": {"layout": json.dumps(layout.to_json())}}
+    end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes
+    header["small"] = _entry("U8", (end_bytes,), 0, end_bytes)
+    for number, tensor in enumerate(layout.tensors):
+        start_bytes = tensor.offset_bytes
+        if gap := start_bytes - end_bytes:  # the format wants every byte to belong to a tensor
+            header[f"padding.{number}"] = _entry("U8", (gap,), end_bytes, start_bytes)
+        end_bytes = start_bytes + tensor.size_bytes
+        header[tensor.name] = _entry(_DTYPES[tensor.dtype], tensor.shape, start_bytes, end_bytes)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def unpack(data: bytes) -> tuple[memoryview, ShardLayout]:
+    """The payload and the layout in a file whose bytes were verified."""
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES:end])
+    layout = json.loads(header["__metadata__"]["layout"])
+    return memoryview(data)[end:], ShardLayout.from_json(layout)
+
+
+def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [*shape], "data_offsets": [start, end]}

@@ -1,0 +1,1 @@
+"""How versions travel beside training: the acting half of profiler and pipeliner."""

@@ -1,0 +1,263 @@
+"""The CUDA half of the transfer: chunks over NCCL into the device, and from there to pinned memory.
+
+On a device nothing happens when the program says it, but when the device's queues ("lanes" here,
+CUDA streams there) come to it; so a span is no moment on the CPU's clock but a place between two of
+training's collectives. A `DeviceRoute` hands a span's chunks over on the thread that calls them,
+right after the collective that opens the span. The sender gathers a chunk out of the live tensors
+into one buffer and sends it; the receiver takes it into the next of its p sub-buffers, from where a
+lane of its own copies it into the slab while the next chunk arrives (paper, section 5.2, Fig. 5).
+
+Why no rank can wait for ever. NCCL may hang where two ranks run operations of several communicators
+in different orders. Here one order holds for all ranks: that of the calls, collective 1, the chunks
+of its span, collective 2, and so on to the update, where all chunks that are left follow. Every
+rank derives it from the same schedules and the same count of calls, and keeps to it whether or not
+the iteration looks as it was profiled. On each device the wire lane waits for every collective that
+was called before, and every collective waits for the chunks that were handed over before, so of the
+two communicators only one is ever at work. Whatever an operation waits for stands earlier in that
+order, or is a copy into the slab, which waits for earlier operations only. So the first unfinished
+operation of all can always run, on all its ranks: nobody holds a thread up between an iteration's
+start and its update. Two things are taken for granted: that training itself calls its collectives
+in one order on all ranks (the ranks compare their sequences before there is a schedule), and that
+it calls them through DeepSpeed's comm object, where the seam sees them.
+
+The tests run this with CPU tensors, on lanes that work in any order that their waiting allows.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gemini_lab.memory.slab import WriteBuffer
+from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
+from gemini_lab.transfer.lanes import Lanes, Message
+from gemini_lab.transfer.route import LocalCopy, Sent
+
+UPDATE: Final = sys.maxsize
+"""The place of chunks that have no span: after all collectives before the update."""
+_POLL_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one rank exchanges at once.
+
+    Attributes:
+        after: How many of training's collectives come before it.
+        sends: The chunk that leaves, and to whom; at most one.
+        receives: The chunks that arrive, and from whom.
+    """
+
+    after: int
+    sends: tuple[tuple[Chunk, int], ...]
+    receives: tuple[tuple[Chunk, int], ...]
+
+
+def rounds(
+    schedules: Mapping[int, ChunkSchedule],
+    *,
+    rank: int,
+    sends_to: Sequence[int],
+    receives_from: Mapping[int, int],
+    spans_after: Sequence[int],
+) -> tuple[Round, ...]:
+    """What a rank exchanges with each version, in order.
+
+    A chunk's round is its number among its sender's chunks of the same place, so sender and
+    receiver find each other in it.
+
+    Args:
+        schedules: Of this rank and of those whose shards it keeps.
+        rank: This one.
+        sends_to: The ranks that keep this rank's replicas 1, 2, ...
+        receives_from: Rank of each shard that is kept here, and which replica this is.
+        spans_after: For each idle span, how many collectives come before it.
+    """
+    sends: dict[tuple[int, int], list[tuple[Chunk, int]]] = {}
+    receives: dict[tuple[int, int], list[tuple[Chunk, int]]] = {}
+    for sender in (rank, *receives_from):
+        counts: dict[int, int] = {}
+        for chunk in schedules[sender].chunks:
+            after = UPDATE if chunk.span is None else spans_after[chunk.span]
+            place = (after, counts.setdefault(after, 0))
+            counts[after] += 1
+            if sender == rank:
+                sends.setdefault(place, []).append((chunk, sends_to[chunk.replica - 1]))
+            elif chunk.replica == receives_from[sender]:
+                receives.setdefault(place, []).append((chunk, sender))
+    return tuple(
+        Round(
+            after=place[0],
+            sends=tuple(sends.get(place, [])),
+            receives=tuple(receives.get(place, [])),
+        )
+        for place in sorted({*sends, *receives})
+    )
+
+
+class DeviceRoute:
+    """Moves the chunks of versions as their ranks' schedules say, by way of the device's memory.
+
+    Training's thread calls `begin`, then the seam's gate: `before_call` and `after_call` around
+    every collective, `before_update` at the end. The transfer's thread calls `exchange`. On the
+    device it takes p sub-buffers and one to send from, each as large as the largest chunk.
+
+    Args:
+        lanes: The device's.
+        rank: This one.
+        schedules, sends_to, receives_from, spans_after: See `rounds`.
+    """
+
+    def __init__(
+        self,
+        *,
+        lanes: Lanes,
+        rank: int,
+        schedules: Mapping[int, ChunkSchedule],
+        sends_to: Sequence[int],
+        receives_from: Mapping[int, int],
+        spans_after: Sequence[int],
+    ) -> None:
+        self._lanes = lanes
+        self._rounds = rounds(
+            schedules, rank=rank, sends_to=sends_to, receives_from=receives_from,
+            spans_after=spans_after,
+        )  # fmt: skip
+        out = [chunk.size_bytes for one in self._rounds for chunk, _ in one.sends]
+        into = [chunk.size_bytes for one in self._rounds for chunk, _ in one.receives]
+        at_once = max((len(one.receives) for one in self._rounds), default=0)
+        parts = max(schedules[rank].sub_buffers, at_once) if into else 0
+        self._out = lanes.room(max(out, default=0))
+        self._rooms = [lanes.room(max(into, default=0)) for _ in range(parts)]
+        self._left: deque[Round] = deque()
+        self._last: Any = None
+        self._copied: dict[int, Any] = {}  # by sub-buffer: reached when it is free again
+        self._taken = 0
+        self._handed_over = threading.Event()
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        self._rooms.clear()
+
+    # -- training's thread -----------------------------------------------------------------------
+
+    def begin(
+        self, pieces: Sequence[tuple[int, torch.Tensor]], incoming: Mapping[int, WriteBuffer]
+    ) -> None:
+        """A version is there; called where it was made, before the next iteration's first call.
+
+        Args:
+            pieces: Offset in the payload, and the flat tensor whose bytes belong there; in order.
+            incoming: For each shard that is received, its buffer, in pinned memory.
+        """
+        self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in pieces if t.numel()]
+        self._incoming = incoming
+        self._began_s = time.time()
+        self._handed_over.clear()
+        self._left.extend(self._rounds)
+        self._lanes.follow("wire", self._lanes.mark("training"))
+        self._hand_over(0)
+
+    def before_call(self) -> None:
+        """Training is about to call a collective: it waits for all chunks handed over so far."""
+        if self._last is not None:
+            self._lanes.follow("training", self._last)
+
+    def after_call(self, calls: int, work: Any) -> None:
+        """Training has called collective number `calls`: the chunks of its span follow it.
+
+        Args:
+            calls: Collectives called in this iteration.
+            work: Its handle, or `None`; see `Lanes.join`.
+        """
+        self._lanes.join("wire", work)
+        self._hand_over(calls)
+
+    def before_update(self) -> None:
+        """Training has come to its update: all that is left goes now."""
+        self._hand_over(UPDATE)
+        self._handed_over.set()
+
+    def _hand_over(self, calls: int) -> None:
+        while self._left and self._left[0].after <= calls:
+            self._exchange(self._left.popleft())
+
+    def _exchange(self, one: Round) -> None:
+        """One round: gather, swap, and empty the sub-buffers that were filled."""
+        lanes = self._lanes
+        sends: list[Message] = []
+        for chunk, peer in one.sends:
+            for low, high, part in parts(self._pieces, chunk):
+                lanes.copy("wire", self._out[low:high], part)
+            sends.append((self._out[: chunk.size_bytes], peer))
+        filled: list[tuple[int, Chunk, int]] = []
+        for chunk, source in one.receives:
+            number = self._taken % len(self._rooms)
+            self._taken += 1
+            if number in self._copied:
+                lanes.follow("wire", self._copied[number])
+            filled.append((number, chunk, source))
+        lanes.swap("wire", sends, [(self._rooms[n][: c.size_bytes], s) for n, c, s in filled])
+        self._last = lanes.mark("wire")
+        if filled:
+            lanes.follow("bus", self._last)
+        for number, chunk, source in filled:
+            end = chunk.offset_bytes + chunk.size_bytes
+            home = torch.from_numpy(self._incoming[source].data[chunk.offset_bytes : end])
+            lanes.copy("bus", home, self._rooms[number][: chunk.size_bytes])
+            self._copied[number] = lanes.mark("bus")
+
+    # -- the transfer's thread -------------------------------------------------------------------
+
+    def wait_for_first(self) -> None:
+        """Nothing to wait for: the device copies by itself."""
+
+    def exchange(
+        self, local: LocalCopy, own: WriteBuffer, _incoming: Mapping[int, WriteBuffer]
+    ) -> tuple[Sent, ...]:
+        """Copy and seal the own shard, and wait until everything is in the slabs.
+
+        Returns:
+            What left for each peer. A device does not tell when; the times are those of the
+            version.
+        """
+        local.up_to(own.data.nbytes)
+        while not self._handed_over.wait(_POLL_S):
+            pass
+        for mark in (self._last, *self._copied.values()):
+            if mark is not None:
+                self._lanes.finish(mark)
+        sent: dict[int, int] = {}
+        for one in self._rounds:
+            for chunk, peer in one.sends:
+                sent[peer] = sent.get(peer, 0) + chunk.size_bytes
+        return tuple(
+            Sent(
+                span=None, peer=peer, sent_bytes=size_bytes, start_s=self._began_s,
+                end_s=time.time(),
+            )
+            for peer, size_bytes in sent.items()
+        )  # fmt: skip
+
+
+def parts(
+    pieces: Sequence[tuple[int, torch.Tensor]], chunk: Chunk
+) -> list[tuple[int, int, torch.Tensor]]:
+    """Where in the chunk each tensor's bytes go: start, end, and the bytes.
+
+    Args:
+        pieces: Offset in the payload, and the bytes (`uint8`) that belong there; in order.
+        chunk: Which part of the payload; what lies between pieces stays as it is.
+    """
+    found = []
+    start, end = chunk.offset_bytes, chunk.offset_bytes + chunk.size_bytes
+    for offset, piece in pieces:
+        low, high = max(start, offset), min(end, offset + piece.numel())
+        if low < high:
+            found.append((low - start, high - start, piece[low - offset : high - offset]))
+    return found

@@ -1,0 +1,1 @@
+"""How the processes of a lab talk: messages over TCP and over a socket pair."""

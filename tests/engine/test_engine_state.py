@@ -1,0 +1,170 @@
+"""A restored engine goes on with the very numbers of one that never stopped: real DeepSpeed."""
+
+import math
+import shutil
+from itertools import pairwise
+
+import pytest
+
+from gemini_lab.shard.layout import ShardLayout
+
+pytestmark = pytest.mark.slow
+
+
+CASES = [
+    {"stage": stage, "optimizer": optimizer, "accumulation": accumulation}
+    for stage in (1, 2, 3)
+    for optimizer in ("Adam", "SGD")
+    for accumulation in (1, 2)
+]
+CASES += [{"stage": stage, "optimizer": "Adam", "dtype": "bfloat16"} for stage in (1, 2, 3)]
+CASES += [
+    {
+        "stage": 1,
+        "optimizer": "AdamW",
+        "dtype": "bfloat16",
+        "config": {"data_types": {"grad_accum_dtype": "fp32"}},
+    },
+    {"stage": 2, "optimizer": "AMSGrad", "tied": True},
+    {"stage": 3, "optimizer": "AdamW", "tied": True, "zero": {"sub_group_size": 50}},
+    {"stage": 3, "optimizer": "Adam", "frozen": True, "model_seed": 4},
+    {"stage": 1, "optimizer": "Adam", "frozen": True, "model_seed": 4},
+    *[
+        {
+            "stage": stage,
+            "optimizer": "Adam",
+            "dtype": "float16",
+            "precision": {"initial_scale_power": 30, "loss_scale_window": 2, "hysteresis": 1},
+        }
+        for stage in (2, 3)
+    ],
+    {"stage": 2, "optimizer": "Adam", "zero": {"offload_optimizer": {"device": "cpu"}}},
+    {"stage": 3, "optimizer": "Adam", "zero": {"offload_optimizer": {"device": "cpu"}}},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tmp_path, case):
+    whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
+    resumed = server.run(tmp_path, case=case, seed=99, load=True)
+    for before, after in zip(whole, resumed, strict=True):
+        assert len(before["updates"]) == 6
+        assert after["updates"] == before["updates"][3:]
+        assert after["lr"] == before["lr"]
+        assert after["client"] == before["client"]
+        assert after["restored"]["version"] == 3
+        assert after["extra"] == {"note": ["kept", 1]}
+        assert after["layout"] == before["layout"]
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")
+@pytest.mark.parametrize(
+    ("zero", "name"),
+    [({}, "FusedAdam"), ({"offload_optimizer": {"device": "cpu"}}, "DeepSpeedCPUAdam")],
+    ids=["fused", "offload"],
+)
+def test_deepspeeds_own_adams_are_restored_too(server, tmp_path, zero, name):
+    case = {"stage": 3, "optimizer": "FusedAdam", "zero": zero}
+    whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
+    resumed = server.run(tmp_path, case=case, seed=99, load=True)
+    for before, after in zip(whole, resumed, strict=True):
+        assert before["layout"]["optimizer"] == name
+        assert after["updates"] == before["updates"][3:]
+
+
+def test_a_version_from_before_the_first_step_can_be_restored(server, tmp_path):
+    case = {"stage": 2, "optimizer": "SGD"}
+    whole = server.run(tmp_path, case=case, seed=1, capture_at=0)
+    resumed = server.run(tmp_path, case=case, seed=99, load=True)
+    stepped = server.run(tmp_path, case=case, seed=99, load=True, steps_before=2)
+    for before, *after in zip(whole, resumed, stepped, strict=True):
+        assert [found["updates"] for found in after] == [before["updates"]] * 2
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_engine_that_already_stepped_can_be_restored(server, tmp_path, stage):
+    case = {"stage": stage, "optimizer": "Adam"}
+    whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
+    resumed = server.run(tmp_path, case=case, seed=99, load=True, steps_before=2)
+    for before, after in zip(whole, resumed, strict=True):
+        assert after["updates"] == before["updates"][3:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"outputs": 2}, r"weight last.weight: \[1, 13\] then, \[2, 13\] now"),
+        ({"stage": 2}, "ZeRO stage: 1 then, 2 now"),
+        ({"optimizer": "SGD"}, "optimizer: AdamW then, SGD now"),
+        ({"tied": True}, r"weight again.weight: \[13, 13\] then, none now"),
+        ({"frozen": True}, r"frozen weights: \[\] then, \['first.weight', 'first.bias'\] now"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_changed_model_is_refused_with_what_differs(server, tmp_path, change, message):
+    case = {"stage": 1, "optimizer": "Adam"}
+    server.run(tmp_path, case=case, seed=1, capture_at=3)
+    with pytest.raises(RuntimeError, match=f"ConfigError: the model or .* changed.*{message}"):
+        server.run(tmp_path, case=case | change, seed=1, load=True)
+
+
+def test_other_frozen_weights_are_refused(server, tmp_path):
+    case = {"stage": 3, "optimizer": "Adam", "frozen": True, "model_seed": 4}
+    server.run(tmp_path, case=case, seed=1, capture_at=3)
+    with pytest.raises(RuntimeError, match="checksum of the frozen weights"):
+        server.run(tmp_path, case=case | {"model_seed": 5}, seed=1, load=True)
+
+
+def test_a_payload_that_one_rank_cannot_read_is_refused_by_all(server, tmp_path):
+    case = {"stage": 3, "optimizer": "Adam"}
+    server.run(tmp_path, case=case, seed=1, capture_at=3)
+    shard = tmp_path / "shard-1.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(RuntimeError) as caught:
+        server.run(tmp_path, case=case, seed=1, load=True)
+    assert "IntegrityError: 0 bytes of small state" in str(caught.value)
+    assert "1 of 2 ranks cannot load theirs" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"stage": 0, "optimizer": "Adam"}, 'ZeRO stage 0; set "zero_optimization"'),
+        ({"stage": 2, "optimizer": "Adagrad"}, "the optimizer Adagrad; use"),
+        (
+            {"stage": 3, "optimizer": "Adam", "zero": {"zero_hpz_partition_size": 2}},
+            r"hierarchical partitions \(hpZ\)",
+        ),
+    ],
+    ids=["stage 0", "unknown optimizer", "hpZ"],
+)
+def test_what_cannot_be_protected_is_refused_with_the_way_out(server, tmp_path, case, message):
+    with pytest.raises(RuntimeError, match=f"UnsupportedError: this engine cannot .*{message}"):
+        server.run(tmp_path, case=case, seed=1)
+
+
+def test_a_version_in_the_middle_of_gradient_accumulation_is_refused(server, tmp_path):
+    case = {"stage": 2, "optimizer": "Adam", "accumulation": 2}
+    with pytest.raises(RuntimeError, match="after 1 of 2 micro-batches"):
+        server.run(tmp_path, case=case, seed=1, capture_early=True)
+
+
+def test_a_client_state_that_outgrows_its_room_is_refused_with_the_numbers(server, tmp_path):
+    case = {"stage": 2, "optimizer": "Adam"}
+    with pytest.raises(
+        RuntimeError, match=r"CapacityError: the small state takes 3.0 MiB, its room"
+    ):
+        server.run(tmp_path, case=case, seed=1, capture_at=0, client={"big": "x" * 3 * 2**20})
+
+
+def test_every_weight_lies_in_the_shards_exactly_once(server, tmp_path):
+    for stage in (1, 2, 3):
+        found = server.run(tmp_path, case={"stage": stage, "optimizer": "SGD"}, seed=1)
+        layouts = [ShardLayout.from_json(rank["layout"]) for rank in found]
+        assert [ShardLayout.from_json(layout.to_json()) for layout in layouts] == layouts
+        for name, shape in layouts[0].weights.items():
+            pieces = [p for layout in layouts for p in layout.pieces if p.weight == name]
+            covered = sorted((p.weight_offset, p.weight_offset + p.numel) for p in pieces)
+            assert covered[0][0] == 0
+            assert covered[-1][1] == math.prod(shape)
+            assert all(a[1] == b[0] for a, b in pairwise(covered))

@@ -1,0 +1,267 @@
+"""Trains tiny models with DeepSpeed on two gloo ranks; fresh processes for every request.
+
+Reads requests (one JSON object a line) from its input, forks two ranks for each, and answers with
+their exit codes. What the ranks found lies in the request's folder: `rank-N.json`, `shard-N.bin`,
+and `error-N.txt` where one failed.
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOG_LEVEL": "error"}
+
+import deepspeed
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import logger, safe_get_full_fp32_param
+from safetensors.torch import save_file
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gemini_lab.engine.engine_state import EngineState
+
+WORLD_SIZE = 2
+STEPS = 6
+CAPTURE_AT = 3
+BATCHES_PER_EPOCH = 4
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Its own indices, with features made from them."""
+
+    def __len__(self):
+        return 2 * BATCHES_PER_EPOCH
+
+    def __getitem__(self, index):
+        features = torch.linspace(-1, 1, 6) * (index + 1) / 8
+        return index, features
+
+
+class RunningNorm(nn.Module):
+    """Subtracts the mean of what it saw so far: a buffer that every forward pass changes."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, hidden):
+        self.mean.mul_(0.9).add_(hidden.detach().float().mean(0), alpha=0.1)
+        return (hidden - self.mean.to(hidden.dtype)) * self.scale
+
+
+class Model(nn.Module):
+    """Small, with sizes that do not divide by two, and what makes restoring hard."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case = case
+        self.first = nn.Linear(6, 13)
+        self.norm = RunningNorm(13)
+        self.drop = nn.Dropout(0.3)
+        self.middle = nn.Linear(13, 13, bias=False)
+        self.again = nn.Linear(13, 13)
+        if case.get("tied"):
+            self.again.weight = self.middle.weight
+        self.last = nn.Linear(13, case.get("outputs", 1))
+        if case.get("frozen"):
+            self.first.requires_grad_(False)
+
+    def forward(self, features):
+        hidden = self.norm(torch.tanh(self.first(features)))
+        hidden = self.middle(self.drop(hidden))
+        return self.last(torch.tanh(self.again(hidden))).float().square().mean()
+
+
+def settings(case):
+    optimizer = {
+        "Adam": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
+        "AMSGrad": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True, "amsgrad": True}},
+        "AdamW": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "FusedAdam": {"type": "Adam", "params": {"lr": 0.01}},
+        "Adagrad": {"type": "Adagrad", "params": {"lr": 0.01}},
+        "SGD": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}},
+    }[case["optimizer"]]
+    accumulation = case.get("accumulation", 1)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "optimizer": optimizer,
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_num_steps": 5, "warmup_type": "linear", "warmup_max_lr": 0.02},
+        },
+        "zero_optimization": {
+            "stage": case["stage"],
+            "stage3_param_persistence_threshold": 20,  # biases stay gathered, matrices do not
+            **case.get("zero", {}),
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 1.0,
+        **case.get("config", {}),
+    }
+    if case.get("dtype", "float32") != "float32":
+        config[{"bfloat16": "bf16", "float16": "fp16"}[case["dtype"]]] = {
+            "enabled": True,
+            **case.get("precision", {}),
+        }
+    return config
+
+
+def make_engine(case, seed):
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(case.get("model_seed", seed))
+    model = Model(case)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [{"params": [w for w in trained if w.ndim > 1], "weight_decay": 0.1}]
+    groups.append({"params": [w for w in trained if w.ndim == 1], "weight_decay": 0.0})
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=settings(case))
+    torch.manual_seed(seed + dist.get_rank())
+    return engine
+
+
+class Trainer:
+    """The loop that a script would have; one update at a time."""
+
+    def __init__(self, engine, loader, client):
+        self.engine, self.loader, self.client = engine, loader, client
+        self.batches = iter(())
+
+    def update(self):
+        """One optimizer step: its losses, bit for bit, and the samples it saw."""
+        losses, seen = [], []
+        for _ in range(self.engine.gradient_accumulation_steps()):
+            index, features = self.next_batch()
+            loss = self.engine(features.to(next(self.engine.module.parameters()).dtype))
+            self.engine.backward(loss)
+            self.engine.step()
+            losses.append(float(loss).hex())
+            seen += index.tolist()
+        self.client["noise"] = [random.random(), float(np.random.rand())]  # noqa: NPY002
+        return losses, seen
+
+    def next_batch(self):
+        for batch in self.batches:
+            return batch
+        self.batches = iter(self.loader)
+        return next(self.batches)
+
+
+def whole(state):
+    """This rank's payload, as a worker would put it together."""
+    payload = bytearray(state.layout.payload_bytes)
+    small = state.capture_small({"note": ["kept", 1]})
+    payload[: len(small)] = small
+    for spec, tensor in zip(state.layout.tensors, state.tensors(), strict=True):
+        raw = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        payload[spec.offset_bytes : spec.offset_bytes + spec.size_bytes] = raw
+    return payload
+
+
+def full_weights(engine):
+    """The model's fp32 weights, gathered by DeepSpeed."""
+    named = dict(engine.module.named_parameters())
+    weights = {}
+    with deepspeed.zero.GatheredParameters([*named.values()]):
+        for name, weight in named.items():
+            weights[name] = weight.detach().float().reshape(-1).clone()
+    for name, weight in named.items():
+        if weight.requires_grad and weight.dtype != torch.float32:
+            weights[name] = safe_get_full_fp32_param(weight).reshape(-1).clone()
+    return weights
+
+
+def work(request, rank):
+    case, folder = request["case"], Path(request["folder"])
+    engine = make_engine(case, request["seed"])
+    loader = StatefulDataLoader(Numbers(), batch_size=2, shuffle=True)
+    client = {"noise": None, "rank": dist.get_rank(), **request.get("client", {})}
+    state = EngineState(engine, data=loader, client_state=client)
+    trainer, found = Trainer(engine, loader, client), {"layout": state.layout.to_json()}
+    shard = folder / f"shard-{rank}.bin"
+    if request.get("load"):
+        for _ in range(request.get("steps_before", 0)):
+            trainer.update()
+        found["extra"] = state.load(shard.read_bytes())
+        found["restored"] = {"version": state.version, "client": dict(client)}
+        trainer.batches = iter(())
+    elif request.get("capture_at") == 0:
+        shard.write_bytes(whole(state))
+    if request.get("capture_early"):
+        engine.backward(engine(trainer.next_batch()[1]))
+        engine.step()
+        state.capture_small()
+    found["updates"] = []
+    while state.version < STEPS:
+        found["updates"].append(trainer.update())
+        found["lr"] = engine.get_lr()
+        if state.version == request.get("capture_at"):
+            shard.write_bytes(whole(state))
+    found["client"] = client
+    weights = full_weights(engine)
+    if request.get("weights"):
+        (folder / f"end-{rank}.bin").write_bytes(whole(state))
+        if rank == 0:
+            save_file(weights, folder / "weights.safetensors")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+def run_rank(request, rank):
+    folder = Path(request["folder"])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
+    store = f"file://{folder}/store-{request['number']}"
+    try:
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed(
+            "gloo",
+            init_method=store,
+            rank=rank,
+            world_size=WORLD_SIZE,
+            verbose=False,
+            auto_mpi_discovery=False,
+        )
+        work(request, rank)
+        dist.barrier()
+        code = 0
+    except Exception as error:  # noqa: BLE001 - the test reads it
+        text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        (folder / f"error-{rank}.txt").write_text(text)
+        code = 1
+    os._exit(code)
+
+
+def main():
+    logger.setLevel("ERROR")
+    get_accelerator().is_fp16_supported = lambda: True  # DeepSpeed says no on CPU; torch can
+    for name in ("torch._dynamo", "torch._inductor", "deepspeed.runtime.zero.muon.original_muon"):
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        pids = []
+        for rank in range(WORLD_SIZE):
+            pid = os.fork()
+            if pid == 0:
+                run_rank(request, rank)
+            pids.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps(codes), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

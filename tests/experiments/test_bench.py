@@ -1,0 +1,72 @@
+"""Claims about the bench."""
+
+import json
+
+import pytest
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.experiments import bench
+
+
+def test_every_bench_in_the_table_can_be_loaded():
+    for target, text in bench.BENCHES.values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(__import__(module, fromlist=[function]), function))
+        assert text
+
+
+def test_warm_up_calls_do_not_count():
+    calls = []
+    values = bench.timed(lambda: calls.append(1), repeats=3, warm_ups=2)
+    assert (len(calls), len(values)) == (5, 3)
+
+
+def test_the_interval_holds_the_median_and_narrows_with_more_values():
+    few, many = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0] * 40
+    low, high = bench.bootstrap_interval(few)
+    assert low <= 3.0 <= high
+    tight_low, tight_high = bench.bootstrap_interval(many)
+    assert tight_high - tight_low < high - low
+
+
+def test_growth_finds_the_exponent():
+    assert bench.growth([1, 10, 100], [2, 200, 20_000]) == pytest.approx(2)
+
+
+def test_a_bench_writes_every_value_with_the_machine_it_was_measured_on(tmp_path, capsys):
+    benches = {"small": (f"{__name__}:small_bench", "for this test")}
+    path = tmp_path / "a" / "b.json"
+    assert bench.command(["small", "--repeats", "4", "--json", str(path)], benches) == 0
+    record = json.loads(path.read_text())
+    assert record["rows"][0]["values"] == [0, 1, 2, 3]
+    assert record["rows"][0]["median"] == 1.5
+    assert record["machine"]["cores"] >= 1
+    assert "counting" in capsys.readouterr().out
+
+
+def small_bench(repeats):
+    return [bench.Row(name="counting", values=tuple(float(i) for i in range(repeats)))]
+
+
+def test_no_repeats_are_refused():
+    with pytest.raises(ConfigError, match="got 0"):
+        bench.command(["planner", "--repeats", "0"])
+
+
+def test_a_table_fits_a_terminal_whatever_its_rows_were_measured_with():
+    refused = {"size": "tiny", "link_bytes_per_s": 4e7, "refused": "one piece is too large; " * 20}
+    rows = [
+        bench.Row(name="a name of no less than fifty characters, as some are", values=(1.5, 2.5)),
+        bench.Row(name="naive", values=(1e-6, 12345678.9), unit="MiB/s", settings=refused),
+        bench.Row(name="the same", values=(1.0,), settings=dict(refused)),
+        bench.Row(name="a peer", values=(), why_not="it needs what is not here " * 10),
+    ]
+    text = bench.table(rows)
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("link 38.1 MiB/s") == 1
+    assert "no value: it needs" in text
+
+
+def test_large_values_are_written_out():
+    lines = bench.table([bench.Row(name="memcpy", values=(23003.4, 23003.4), unit="MiB/s")])
+    assert "23003  23003 to 23003 MiB/s" in lines

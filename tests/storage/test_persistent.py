@@ -1,0 +1,354 @@
+"""The persistent tier: whole versions or none, every wrong bit found, every refusal explained."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from safetensors import safe_open
+
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.shard.layout import ShardLayout, lay_out
+from gemini_lab.storage.persistent import PersistentTier
+
+
+def layout(rank: int = 0) -> ShardLayout:
+    tensors = lay_out(
+        [("0.master", "float32", (25,)), ("0.exp_avg", "bfloat16", (25,)), ("1.x", "float64", ())],
+        start_bytes=100,
+    )
+    return ShardLayout(
+        rank=rank,
+        world_size=2,
+        stage=3,
+        optimizer="Adam",
+        tensors=tensors,
+        small_offset_bytes=0,
+        small_capacity_bytes=100,
+        payload_bytes=tensors[-1].offset_bytes + tensors[-1].size_bytes,
+        weights={"w": (25,)},
+        pieces=(),
+        aliases={},
+        frozen=(),
+        frozen_digest="",
+    )
+
+
+def payload(version: int, shard: int) -> bytes:
+    return random.Random(version * 10 + shard).randbytes(layout().payload_bytes)
+
+
+def save(tier: PersistentTier, version: int, **meta) -> None:
+    records = [
+        tier.write_shard(version, shard, payload(version, shard), layout(shard).to_json())
+        for shard in (1, 0)
+    ]
+    tier.commit(version, records, meta)
+
+
+class BrokenStore(MemoryFileSystem):
+    """A store that fails at what it is told to: `fails` holds name of operation: error."""
+
+    protocol = "broken"
+    cachable = False
+    fails: dict[str, Exception] = {}  # noqa: RUF012 - the tests set it
+    short_bytes: int | None = None
+
+    def _fail(self, name):
+        if name in self.fails:
+            raise self.fails[name]
+
+    def makedirs(self, path, exist_ok=False):  # noqa: FBT002
+        self._fail("makedirs")
+        super().makedirs(path, exist_ok=exist_ok)
+
+    def _open(self, path, mode="rb", **kwargs):
+        if "w" in mode and path.endswith(".json"):
+            self._fail("write manifest")
+        self._fail("write" if "w" in mode else "read")
+        return super()._open(path, mode, **kwargs)
+
+    def pipe_file(self, path, value, **kwargs):
+        self._fail("write")
+        super().pipe_file(path, value, **kwargs)
+
+    def ls(self, path, detail=True, **kwargs):  # noqa: FBT002
+        self._fail("list")
+        return super().ls(path, detail=detail, **kwargs)
+
+    def rm(self, path, **kwargs):
+        self._fail("remove")
+        super().rm(path, **kwargs)
+
+    def info(self, path, **kwargs):
+        found = super().info(path, **kwargs)
+        return found if self.short_bytes is None else found | {"size": self.short_bytes}
+
+
+fsspec.register_implementation("broken", BrokenStore, clobber=True)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    def fail(**errors):
+        named = {name.replace("_", " "): error for name, error in errors.items()}
+        monkeypatch.setattr(BrokenStore, "fails", named)
+
+    yield fail
+    BrokenStore.fails = {}
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def tier(request, tmp_path):
+    urls = {
+        "folder": str(tmp_path / "a" / "b"),
+        "file": f"file://{tmp_path}/c",
+        "memory": f"memory://{uuid.uuid4()}",
+    }
+    return PersistentTier(urls[request.param])
+
+
+def test_a_saved_version_is_read_back_with_its_layout(tier):
+    assert tier.versions() == []
+    tier.check(1000)
+    save(tier, 12, job="test")
+    assert tier.versions() == [12]
+    for shard in (0, 1):
+        assert tier.read_shard(12, shard) == payload(12, shard)
+        assert tier.read_file(12, shard)[1] == layout(shard)
+    assert tier.manifest(12)["meta"] == {"job": "test"}
+    assert [record["shard"] for record in tier.manifest(12)["shards"]] == [0, 1]
+
+
+def test_a_version_without_its_manifest_does_not_exist(tier):
+    tier.write_shard(3, 0, payload(3, 0), layout().to_json())
+    assert tier.versions() == []
+    with pytest.raises(IntegrityError, match=r"version 3 does not exist .* manifest is missing"):
+        tier.read_shard(3, 0)
+
+
+def test_the_newest_versions_are_kept_and_nothing_else(tier):
+    tier.write_shard(2, 0, payload(2, 0), layout().to_json())  # never became a version
+    for version in (1, 3, 5, 8):
+        save(tier, version)
+    assert tier.versions() == [5, 8]
+    assert tier._folders() == [5, 8]
+
+
+def test_a_version_saved_after_a_fall_back_is_kept(tier):
+    for version in (10, 20, 15):
+        save(tier, version)
+    assert tier.versions() == [15, 20]
+
+
+def test_a_version_can_be_saved_again(tier):
+    save(tier, 4)
+    record = tier.write_shard(4, 0, payload(99, 0), layout().to_json())
+    assert tier.read_shard(4, 0) == payload(4, 0)  # until it is committed
+    other = tier.write_shard(4, 1, payload(4, 1), layout(1).to_json())
+    tier.commit(4, [record, other], {})
+    assert tier.read_shard(4, 0) == payload(99, 0)
+    assert len(tier._files(4)) == 3
+
+
+def test_a_shard_file_opens_with_safetensors_alone(tmp_path):
+    save(PersistentTier(str(tmp_path)), 1)
+    path = next(tmp_path.glob("version-*/shard-0000-*.safetensors"))
+    with safe_open(path, "pt") as file:
+        master = file.get_tensor("0.master")
+        assert file.get_tensor("0.exp_avg").shape == (25,)
+        assert file.get_tensor("1.x").shape == ()
+    start = layout().tensors[0].offset_bytes
+    assert master.numpy().tobytes() == payload(1, 0)[start : start + 100]
+
+
+def test_a_version_needs_every_shard(tier):
+    record = tier.write_shard(4, 1, payload(4, 1), layout(1).to_json())
+    with pytest.raises(IntegrityError, match=r"version 4 has shards \[1\]"):
+        tier.commit(4, [record], {})
+
+
+def test_a_missing_or_cut_shard_file_makes_its_version_not_exist(tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    save(tier, 1)
+    save(tier, 2)
+    path = next(tmp_path.glob("version-*2/shard-0001-*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert tier.versions() == [1]
+    with pytest.raises(IntegrityError, match=r"shard 1 of version 2 .* is damaged"):
+        tier.read_shard(2, 1)
+    path.unlink()
+    assert tier.versions() == [1]
+    with pytest.raises(IntegrityError, match="0 bytes"):
+        tier.read_shard(2, 1)
+
+
+def test_a_manifest_cut_anywhere_makes_its_version_not_exist(tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    save(tier, 1)
+    path = next(tmp_path.glob("*/manifest.json"))
+    text = path.read_bytes()
+    for end in range(len(text)):
+        path.write_bytes(text[:end])
+        assert tier.versions() == []
+        with pytest.raises(IntegrityError, match="version 1 does not exist"):
+            tier.manifest(1)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_flipped_bit_in_any_file_never_loads_silently(tmp_path, seed):
+    tier = PersistentTier(str(tmp_path))
+    save(tier, 1)
+    draw = random.Random(seed)
+    path = draw.choice(sorted(tmp_path.glob("*/*")))
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError):  # noqa: PT012 - whichever shard it is
+        for shard in (0, 1):
+            tier.read_shard(1, shard)
+
+
+def test_a_manifest_of_another_version_does_not_count(tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    save(tier, 1)
+    shutil.copytree(next(tmp_path.glob("version-*1")), tmp_path / "version-000000000002")
+    assert tier.versions() == [1]
+
+
+def test_a_payload_of_another_size_than_its_layout_is_refused(tier):
+    with pytest.raises(IntegrityError, match="has 3 bytes, its layout"):
+        tier.write_shard(1, 0, b"abc", layout().to_json())
+
+
+def test_a_shard_that_the_version_has_not_is_refused(tier):
+    save(tier, 1)
+    with pytest.raises(IntegrityError, match=r"has shards \[0, 1\], not 2"):
+        tier.read_shard(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), CapacityError, "it is full .* free space"),
+        (OSError(errno.EROFS, "Read-only"), ConfigError, "not allowed there .* mount it writable"),
+        (PermissionError("denied"), ConfigError, "not allowed there"),
+        (OSError(errno.EIO, "Input/output error"), GeminiError, "check that it is reachable"),
+        (RuntimeError("AccessDenied: who?"), GeminiError, "RuntimeError: AccessDenied"),
+    ],
+)
+def test_a_failing_store_is_explained_and_older_versions_stay(broken, error, kind, message):
+    tier = PersistentTier(f"broken://{uuid.uuid4()}")
+    save(tier, 1)
+    for operation in ("write", "write manifest", "makedirs"):
+        broken(**{operation.replace(" ", "_"): error})
+        with pytest.raises(kind, match=message):
+            save(tier, 2)
+        if operation != "write manifest":
+            with pytest.raises(kind, match=message):
+                tier.check()
+        broken()
+        assert tier.versions() == [1]
+        assert tier.read_shard(1, 0) == payload(1, 0)
+    save(tier, 2)
+    assert tier.versions() == [1, 2]
+
+
+def test_a_store_that_cannot_be_read_is_an_error_and_not_an_empty_one(broken):
+    tier = PersistentTier(f"broken://{uuid.uuid4()}")
+    save(tier, 1)
+    broken(list=ConnectionError("reset"))
+    with pytest.raises(GeminiError, match=r"could not list .* check that it is reachable"):
+        tier.versions()
+
+
+def test_old_versions_that_cannot_be_removed_do_not_undo_the_new_one(broken):
+    tier = PersistentTier(f"broken://{uuid.uuid4()}", keep=1)
+    save(tier, 1)
+    broken(remove=OSError(errno.EIO, "Input/output error"))
+    with pytest.warns(UserWarning, match="version 2 is whole, but could not remove"):
+        save(tier, 2)
+    assert 2 in tier.versions()
+
+
+def test_bytes_that_did_not_arrive_are_noticed(monkeypatch):
+    tier = PersistentTier(f"broken://{uuid.uuid4()}")
+    monkeypatch.setattr(BrokenStore, "short_bytes", 7)
+    with pytest.raises(IntegrityError, match=r"7 of .* bytes reached"):
+        tier.write_shard(1, 0, payload(1, 0), layout().to_json())
+
+
+def test_too_little_free_space_is_told_before_writing(tmp_path):
+    with pytest.raises(CapacityError, match=r"needs 1024\.0 TiB, but .* are free"):
+        PersistentTier(str(tmp_path)).check(2**50)
+
+
+def test_a_url_without_a_driver_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        PersistentTier("nosuch://bucket/run")
+    with pytest.raises(ConfigError, match="keep=0"):
+        PersistentTier(str(tmp_path), keep=0)
+
+
+def mounted(folder: Path, options: str) -> bool:
+    """Whether a tmpfs could be mounted at `folder`."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    try:
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def mount(tmp_path):
+    folders = []
+
+    def at(options):
+        folder = tmp_path / options.replace("=", "-")
+        if not mounted(folder, options):
+            pytest.skip("a tmpfs cannot be mounted here")
+        folders.append(folder)
+        return folder
+
+    yield at
+    for folder in folders:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_really_full_disk_loses_only_the_new_version(mount):
+    folder = mount("size=256k")
+    tier = PersistentTier(str(folder))
+    save(tier, 1)
+    with (folder / "ballast").open("wb") as ballast:
+        size = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+        ballast.write(bytes(size - 4096))
+    with pytest.raises(CapacityError, match="it is full"):
+        save(tier, 2)
+    assert tier.versions() == [1]
+    assert tier.read_shard(1, 1) == payload(1, 1)
+    (folder / "ballast").unlink()
+    save(tier, 2)
+    assert tier.versions() == [1, 2]
+
+
+def test_a_really_read_only_disk_is_refused_at_the_start(mount):
+    with pytest.raises(ConfigError, match="not allowed there"):
+        PersistentTier(str(mount("ro") / "run")).check()
+
+
+def test_records_survive_json(tier):
+    records = [
+        tier.write_shard(1, shard, np.frombuffer(payload(1, shard), np.uint8).data, text)
+        for shard, text in enumerate([layout(0).to_json(), layout(1).to_json()])
+    ]
+    tier.commit(1, json.loads(json.dumps(records)), {})
+    assert tier.versions() == [1]
