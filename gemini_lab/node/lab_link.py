@@ -1,0 +1,79 @@
+"""An agent's way to the lab's owner: events and output there, on the lab's clock."""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any, Final
+
+from gemini_lab.log.events import Event
+from gemini_lab.recovery.messages import EventSaid, LabHello, Message
+from gemini_lab.wire.tcp import Channel
+
+BACKLOG: Final = 10_000  # messages kept for a lab that is not connected yet
+CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
+_MOMENTS: Final = ("start_s", "end_s", "began_s", "failed_at_s")
+
+
+class LabLink:
+    """The connection to the lab, and what is said before there is one.
+
+    Args:
+        name: This node's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._channel: Channel | None = None
+        self._backlog: deque[Message] = deque(maxlen=BACKLOG)
+        self._clock_offset_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lab is connected."""
+        return self._channel is not None and not self._channel.is_closed
+
+    def open(self, channel: Channel, hello: LabHello) -> None:
+        """The lab is here: say what has waited, and follow its clock from now on."""
+        self._channel = channel
+        offset_s = hello.at_s - time.time()
+        if abs(offset_s) > CLOCK_TRUST_S:
+            self._clock_offset_s = offset_s
+        while self._backlog:
+            channel.send(self._backlog.popleft())
+
+    def close(self, channel: Channel | None = None) -> None:
+        """Forget the connection, or only `channel` if that is still the one."""
+        if channel is None and self._channel is not None:
+            self._channel.close()
+        if channel in {None, self._channel}:
+            self._channel = None
+
+    def say(self, message: Message) -> None:
+        """Tell the lab; without a connection the message waits."""
+        if self._channel is None or self._channel.is_closed:
+            self._backlog.append(message)
+        else:
+            self._channel.send(message)
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Say an event of this node."""
+        self.pass_on(EventSaid(event=Event(kind=kind, at_s=time.time(), node="", data=data)))
+
+    def pass_on(self, said: EventSaid) -> None:
+        """Say an event under this node's name and on the lab's clock."""
+        event, offset_s = said.event, self._clock_offset_s
+        moments = {k: v + offset_s for k, v in event.data.items() if k in _MOMENTS}
+        shifted = replace(
+            event,
+            at_s=event.at_s + offset_s,
+            node=self._name,
+            data={**event.data, **moments},
+        )
+        self.say(EventSaid(event=shifted, rank=said.rank, epoch=said.epoch))
+
+    async def drain(self) -> None:
+        """Wait until all that was said is on its way."""
+        if self._channel is not None:
+            await self._channel.drain()
+        await asyncio.sleep(0)
