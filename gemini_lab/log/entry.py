@@ -52,11 +52,19 @@ def decode_entry(line: bytes | str) -> Entry:
     Raises:
         EventError: It is no such line; the message names the event and its field.
     """
+    return entry_of(read_record(line))
+
+
+def read_record(line: bytes | str) -> dict[str, Any]:
+    """The JSON object on a line of a log, whatever it says.
+
+    Raises:
+        EventError: It is none.
+    """
     try:
-        record = _JSON.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _JSON.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise EventError(f"this line is no JSON object ({error}): {line[:80]!r}") from error
-    return entry_of(record)
 
 
 def entry_of(record: Mapping[str, Any]) -> Entry:
