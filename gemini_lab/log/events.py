@@ -1,94 +1,665 @@
-"""What happened, when, on which node: one schema, and the log that keeps it.
+"""What can happen in a run: one frozen class a kind, which all parts of a run and simulator share.
 
-Every part of a run (workers, agents, the root agent, the lab) and the simulator speaks in `Event`s.
-A run's log is one file of JSON lines; dashboards, reports and exports read it and nothing else.
+Who says an event builds the event alone. When it happened and on which node is added by whoever
+owns the clock and the name: see `gemini_lab.log.entry.Entry`. A kind is a class's name in lower
+case with underscores: `RootElected` is `"root_elected"`.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+import re
+from math import isfinite
+from typing import Annotated, Final, Literal, get_args
 
-KINDS: Final[dict[str, str]] = {
-    # the lab and its nodes
-    "lab_started": "the lab's nodes are up: nodes, standbys, names, root, etcd",
-    "node_joined": "an agent registered: address, standby",
-    "node_ready": "its warm parent has imported what workers need: name, import_s",
-    "node_lost": "a node is gone: cause",
-    "node_requested": "the operator was asked for a machine: reason",
-    "link_cut": "a connection between root agent and agent broke but came back: peer",
-    "root_elected": "this node's agent is the root agent now: term",
-    "root_lost": "the root agent is gone",
-    "lab_closed": "all processes of the lab ended",
-    # a run
-    "run_started": "a job was submitted: name, script, nodes, workers_per_node, settings",
-    "run_finished": "every worker finished its script: iteration",
-    "run_failed": "the run was given up: reason, output",
-    "protected": "workers called protect: rank, shard_bytes, params, settings",
-    "unprotected": "the script ran without calling protect",
-    # training; rank stands in every one
-    "iteration": "one optimizer step ended: rank, iteration, duration_s, waited_s, values",
-    "version_complete": "this rank's shard and the replicas it receives are whole: rank, version, "
-    "sent_bytes, local_s, duration_s, next_version",
-    "transfer": "checkpoint chunks that left for a peer, in one idle span or in the background: "
-    "rank, version, span, peer, sent_bytes, start_s, end_s",
-    "profiled": "the ranks agreed on a profile and on the chunks to follow it: rank, profile, "
-    "schedule, calibration",
-    "collectives": "the training collectives of one iteration: rank, iteration, began_s, and lists "
-    "of equal length: names, sizes_bytes, starts_s, ends_s (since began_s)",
-    # failures
-    "injected": "the injector acted: failure, target",
-    "worker_exited": "a worker ended before its script did: rank, pid, signal, exit_code, output",
-    "worker_hung": "a worker made no progress: rank, silent_s, deadline_s",
-    # recovery; recovery (its number) and epoch stand in every one
-    "recovery_started": "a failure was detected: cause, lost, failed_at_s",
-    "recovery_step": "one step ended: step, start_s, end_s",
-    "replica_rejected": "a copy failed its checksums: shard, version, holder, chunk",
-    "version_rejected": "a version will not be tried again: version, reason",
-    "recovery_planned": "what will be loaded from where: version, tier, members, sources, reason",
-    "shard_restored": "receipt of one shard: rank, shard, version, tier, holder, size_bytes, "
-    "verified, retrieve_s, verify_s, load_s",
-    "recovery_waiting": "no machine is left for a position: missing, standbys",
-    "recovery_finished": "the first iteration after the failure ended: version, iteration, "
-    "duration_s, lost_iterations",
-    # persistent tier
-    "persist_started": "a version is being written: version, url",
-    "persist_finished": "a version is whole in the persistent tier: version, url, size_bytes, "
-    "duration_s",
-    "persist_failed": "writing a version failed, training goes on: version, url, reason",
-    # anything else worth a line
-    "note": "a remark: text",
-}
-"""Each kind of event, what it says, and the names in its `data`."""
+import msgspec
+
+from gemini_lab.pipeliner.machine import Calibration
+from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.placement import Placement
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.settings import Settings
+
+SCHEMA: Final = 2
+"""The version of these classes that a log is written with; it rises when one of them changes."""
+
+Moment = Annotated[float, msgspec.Meta(extra={"is_moment": True})]
+"""A point in time: seconds since the epoch (Unix time) in real runs, since the start in simulated
+ones. `entry.shifted` moves fields of this type, and no others, to another machine's clock."""
+
+SettingValue = str | int | float | bool | None
+"""A setting as the launcher was told it."""
+
+Number = float | Literal["nan", "inf", "-inf"]
+"""A number in a log; JSON has no word of its own for those that are not finite."""
+
+UNSAID: Final = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One thing that happened.
+def _kind_of(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Event(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
+    tag_field="kind", tag=_kind_of,
+):  # fmt: skip
+    """One thing that happened."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind, as the log names it."""
+        return str(self.__struct_config__.tag)
+
+
+class OfWorker(Event, frozen=True, kw_only=True):
+    """Something about one worker.
 
     Attributes:
-        kind: One of `KINDS`.
-        at_s: When: seconds since the epoch (Unix time) in real runs, on the lab's clock;
-            seconds since the start in simulated ones.
-        node: Name of the node that says it, or `"lab"`.
-        data: What `KINDS` lists for this kind; plain JSON values only.
+        rank: The worker's. A worker leaves it out, and its session says it.
+        epoch: The worker's; rises with every restart. Left out and said as `rank`.
     """
 
-    kind: str
-    at_s: float
-    node: str
-    data: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = UNSAID
+    epoch: int = UNSAID
+
+
+class OfRecovery(Event, frozen=True, kw_only=True):
+    """Something about one recovery.
+
+    Attributes:
+        recovery: Its number, from 1; 0 is the job's first start.
+        epoch: That of the workers that it starts.
+    """
+
+    recovery: int
+    epoch: int
+
+
+# -- the log, the lab and its nodes ----------------------------------------------------------------
+
+
+class LogOpened(Event, frozen=True, kw_only=True):
+    """The log begins; its first line.
+
+    Attributes:
+        schema: The version of the classes that its lines are made of.
+    """
+
+    schema: int
+
+
+class LabStarted(Event, frozen=True, kw_only=True):
+    """The lab's nodes are up.
+
+    Attributes:
+        nodes: Machines that train.
+        standbys: Machines that wait to take a lost one's place.
+        names: Of all nodes.
+        root: Name of the node with the root agent, if there is one yet.
+        etcd: Addresses of the store.
+    """
+
+    nodes: int
+    standbys: int
+    names: tuple[str, ...]
+    root: str | None
+    etcd: tuple[str, ...] = ()
+
+
+class NodeJoined(Event, frozen=True, kw_only=True):
+    """The root agent is connected to a node's agent.
+
+    Attributes:
+        name: The node's.
+    """
+
+    name: str
+
+
+class NodeReady(Event, frozen=True, kw_only=True):
+    """A node's warm parent has imported what workers need.
+
+    Attributes:
+        name: The node's.
+        import_s: How long that took.
+    """
+
+    name: str
+    import_s: float
+
+
+class NodeLost(Event, frozen=True, kw_only=True):
+    """A node is gone.
+
+    Attributes:
+        name: The node's.
+        cause: How that was noticed: `"connection"` or `"lease"`; simulated ones say what broke.
+    """
+
+    name: str
+    cause: str
+
+
+class NodeRequested(Event, frozen=True, kw_only=True):
+    """The operator was asked for a machine.
+
+    Attributes:
+        reason: What it is for, for people.
+    """
+
+    reason: str
+
+
+class LinkCut(Event, frozen=True, kw_only=True):
+    """A connection between root agent and agent broke, but came back.
+
+    Attributes:
+        peer: Name of the agent's node.
+    """
+
+    peer: str
+
+
+class RootElected(Event, frozen=True, kw_only=True):
+    """A node's agent is the root agent now.
+
+    Attributes:
+        name: The node's.
+        term: How many root agents there have been, this one included.
+    """
+
+    name: str
+    term: int
+
+
+class LabClosed(Event, frozen=True, kw_only=True):
+    """All processes of the lab ended."""
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a simulated run assumes.
+
+    Attributes:
+        policy: The policy's name.
+        source: Where the policy is described.
+        assumptions: What it takes for granted, for people.
+        gpus_per_node: GPUs that count as one worker.
+    """
+
+    policy: str
+    source: str
+    assumptions: str
+    gpus_per_node: int
+
+
+class RunStarted(Event, frozen=True, kw_only=True):
+    """A job was submitted.
+
+    Attributes:
+        name: The job's.
+        script: Path of a Python file, or the name of a module if `module`; `None` if simulated.
+        args: The script's arguments.
+        module: Whether `script` is run as `python -m` does.
+        nodes: Positions that train.
+        standbys: Machines that wait.
+        workers_per_node: Ranks on each position.
+        racks: The rack of each position, if there are any.
+        settings: What the launcher was told; `Protected` has all settings.
+        placement: Who keeps whose shard, where that is known before workers run: in simulations.
+        simulated: What is assumed, if this is a simulation.
+    """
+
+    name: str
+    script: str | None
+    args: tuple[str, ...] = ()
+    module: bool = False
+    nodes: int
+    standbys: int = 0
+    workers_per_node: int = 1
+    racks: tuple[str, ...] | None = None
+    settings: dict[str, SettingValue] = {}
+    placement: Placement | None = None
+    simulated: Simulated | None = None
+
+
+class RunFinished(Event, frozen=True, kw_only=True):
+    """Every worker finished its script.
+
+    Attributes:
+        iteration: The last one.
+    """
+
+    iteration: int
+
+
+class RunFailed(Event, frozen=True, kw_only=True):
+    """The run was given up.
+
+    Attributes:
+        reason: Why, in a sentence.
+        output: The last lines that the worker printed because of which it was given up.
+    """
+
+    reason: str
+    output: tuple[str, ...] = ()
+
+
+class Protected(OfWorker, frozen=True, kw_only=True):
+    """A worker called `protect`.
+
+    Attributes:
+        shard_bytes: Size of the rank's shard.
+        fingerprint: Of model, optimizer and number of ranks; another one is another job.
+        settings: All that the job runs with.
+        placement: Who keeps whose shard, by position.
+    """
+
+    shard_bytes: int
+    fingerprint: str
+    settings: Settings
+    placement: Placement
+
+
+class Unprotected(OfWorker, frozen=True, kw_only=True):
+    """A worker's script ended and never called `protect`."""
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+class Iteration(OfWorker, frozen=True, kw_only=True):
+    """One optimizer step ended.
+
+    Attributes:
+        iteration: Its number, from 1.
+        duration_s: Since the end of the step before.
+        waited_s: How much of that was spent waiting for the version on its way.
+        values: What the script logged, such as `"loss"`; read numbers with `value`.
+        restored: Whether this repeats what a version says of its last iteration, for the case that
+            the node that computed it is gone.
+    """
+
+    iteration: int
+    duration_s: float
+    waited_s: float
+    values: dict[str, Number] = {}
+    restored: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"no event is called {self.kind!r}; events.KINDS lists all kinds")
+        if not all(isinstance(number, str) or isfinite(number) for number in self.values.values()):
+            told = {name: _as_number(float(number)) for name, number in self.values.items()}
+            msgspec.structs.force_setattr(self, "values", told)
 
-    def to_json(self) -> str:
-        """The event as one line of JSON, without the line break."""
-        record = {"kind": self.kind, "at_s": self.at_s, "node": self.node, "data": dict(self.data)}
-        return json.dumps(record, separators=(",", ":"))
+    def value(self, name: str) -> float | None:
+        """The value that was logged as `name`, to the bit; `None` if there is none."""
+        number = self.values.get(name)
+        return None if number is None else float(number)
 
-    @classmethod
-    def from_json(cls, line: str) -> "Event":
-        """The event that `to_json` wrote as `line`."""
-        return cls(**json.loads(line))
+
+class VersionComplete(OfWorker, frozen=True, kw_only=True):
+    """A rank's shard, and the replicas that it receives, are whole.
+
+    Attributes:
+        version: The iteration after which the states were so.
+        sent_bytes: What left for other nodes.
+        local_s: How long the copy into the node's own memory took.
+        duration_s: From the update until all was whole.
+        next_version: The next one that will be sent.
+    """
+
+    version: int
+    sent_bytes: int
+    local_s: float
+    duration_s: float
+    next_version: int
+
+
+class Transfer(OfWorker, frozen=True, kw_only=True):
+    """Chunks of a version left for a peer, in one idle span or in the background.
+
+    Attributes:
+        version: Of what.
+        span: Number of the idle span; `None` for none.
+        peer: Rank that received them.
+        sent_bytes: All of them together.
+        start_s: When the first one began to leave.
+        end_s: When the last one had arrived.
+    """
+
+    version: int
+    span: int | None
+    peer: int
+    sent_bytes: int
+    start_s: Moment
+    end_s: Moment
+
+
+class Profiled(OfWorker, frozen=True, kw_only=True):
+    """The ranks agreed on a profile, and on the chunks to follow it.
+
+    Attributes:
+        profile: When the network is idle: the mean of all ranks.
+        schedule: Which chunk goes into which idle span, on this rank.
+        calibration: The wire, as it was measured.
+    """
+
+    profile: Profile
+    schedule: ChunkSchedule
+    calibration: Calibration
+
+
+class Collectives(OfWorker, frozen=True, kw_only=True):
+    """The training collectives of one iteration; the lists have an entry for each, in order.
+
+    Attributes:
+        iteration: Its number.
+        began_s: When it began.
+        names: Of the operations in torch.distributed.
+        sizes_bytes: Of the full tensors.
+        starts_s: When each was called, since `began_s`.
+        ends_s: When each one's result was there, since `began_s`.
+    """
+
+    iteration: int
+    began_s: Moment
+    names: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    starts_s: tuple[float, ...]
+    ends_s: tuple[float, ...]
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+class Injected(Event, frozen=True, kw_only=True):
+    """The injector acted on the node that says this.
+
+    Attributes:
+        failure: Its kind, a key of `gemini_lab.injector.failures.FAILURES`.
+        rank: Of the worker that was struck, if one was.
+        pid: Of that worker.
+        shard: Of which a bit was flipped.
+        version: Of which a bit was flipped.
+        byte: Where in the shard that bit is.
+    """
+
+    failure: str
+    rank: int | None = None
+    pid: int | None = None
+    shard: int | None = None
+    version: int | None = None
+    byte: int | None = None
+
+
+class WorkerExited(OfWorker, frozen=True, kw_only=True):
+    """A worker ended before its script did.
+
+    Attributes:
+        pid: The process's.
+        signal: Name of the signal that ended it, if one did.
+        exit_code: Its exit status, if no signal ended it.
+        output: The last lines that it printed, in order.
+    """
+
+    pid: int
+    signal: str | None
+    exit_code: int | None
+    output: tuple[str, ...] = ()
+
+
+class WorkerHung(OfWorker, frozen=True, kw_only=True):
+    """A worker made no progress for too long.
+
+    Attributes:
+        silent_s: Time since its last iteration.
+        deadline_s: How long that may be.
+    """
+
+    silent_s: float
+    deadline_s: float
+
+
+# -- recovery --------------------------------------------------------------------------------------
+
+
+class RecoveryStarted(OfRecovery, frozen=True, kw_only=True):
+    """A failure was detected.
+
+    Attributes:
+        cause: What was noticed: `"node_lost"`, `"worker_exited"`, `"worker_hung"`, `"root_lost"`...
+        lost: Names of the nodes that are gone.
+        failed_at_s: When it was noticed.
+        iteration: Newest iteration of all ranks that the root agent knows of; one that was just
+            elected may know of none, the log's `Iteration`s are what counts.
+    """
+
+    cause: str
+    lost: tuple[str, ...]
+    failed_at_s: Moment
+    iteration: int
+
+
+class RecoveryStep(OfRecovery, frozen=True, kw_only=True):
+    """One step of a recovery ended (paper, Fig. 14).
+
+    Attributes:
+        step: fence, inventory, reserve, plan, start, retrieve or warm_up.
+        start_s: When it began.
+        end_s: When it ended.
+    """
+
+    step: str
+    start_s: Moment
+    end_s: Moment
+
+
+class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
+    """A copy of a shard cannot be used.
+
+    Attributes:
+        shard: Rank of its owner.
+        version: Of which it is a copy.
+        holder: Name of the node that has it; `None` for the persistent tier.
+        chunk: Number of the chunk that failed its checksum, where that is known.
+        reason: Why, for people.
+    """
+
+    shard: int
+    version: int
+    holder: str | None
+    chunk: int | None = None
+    reason: str
+
+
+class VersionRejected(OfRecovery, frozen=True, kw_only=True):
+    """A version will not be tried again.
+
+    Attributes:
+        version: Which.
+        reason: Why, for people.
+    """
+
+    version: int
+    reason: str
+
+
+class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where one shard comes from.
+
+    Attributes:
+        shard: Rank of its owner.
+        tier: The owner's own memory, another node's, the persistent tier, or none: it starts anew.
+        holder: Name of the node that has it, if one does.
+    """
+
+    shard: int
+    tier: Literal["local", "peer", "persistent", "start"]
+    holder: str | None
+
+
+class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A copy of a shard that goes from node to node before training resumes.
+
+    Attributes:
+        shard: Rank of its owner.
+        sender: Name of the node that has it.
+        receiver: Name of the node that will keep it too.
+    """
+
+    shard: int
+    sender: str
+    receiver: str
+
+
+class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
+    """What will be loaded from where; see `gemini_lab.recovery.plan.RecoveryPlan`.
+
+    Attributes:
+        version: What every rank loads; `None` when training starts anew.
+        tier: From where the version as a whole comes.
+        members: Name of the node on each position; `None` where no machine is left.
+        sources: One for each shard, in shard order.
+        transfers: What brings the version to every holder that lacks it.
+        reason: Why this version and tier, for people.
+    """
+
+    version: int | None
+    tier: Literal["memory", "persistent", "start"]
+    members: tuple[str | None, ...]
+    sources: tuple[ShardSource, ...]
+    transfers: tuple[ShardMove, ...]
+    reason: str
+
+
+class ShardRestored(OfWorker, frozen=True, kw_only=True):
+    """Receipt of one shard.
+
+    Attributes:
+        shard: Rank of its owner: this one.
+        version: What was loaded.
+        tier: From where.
+        holder: Name of the node that had it, or the persistent tier's URL.
+        size_bytes: Of the shard.
+        verified: Whether every chunk was compared with its checksum.
+        retrieve_s: To fetch it.
+        verify_s: To compare it with its checksums.
+        load_s: To put it into the engine.
+    """
+
+    shard: int
+    version: int
+    tier: Literal["local", "peer", "persistent"]
+    holder: str | None
+    size_bytes: int
+    verified: bool
+    retrieve_s: float
+    verify_s: float
+    load_s: float
+
+
+class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
+    """No machine is left for a position.
+
+    Attributes:
+        missing: Positions without a machine.
+        standbys: Names of living nodes without a position.
+    """
+
+    missing: tuple[int, ...]
+    standbys: tuple[str, ...]
+
+
+class RecoveryFinished(OfRecovery, frozen=True, kw_only=True):
+    """The first iteration after a failure ended on every rank.
+
+    Attributes:
+        version: What training went on from.
+        iteration: The one that ended.
+        duration_s: Since the failure was noticed.
+        lost_iterations: Done again, as far as the root agent knows; see `RecoveryStarted`.
+    """
+
+    version: int
+    iteration: int
+    duration_s: float
+    lost_iterations: int
+
+
+# -- the persistent tier, and anything else --------------------------------------------------------
+
+
+class PersistStarted(Event, frozen=True, kw_only=True):
+    """A version is being written to the persistent tier.
+
+    Attributes:
+        version: Which.
+        url: Where.
+    """
+
+    version: int
+    url: str
+
+
+class PersistFinished(Event, frozen=True, kw_only=True):
+    """A version is whole in the persistent tier.
+
+    Attributes:
+        version: Which.
+        url: Where.
+        size_bytes: Of all its shards.
+        duration_s: To write it.
+    """
+
+    version: int
+    url: str
+    size_bytes: int
+    duration_s: float
+
+
+class PersistFailed(Event, frozen=True, kw_only=True):
+    """Writing a version failed; training goes on.
+
+    Attributes:
+        version: Which.
+        url: Where.
+        reason: Why, for people.
+    """
+
+    version: int
+    url: str
+    reason: str
+
+
+class Note(Event, frozen=True, kw_only=True):
+    """A remark that is worth a line.
+
+    Attributes:
+        text: For people.
+    """
+
+    text: str
+
+
+AnyEvent = (
+    LogOpened | LabStarted | NodeJoined | NodeReady | NodeLost | NodeRequested | LinkCut
+    | RootElected | LabClosed
+    | RunStarted | RunFinished | RunFailed | Protected | Unprotected
+    | Iteration | VersionComplete | Transfer | Profiled | Collectives
+    | Injected | WorkerExited | WorkerHung
+    | RecoveryStarted | RecoveryStep | ReplicaRejected | VersionRejected | RecoveryPlanned
+    | ShardRestored | RecoveryWaiting | RecoveryFinished
+    | PersistStarted | PersistFinished | PersistFailed | Note
+)  # fmt: skip
+"""Every kind of event: the type of a field that holds one."""
+
+KINDS: Final[dict[str, type[Event]]] = {
+    _kind_of(kind.__name__): kind for kind in get_args(AnyEvent)
+}
+"""Every class by its kind's name."""
+
+
+def _as_number(number: float) -> Number:
+    if isfinite(number):
+        return number
+    return "nan" if number != number else "inf" if number > 0 else "-inf"  # noqa: PLR0124

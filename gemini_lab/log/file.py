@@ -2,38 +2,89 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TextIO
+from typing import BinaryIO, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.events import Event
+from gemini_lab.log import schema_1
+from gemini_lab.log.entry import Entry, EventError, decode_entry, encode_entry, read_record
+from gemini_lab.log.events import SCHEMA, LogOpened
 
 LOG_FILE: Final = "events.jsonl"
 """The log in a run's folder."""
 
 
 class EventLog:
-    """A run's events on disk, one JSON line each, in order of arrival."""
+    """A run's entries on disk, one JSON line each, in order of arrival.
+
+    The first line says with which schema the log is written, at the moment of the first entry.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        self._file: BinaryIO = path.open("ab", buffering=0)
 
-    def append(self, event: Event) -> None:
-        """Add one event; it is on its way to the disk when this returns."""
-        self._file.write(event.to_json() + "\n")
+    def append(self, entry: Entry) -> None:
+        """Add one entry; it is on its way to the disk when this returns."""
+        head = b""
+        if self._file.tell() == 0:
+            opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
+            head = encode_entry(opened) + b"\n"
+        self._file.write(head + encode_entry(entry) + b"\n")
 
     def close(self) -> None:
         """Close the file; the log can be read on."""
         self._file.close()
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """The events in the log at `path`; a last line that was cut short by a crash is left out."""
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield Event.from_json(line)
+class SchemaError(ConfigError):
+    """A log was written by a version of this package that is newer than the one that reads it."""
+
+
+class LineReader:
+    """Reads the lines of one log in order, of any schema there has been."""
+
+    def __init__(self) -> None:
+        self._schema: int | None = None
+
+    def read(self, line: bytes) -> Entry | None:
+        """The entry on the next line; `None` for what only tells how the log is written.
+
+        Raises:
+            EventError: The line is no event.
+            SchemaError: The log is of a newer schema.
+        """
+        if self._schema is None:
+            self._schema = 1 if schema_1.is_record(read_record(line)) else SCHEMA
+        entry = schema_1.read_entry(line) if self._schema == 1 else decode_entry(line)
+        if not isinstance(entry.event, LogOpened):
+            return entry
+        if entry.event.schema != SCHEMA:
+            raise SchemaError(
+                f"this log has schema {entry.event.schema}, this gemini_lab reads 1 to {SCHEMA}; "
+                "read it with the version that wrote it, or a newer one"
+            )
+        return None
+
+
+def read_log(path: Path) -> Iterator[Entry]:
+    """The entries of the log at `path`; a last line that was cut short by a crash is left out.
+
+    Raises:
+        EventError: A line is no event; the message has its number.
+        SchemaError: The log is of a newer schema.
+    """
+    reader = LineReader()
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                entry = reader.read(line)
+            except EventError as error:
+                raise EventError(f"{path}, line {number}: {error}") from error
+            if entry is not None:
+                yield entry
 
 
 def find_run(run: str, *, below: Path = Path("gemini-runs")) -> Path:

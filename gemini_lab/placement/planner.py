@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
@@ -38,7 +39,6 @@ class Placement(Shown):
     groups: tuple[tuple[int, ...], ...]
     holders: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...] = ()
-    _kept: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.holders) != self.nodes:
@@ -47,7 +47,6 @@ class Placement(Shown):
                 f"(got {len(self.holders)})"
             )
         positions = frozenset(range(self.nodes))
-        kept: list[list[int]] = [[position] for position in range(self.nodes)]
         for shard, holders in enumerate(self.holders):
             distinct = len(set(holders)) == len(holders) >= self.replicas
             if not distinct or holders[0] != shard or not set(holders) <= positions:
@@ -55,9 +54,6 @@ class Placement(Shown):
                     f"shard {shard} needs {self.replicas} distinct holders among positions 0 to "
                     f"{self.nodes - 1}, its owner first (got {holders})"
                 )
-            for holder in holders[1:]:
-                kept[holder].append(shard)
-        object.__setattr__(self, "_kept", tuple(map(tuple, kept)))
 
     def __repr__(self) -> str:
         groups = f"{len(self.groups)} group{'s' if len(self.groups) != 1 else ''}"
@@ -65,12 +61,12 @@ class Placement(Shown):
 
     def kept_by(self, position: int) -> tuple[int, ...]:
         """The shards that `position` keeps, its own first."""
-        return self._kept[position]
+        return _kept(self.holders)[position]
 
     @property
     def loads(self) -> tuple[int, ...]:
         """Shards kept on each position."""
-        return tuple(len(kept) for kept in self._kept)
+        return tuple(len(kept) for kept in _kept(self.holders))
 
     def survives(self, lost: Collection[int]) -> bool:
         """Whether every shard still has a copy in memory when all of `lost` are gone at once.
@@ -102,6 +98,16 @@ class Placement(Shown):
             holders=tuple(map(tuple, data["holders"])),
             notes=tuple(data.get("notes", ())),
         )
+
+
+@lru_cache(maxsize=8)
+def _kept(holders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """For each position the shards that it keeps, its own first."""
+    kept: list[list[int]] = [[position] for position in range(len(holders))]
+    for shard, keepers in enumerate(holders):
+        for keeper in keepers[1:]:
+            kept[keeper].append(shard)
+    return tuple(map(tuple, kept))
 
 
 def plan_placement(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab_widgets.feed import LogFeed
+from gemini_lab.log.follow import LogFeed
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.tables import Tables
 

@@ -7,8 +7,8 @@ from typing import Final, Self
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.events import Event
 from gemini_lab.log.file import LOG_FILE
+from gemini_lab.log.follow import LogFeed
 from gemini_lab_widgets import snapshot
-from gemini_lab_widgets.feed import LogFeed
 from gemini_lab_widgets.losses import Losses, losses, recoveries, wasted
 from gemini_lab_widgets.pace import Baseline, iterations
 from gemini_lab_widgets.run_state import MOST_KEPT, RunState, seconds, whole

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.log.events import Event
-from gemini_lab.log.file import LOG_FILE
+from gemini_lab.log.entry import Entry, EventError
+from gemini_lab.log.file import LOG_FILE, LineReader
 
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE_BYTES: Final = 1 << 26
@@ -17,7 +17,7 @@ def log_of(path: Path) -> Path:
 
 
 class LogFeed:
-    """The events of a log that grows; a last line that is not whole yet waits.
+    """The entries of a log that grows; a last line that is not whole yet waits.
 
     Args:
         path: A run's folder or its log; it need not be there yet.
@@ -29,29 +29,34 @@ class LogFeed:
     def __init__(self, path: Path) -> None:
         self.path = log_of(Path(path))
         self.bad_lines = 0
+        self._reader = LineReader()
         self._read_bytes = 0
         self._rest = b""
         self._lines: list[bytes] = []
 
     @property
     def behind_bytes(self) -> int:
-        """What the log has beyond the events that were given out."""
+        """What the log has beyond the entries that were given out."""
         waiting = len(self._rest) + sum(len(line) + 1 for line in self._lines)
         return max(0, self._size() - self._read_bytes) + waiting
 
-    def poll(self, *, limit: int = 20_000) -> list[Event]:
-        """The next events, at most `limit`; none if the log has no more whole lines now.
+    def poll(self, *, limit: int = 20_000) -> list[Entry]:
+        """The next entries, at most `limit`; none if the log has no more whole lines now.
 
         A log that became shorter was begun anew and is read from its start.
+
+        Raises:
+            SchemaError: The log is of a version that this package cannot read.
         """
-        events: list[Event] = []
-        while len(events) < limit and (self._lines or self._read()):
+        entries: list[Entry] = []
+        while len(entries) < limit and (self._lines or self._read()):
             line = self._lines.pop()
             try:
-                events.append(Event.from_json(line.decode()))
-            except (AttributeError, RecursionError, TypeError, ValueError):
+                if (entry := self._reader.read(line)) is not None:
+                    entries.append(entry)
+            except EventError:
                 self.bad_lines += bool(line.strip())
-        return events
+        return entries
 
     def _size(self) -> int:
         try:
@@ -62,7 +67,7 @@ class LogFeed:
     def _read(self) -> bool:
         """Read on until there are whole lines; false if the log has none now."""
         if self._size() < self._read_bytes:
-            self._read_bytes, self._rest = 0, b""
+            self._read_bytes, self._rest, self._reader = 0, b"", LineReader()
         try:
             with self.path.open("rb") as log:
                 log.seek(self._read_bytes)
