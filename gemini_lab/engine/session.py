@@ -5,8 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from gemini_lab.errors import GeminiError
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
     EventSaid,
     Refused,
@@ -35,13 +38,14 @@ class WorkerSession:
         self._channel = channel
         self._lock = threading.Lock()  # the training thread and the transfer thread both speak
 
-    def emit(self, kind: str, **data: Any) -> None:
-        """Say an event (see `events.KINDS`); the agent adds the node's name."""
+    def emit(self, event: AnyEvent) -> None:
+        """Say an event of this worker; whose it is, and when it was, is added here."""
         rank, epoch = self.start.rank, self.start.epoch
-        tagged = {**data, "rank": rank, "epoch": epoch}
-        event = Event(kind=kind, at_s=time.time(), node=self.start.seats.node_of(rank), data=tagged)
+        if isinstance(event, OfWorker):
+            event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
+        entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
         with self._lock:
-            self._channel.send(EventSaid(event=event, rank=rank, epoch=epoch))
+            self._channel.send(EventSaid(entry=entry))
 
     def request_slab(
         self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout
@@ -85,7 +89,7 @@ class WorkerSession:
     def finish(self) -> None:
         """The script has ended: wait for the last version, or say that nothing was protected."""
         if self.on_finish is None:
-            self.emit("unprotected")
+            self.emit(Unprotected())
         else:
             self.on_finish()
 

@@ -14,7 +14,8 @@ from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.pages import save_log
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Note
 from gemini_lab.log.file import LOG_FILE, EventLog, read_events
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Run:
         self._log = EventLog(self.log)
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._watchers: list[Callable[[Event], None]] = []
+        self._watchers: list[Callable[[Entry], None]] = []
         self._listeners: list[Callable[[int, list[str]], None]] = []
         self._by_rank: dict[int, int] = {}
         self._training_since_s: float | None = None
@@ -154,7 +155,7 @@ class Run:
         """
         return save_log(self.log, path)
 
-    def watch(self, watcher: Callable[[Event], None]) -> Callable[[], None]:
+    def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
         """Call `watcher` with every event from now on, on the lab's thread.
 
         Returns a function that ends this.
@@ -190,15 +191,15 @@ class Run:
 
     # -- for the lab ---------------------------------------------------------------------------
 
-    def take(self, event: Event) -> None:
+    def take(self, entry: Entry) -> None:
         """Add an event to the log."""
         with self._lock:
-            if not self.is_over or event.kind == "lab_closed":
-                self._log.append(event)
-        self._follow(event)
+            if not self.is_over or entry.kind == "lab_closed":
+                self._log.append(entry)
+        self._follow(entry)
         for watcher in self._watchers:
-            watcher(event)
-        if event.kind == "iteration":
+            watcher(entry)
+        if entry.kind == "iteration":
             self.strike()
 
     def take_output(self, rank: int, lines: list[str]) -> None:
@@ -221,7 +222,7 @@ class Run:
                 self.inject(failure)
             except ConfigError as error:
                 text = f"{failure} did not happen: {error}"
-                self.take(Event(kind="note", at_s=time.time(), node="lab", data={"text": text}))
+                self.take(Entry(at_s=time.time(), node="lab", event=Note(text=text)))
 
     def close(self) -> None:
         """Close the log."""

@@ -18,6 +18,8 @@ import msgspec
 import psutil
 
 from gemini_lab.errors import GeminiError
+from gemini_lab.log import events
+from gemini_lab.log.events import NodeReady, Note, VersionComplete
 from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.host import Worker, WorkerHost
@@ -83,6 +85,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._lab_seen_s = time.monotonic()
         self._root: Channel | None = None
+        self._term = 0  # of the newest root that has greeted
         self._root_record: RootRecord | None = None
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
@@ -131,7 +134,7 @@ class Agent:
         started_s = time.monotonic()
         await self.host.ready()
         import_s = time.monotonic() - started_s
-        self.lab.emit("node_ready", name=self.config.name, import_s=import_s)
+        self.lab.emit(NodeReady(name=self.name, import_s=import_s))
 
     async def _keep_lease(self) -> None:
         while True:
@@ -149,7 +152,7 @@ class Agent:
     async def _rejoin(self) -> None:
         """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
-        self.lab.emit("note", text=f"{self.config.name} lost its lease and took another")
+        self.lab.emit(Note(text=f"{self.name} lost its lease and took another"))
         await self._end_older_workers(await self.membership.read())
 
     async def _watch_store(self) -> None:
@@ -207,7 +210,7 @@ class Agent:
             membership=self.membership,
             record=record,
             token=self.config.token,
-            emit=lambda kind, data: self.lab.emit(kind, **data),
+            emit=self.lab.emit,
             request_nodes=lambda wanted, reason: self.lab.say(
                 NeedNodes(wanted=wanted, reason=reason)
             ),
@@ -248,8 +251,11 @@ class Agent:
         self.lab.close(channel)
 
     async def _serve_root(self, channel: Channel, hello: RootHello) -> None:
-        if self._root_record is not None and hello.term < self._root_record.term:
+        newest = 0 if self._root_record is None else self._root_record.term
+        self._term = max(self._term, newest)
+        if hello.term < self._term:
             return  # a root that was deposed
+        self._term = hello.term
         if self._root is not None:
             self._root.close()
         self._root = channel
@@ -336,7 +342,7 @@ class Agent:
         )
 
     async def _stored_versions(self, url: str) -> list[int]:
-        """What the persistent tier has; a tier that cannot be read has nothing, and a note says so."""
+        """What the persistent tier has: nothing where it cannot be read, and a note says so."""
         try:
             listing = asyncio.to_thread(persistent_tier(url).versions)
             return await asyncio.wait_for(listing, STORAGE_S)
@@ -344,7 +350,7 @@ class Agent:
             text = f"the persistent tier did not answer within {STORAGE_S:.0f} s"
         except (GeminiError, OSError) as error:
             text = f"the persistent tier cannot be read: {error}"
-        self.lab.emit("note", text=text)
+        self.lab.emit(Note(text=text))
         return []
 
     def _start_workers(self, order: StartWorkers) -> None:
@@ -373,9 +379,9 @@ class Agent:
         del fds  # workers send none
         match message:
             case EventSaid():
-                self.lab.pass_on(message)
+                self.lab.pass_on(message.entry)
                 self._to_root(message)
-                if message.event.kind == "version_complete":
+                if isinstance(message.entry.event, VersionComplete):
                     self._persist_if_complete()
             case SlabRequest():
                 self._give_slab(worker, message)
@@ -396,20 +402,23 @@ class Agent:
     def _on_worker_exit(self, worker: Worker, code: int) -> None:
         if worker.epoch < self.epoch or worker.status == "finished":
             return  # ended by a fence, or at its script's end
-        output = "\n".join(worker.output)
-        name = signal.Signals(-code).name if code < 0 else None
         self.lab.emit(
-            "worker_exited",
-            rank=worker.rank,
-            pid=worker.pid,
-            signal=name,
-            epoch=worker.epoch,
-            exit_code=code if code >= 0 else None,
-            output=output if code else "",
+            events.WorkerExited(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                pid=worker.pid or 0,
+                signal=signal.Signals(-code).name if code < 0 else None,
+                exit_code=code if code >= 0 else None,
+                output=tuple(worker.output) if code else (),
+            )
         )
         self._to_root(
             WorkerExited(
-                rank=worker.rank, epoch=worker.epoch, code=code, output=output, error=worker.error
+                rank=worker.rank,
+                epoch=worker.epoch,
+                code=code,
+                output="\n".join(worker.output),
+                error=worker.error,
             )
         )
 
@@ -423,7 +432,7 @@ class Agent:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             text = f"{self.config.name}'s agent: {type(error).__name__}: {error}"
-            self.lab.emit("note", text=text)
+            self.lab.emit(Note(text=text))
             print(text, file=sys.stderr)  # noqa: T201
 
 

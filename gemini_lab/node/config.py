@@ -27,7 +27,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: int | None
 
 
-class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="up"):
     """An agent's answer: it listens on `address`."""
 
     name: str
@@ -35,7 +35,7 @@ class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pid: int
 
 
-class AgentDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="down"):
     """What a starter says of an agent that did not come up."""
 
     error: str

@@ -3,16 +3,15 @@
 import asyncio
 import time
 from collections import deque
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry, shifted
+from gemini_lab.log.events import AnyEvent
 from gemini_lab.recovery.messages import EventSaid, LabHello, Message
 from gemini_lab.wire.tcp import Channel
 
 BACKLOG: Final = 10_000  # messages kept for a lab that is not connected yet
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
-_MOMENTS: Final = ("start_s", "end_s", "began_s", "failed_at_s")
 
 
 class LabLink:
@@ -56,21 +55,16 @@ class LabLink:
         else:
             self._channel.send(message)
 
-    def emit(self, kind: str, **data: Any) -> None:
+    def emit(self, event: AnyEvent) -> None:
         """Say an event of this node."""
-        self.pass_on(EventSaid(event=Event(kind=kind, at_s=time.time(), node="", data=data)))
+        self.pass_on(Entry(at_s=time.time(), node=self._name, event=event))
 
-    def pass_on(self, said: EventSaid) -> None:
-        """Say an event under this node's name and on the lab's clock."""
-        event, offset_s = said.event, self._clock_offset_s
-        moments = {k: v + offset_s for k, v in event.data.items() if k in _MOMENTS}
-        shifted = replace(
-            event,
-            at_s=event.at_s + offset_s,
-            node=self._name,
-            data={**event.data, **moments},
-        )
-        self.say(EventSaid(event=shifted, rank=said.rank, epoch=said.epoch))
+    def pass_on(self, entry: Entry) -> None:
+        """Say an event on the lab's clock."""
+        offset_s = self._clock_offset_s
+        event = shifted(entry.event, offset_s)
+        on_its_clock = Entry(at_s=entry.at_s + offset_s, node=self._name, event=event)
+        self.say(EventSaid(entry=on_its_clock))
 
     async def drain(self) -> None:
         """Wait until all that was said is on its way."""

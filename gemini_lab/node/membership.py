@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -128,7 +128,7 @@ class Membership:
         return await asyncio.to_thread(act)
 
 
-def node_addresses(items: dict[str, Any]) -> dict[str, str]:
+def node_addresses(items: Mapping[str, str]) -> dict[str, str]:
     """Address of each registered node's agent."""
     return {
         key.removeprefix("nodes/"): json.loads(value)["address"]

@@ -6,10 +6,11 @@ Nothing is pretended: a crash is a SIGKILL, a hang a SIGSTOP, a flipped bit is f
 import os
 import random
 import signal
-from typing import Any, Protocol
+from typing import Protocol
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.orders import Action
+from gemini_lab.log.events import Injected, Note
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
@@ -61,7 +62,7 @@ def _signal_worker(node: Victim, action: Action, signal_number: int) -> None:
     ranks = sorted(node.host.workers) if action.rank is None else [action.rank]
     pid = node.host.signal(ranks[0], signal_number) if ranks else None
     if pid is None:
-        node.lab.emit("note", text=f"{action.kind}: no such worker runs on {node.name}")
+        node.lab.emit(Note(text=f"{action.kind}: no such worker runs on {node.name}"))
     else:
         _said(node, action, rank=ranks[0], pid=pid)
 
@@ -71,12 +72,10 @@ def _flip_bit(node: Victim, action: Action) -> None:
     try:
         hit = node.keeper.flip_bit(shard=action.shard, bit=bit)
     except GeminiError as error:
-        node.lab.emit("note", text=f"no bit was flipped: {error}")
+        node.lab.emit(Note(text=f"no bit was flipped: {error}"))
     else:
         _said(node, action, **hit)
 
 
-def _said(node: Victim, action: Action, **more: Any) -> None:
-    said = {"kind": action.kind, "rank": action.rank, "shard": action.shard}
-    failure = {name: value for name, value in said.items() if value is not None}
-    node.lab.emit("injected", failure=failure, target={"name": node.name, **more})
+def _said(node: Victim, action: Action, **more: int) -> None:
+    node.lab.emit(Injected(failure=action.kind, **more))

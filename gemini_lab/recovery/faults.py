@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from gemini_lab.log.events import ReplicaRejected, VersionRejected
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import Emit, RootState
@@ -49,26 +50,21 @@ def after_failed_restore(state: RootState, said: RestoreFailed) -> RootState:
 
 def rejections(before: RootState, after: RootState, said: RestoreFailed) -> Iterator[Emit]:
     """What is said of a copy that could not be used, and of a version that is tried no more."""
-    number = before.recoveries if before.trouble is not None else 0
+    number = before.recovery
     yield Emit(
-        kind="replica_rejected",
-        data={
-            "recovery": number,
-            "epoch": before.epoch,
-            "shard": said.shard,
-            "version": said.version,
-            "holder": said.holder,
-            "reason": said.reason,
-        },
+        event=ReplicaRejected(
+            recovery=number,
+            epoch=before.epoch,
+            shard=said.shard,
+            version=said.version,
+            holder=said.holder,
+            reason=said.reason,
+        )
     )
     for version in set(after.rejected) - set(before.rejected):
-        times = after.restore_failures[version]
+        reason = f"it failed to load {after.restore_failures[version]} times"
         yield Emit(
-            kind="version_rejected",
-            data={
-                "recovery": number,
-                "epoch": before.epoch,
-                "version": version,
-                "reason": f"it failed to load {times} times",
-            },
+            event=VersionRejected(
+                recovery=number, epoch=before.epoch, version=version, reason=reason
+            )
         )

@@ -22,7 +22,8 @@ from gemini_lab import errors
 from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import OfWorker
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -47,26 +48,26 @@ class Message(
 # -- greetings: the first thing that the opener of a connection says -------------------------------
 
 
-class LabHello(Message):
+class LabHello(Message, frozen=True, kw_only=True):
     """The lab's owner is here; `at_s` is its clock, to which agents set their events."""
 
     at_s: float
 
 
-class RootHello(Message):
+class RootHello(Message, frozen=True, kw_only=True):
     """The root agent of `term` is here, on the node `name`."""
 
     name: str
     term: int
 
 
-class ProbeHello(Message):
+class ProbeHello(Message, frozen=True, kw_only=True):
     """`name` looks whether this agent lives, and hangs up."""
 
     name: str
 
 
-class ControlHello(Message):
+class ControlHello(Message, frozen=True, kw_only=True):
     """A command wants the lab to act on its run."""
 
 
@@ -76,25 +77,29 @@ Hello = LabHello | RootHello | ProbeHello | ControlHello
 # -- lab and agent ---------------------------------------------------------------------------------
 
 
-class CloseLab(Message):
+class CloseLab(Message, frozen=True, kw_only=True):
     """To an agent: end, and leave nothing behind."""
 
 
-class Inject(Message):
+class Inject(Message, frozen=True, kw_only=True):
     """To an agent: do to your own node what a failure does."""
 
     action: Action
 
 
-class EventSaid(Message):
-    """An event of a node; `rank` and `epoch` are there when a worker says it."""
+class EventSaid(Message, frozen=True, kw_only=True):
+    """An event of a node or of one of its workers."""
 
-    event: Event
-    rank: Rank | None = None
-    epoch: Epoch | None = None
+    entry: Entry
+
+    @property
+    def epoch(self) -> int | None:
+        """That of the worker who says it; `None` for the node's own."""
+        event = self.entry.event
+        return event.epoch if isinstance(event, OfWorker) else None
 
 
-class OutputSaid(Message):
+class OutputSaid(Message, frozen=True, kw_only=True):
     """To the lab: lines that a worker printed."""
 
     rank: Rank
@@ -102,7 +107,7 @@ class OutputSaid(Message):
     lines: list[str]
 
 
-class NeedNodes(Message):
+class NeedNodes(Message, frozen=True, kw_only=True):
     """To the lab: have the operator bring machines until `wanted` agents live."""
 
     wanted: int
@@ -112,23 +117,23 @@ class NeedNodes(Message):
 # -- a command and the lab -------------------------------------------------------------------------
 
 
-class StopRun(Message):
+class StopRun(Message, frozen=True, kw_only=True):
     """To the lab: end the run under way."""
 
 
-class InjectFailure(Message):
+class InjectFailure(Message, frozen=True, kw_only=True):
     """To the lab: make this failure happen; `failure` is `Failure.to_json`'s."""
 
     failure: dict[str, JsonValue]
 
 
-class Done(Message):
+class Done(Message, frozen=True, kw_only=True):
     """From the lab: what was done, in words."""
 
     text: str
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """An error on its way to another process; `raise_again` raises it there as its own type."""
 
     error: str
@@ -202,27 +207,27 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 # -- root agent to agent ---------------------------------------------------------------------------
 
 
-class RootOrder(Message):
+class RootOrder(Message, frozen=True, kw_only=True):
     """What only the root agent of this epoch, or of a later one, may say."""
 
     epoch: Epoch
 
 
-class Fence(RootOrder):
+class Fence(RootOrder, frozen=True, kw_only=True):
     """End all workers; what belongs to older epochs counts no more."""
 
 
-class TakeInventory(RootOrder):
+class TakeInventory(RootOrder, frozen=True, kw_only=True):
     """Say which copies are whole in memory and, given a URL, which versions the tier has."""
 
     persistent_url: str | None = None
 
 
-class HoldPort(RootOrder):
+class HoldPort(RootOrder, frozen=True, kw_only=True):
     """Hold a port for the job's rendezvous."""
 
 
-class StartWorkers(RootOrder):
+class StartWorkers(RootOrder, frozen=True, kw_only=True):
     """Start the workers of your position."""
 
     order: JobOrder
@@ -232,14 +237,14 @@ class StartWorkers(RootOrder):
     fingerprint: str | None
 
 
-class Persist(RootOrder):
+class Persist(RootOrder, frozen=True, kw_only=True):
     """Write your own shards of a version to the persistent tier when it is whole."""
 
     version: int
     url: str
 
 
-class Commit(RootOrder):
+class Commit(RootOrder, frozen=True, kw_only=True):
     """Write the manifest: every member has written its shards."""
 
     version: int
@@ -249,21 +254,21 @@ class Commit(RootOrder):
     meta: VersionMeta
 
 
-class Release(RootOrder):
+class Release(RootOrder, frozen=True, kw_only=True):
     """The run is over: end its workers, and give its memory back."""
 
 
 # -- agent to root agent ---------------------------------------------------------------------------
 
 
-class Joined(Message):
+class Joined(Message, frozen=True, kw_only=True):
     """The first word to a new root: the newest epoch seen, and the state of each worker."""
 
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
 
 
-class Fenced(Message):
+class Fenced(Message, frozen=True, kw_only=True):
     """No worker of an older epoch is left."""
 
     epoch: Epoch
@@ -284,7 +289,7 @@ class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
 
 
-class Inventory(Message):
+class Inventory(Message, frozen=True, kw_only=True):
     """What a node's memory holds; `persistent` is `None` where the tier was not asked for."""
 
     epoch: Epoch
@@ -293,14 +298,14 @@ class Inventory(Message):
     persistent: list[int] | None = None
 
 
-class PortHeld(Message):
+class PortHeld(Message, frozen=True, kw_only=True):
     """The address of the rendezvous."""
 
     epoch: Epoch
     address: str
 
 
-class Persisted(Message):
+class Persisted(Message, frozen=True, kw_only=True):
     """This node's own shards of a version are written."""
 
     epoch: Epoch
@@ -308,7 +313,7 @@ class Persisted(Message):
     records: list[ShardRecord]
 
 
-class PersistFailed(Message):
+class PersistFailed(Message, frozen=True, kw_only=True):
     """They, or the manifest, could not be written."""
 
     epoch: Epoch
@@ -316,7 +321,7 @@ class PersistFailed(Message):
     reason: str
 
 
-class Committed(Message):
+class Committed(Message, frozen=True, kw_only=True):
     """The version exists in the persistent tier."""
 
     epoch: Epoch
@@ -324,14 +329,14 @@ class Committed(Message):
     size_bytes: int
 
 
-class ScriptError(Message):
+class ScriptError(Message, frozen=True, kw_only=True):
     """The exception with which a worker's script ended."""
 
     error: str
     text: str
 
 
-class WorkerExited(Message):
+class WorkerExited(Message, frozen=True, kw_only=True):
     """A worker ended before its script had finished.
 
     Attributes:
@@ -350,30 +355,30 @@ class WorkerExited(Message):
 # -- agent and warm parent -------------------------------------------------------------------------
 
 
-class Fork(Message):
+class Fork(Message, frozen=True, kw_only=True):
     """To the warm parent: fork a worker; its socket and output pipe come along."""
 
     start: WorkerStart
 
 
-class Listen(Message):
+class Listen(Message, frozen=True, kw_only=True):
     """To the warm parent: hold a free port of `host`; the next worker listens there."""
 
     epoch: Epoch
     host: str
 
 
-class Kill(Message):
+class Kill(Message, frozen=True, kw_only=True):
     """To the warm parent: kill all workers."""
 
     epoch: Epoch
 
 
-class ParentReady(Message):
+class ParentReady(Message, frozen=True, kw_only=True):
     """The warm parent has imported everything."""
 
 
-class Forked(Message):
+class Forked(Message, frozen=True, kw_only=True):
     """A worker runs."""
 
     pid: int
@@ -381,7 +386,7 @@ class Forked(Message):
     epoch: Epoch
 
 
-class Reaped(Message):
+class Reaped(Message, frozen=True, kw_only=True):
     """A worker ended."""
 
     pid: int
@@ -390,13 +395,13 @@ class Reaped(Message):
     code: int
 
 
-class Killed(Message):
+class Killed(Message, frozen=True, kw_only=True):
     """No worker is left."""
 
     epoch: Epoch
 
 
-class Listening(Message):
+class Listening(Message, frozen=True, kw_only=True):
     """The port that is held."""
 
     epoch: Epoch
@@ -413,7 +418,7 @@ class SlotWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload_bytes: int
 
 
-class SlabRequest(Message):
+class SlabRequest(Message, frozen=True, kw_only=True):
     """To the agent: give me the descriptor of my slab, made if it is not there yet.
 
     Attributes:
@@ -427,11 +432,11 @@ class SlabRequest(Message):
     layout: ShardLayout
 
 
-class SlabGiven(Message):
+class SlabGiven(Message, frozen=True, kw_only=True):
     """To the worker: the descriptor comes along."""
 
 
-class RestoreFailed(Message):
+class RestoreFailed(Message, frozen=True, kw_only=True):
     """A copy could not be used: plan without it. `holder` is `None` for the persistent tier."""
 
     rank: Rank
@@ -442,7 +447,7 @@ class RestoreFailed(Message):
     reason: str
 
 
-class ScriptFinished(Message):
+class ScriptFinished(Message, frozen=True, kw_only=True):
     """A worker's script has ended as it should."""
 
     rank: Rank
@@ -480,7 +485,7 @@ MESSAGES: Mapping[str, type[Message]] = {
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(
-    Union[tuple(MESSAGES.values())]  # type: ignore[arg-type]  # noqa: UP007 - made at run time
+    Union[tuple(MESSAGES.values())]  # noqa: UP007 - made at run time
 )
 
 

@@ -4,10 +4,11 @@ All plain data: `RootAgent.handle` takes a happening and returns instructions.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from gemini_lab.log.events import AnyEvent
 from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.seats import Seats
@@ -94,8 +95,7 @@ class Send:
 class Emit:
     """Say an event."""
 
-    kind: str
-    data: dict[str, Any]
+    event: AnyEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +185,11 @@ class RootState:
     def ranks(self) -> range:
         """All ranks of the job."""
         return self.seats.ranks
+
+    @property
+    def recovery(self) -> int:
+        """The number of the recovery under way; 0 is the first start."""
+        return self.recoveries if self.trouble is not None else 0
 
     def read_settings(self) -> Settings:
         """The workers' settings; before `protect` told them, what the launcher was told."""
