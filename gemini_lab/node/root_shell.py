@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from gemini_lab.errors import LaunchError
+from gemini_lab.log.events import AnyEvent, LinkCut, RootElected
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.recovery.protocol import (
@@ -55,7 +56,7 @@ class RootShell:
         membership: Membership,
         record: RootRecord,
         token: str,
-        emit: Callable[[str, dict[str, Any]], None],
+        emit: Callable[[AnyEvent], None],
         request_nodes: Callable[[int, str], None],
     ) -> None:
         self.record = record
@@ -79,7 +80,7 @@ class RootShell:
             )
             self._job_id = state.job["id"] if state.job else None
             self._root = RootAgent(state=state, at_s=time.time())
-            self._emit("root_elected", {"name": self.record.name, "term": self.record.term})
+            self._emit(RootElected(name=self.record.name, term=self.record.term))
             for joined in await self._connect_all(node_addresses(items)):
                 self._root.living[joined.node] = joined
             await self._carry_out(self._root.take_over(time.time()))
@@ -140,7 +141,7 @@ class RootShell:
                     if channel is not None:
                         channel.send(instruction.message)
                 case Emit():
-                    self._emit(instruction.kind, instruction.data)
+                    self._emit(instruction.event)
                 case RequestNodes():
                     self._request_nodes(instruction.wanted, instruction.reason)
                 case HangUp():
@@ -196,7 +197,7 @@ class RootShell:
         self._drop(node)
         noticed_s = time.time()
         if (joined := await self._link(node, address)) is not None:
-            self._emit("link_cut", {"peer": node})
+            self._emit(LinkCut(peer=node))
             self._happenings.put_nowait(joined)
         else:
             self._happenings.put_nowait(NodeLost(at_s=noticed_s, node=node, cause="connection"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from gemini_lab.log.events import AnyEvent
 from gemini_lab.settings import Settings
 
 Phase = Literal[
@@ -90,8 +91,7 @@ class Send:
 class Emit:
     """Say an event."""
 
-    kind: str
-    data: dict[str, Any]
+    event: AnyEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from gemini_lab.log import events
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
 from gemini_lab.recovery.progress import Progress
@@ -41,6 +42,7 @@ from gemini_lab.recovery.protocol import (
     in_order,
 )
 from gemini_lab.recovery.saver import Saver
+from gemini_lab.recovery.told import planned
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
@@ -96,7 +98,7 @@ class RootAgent:
             return []
         lost = [node for node in self.state.members if node is not None and node not in self.living]
         if lost:
-            gone = [Emit(kind="node_lost", data={"name": n, "cause": "connection"}) for n in lost]
+            gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING:
             return list(self._begin(at_s, cause="root_lost", lost=[]))
@@ -116,7 +118,7 @@ class RootAgent:
         if was_known:
             yield from self._on_relinked(joined)
             return
-        yield Emit(kind="node_joined", data={"name": joined.node})
+        yield Emit(event=events.NodeJoined(name=joined.node))
         if self.state.phase == "waiting":
             yield from self._decide(joined.at_s)
         elif self.state.phase in {"fencing", "inventory"}:
@@ -137,7 +139,7 @@ class RootAgent:
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
         if self.living.pop(lost.node, None) is None:
             return
-        yield Emit(kind="node_lost", data={"name": lost.node, "cause": lost.cause})
+        yield Emit(event=events.NodeLost(name=lost.node, cause=lost.cause))
         if lost.node in self.state.members and self.state.phase in ACTIVE:
             yield from self._begin(lost.at_s, cause="node_lost", lost=[lost.node])
         elif self.state.phase in {"fencing", "inventory"}:
@@ -193,10 +195,15 @@ class RootAgent:
             recovery = {"cause": cause, "lost": list(lost), "at_s": at_s}
             state = replace(state, recoveries=state.recoveries + 1)
             yield Emit(
-                kind="recovery_started",
-                data={"recovery": state.recoveries, "cause": cause, "lost": list(lost),
-                      "failed_at_s": at_s, "iteration": state.iteration},
-            )  # fmt: skip
+                event=events.RecoveryStarted(
+                    recovery=state.recoveries,
+                    epoch=state.epoch + 1,
+                    cause=cause,
+                    lost=tuple(lost),
+                    failed_at_s=at_s,
+                    iteration=state.iteration,
+                )
+            )
         elif recovery is not None:
             recovery = {**recovery, "lost": [*recovery["lost"], *lost]}
         self.state = replace(state, epoch=state.epoch + 1, recovery=recovery)
@@ -225,10 +232,14 @@ class RootAgent:
     def _step(self, name: str, end_s: float) -> Emit:
         names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
         return Emit(
-            kind="recovery_step",
-            data={"recovery": self._number(), "epoch": self.state.epoch,
-                  "step": names.get(name, name), "start_s": self._entered_s, "end_s": end_s},
-        )  # fmt: skip
+            event=events.RecoveryStep(
+                recovery=self._number(),
+                epoch=self.state.epoch,
+                step=names.get(name, name),
+                start_s=self._entered_s,
+                end_s=end_s,
+            )
+        )
 
     def _number(self) -> int:
         """The recovery under way; 0 is the first start."""
@@ -282,17 +293,17 @@ class RootAgent:
             if self.state.phase != "waiting":
                 yield from self._enter("waiting", at_s)
             yield Emit(
-                kind="recovery_waiting",
-                data={"recovery": self._number(), "epoch": self.state.epoch,
-                      "missing": list(plan.missing), "standbys": spares},
-            )  # fmt: skip
+                event=events.RecoveryWaiting(
+                    recovery=self._number(),
+                    epoch=self.state.epoch,
+                    missing=plan.missing,
+                    standbys=tuple(spares),
+                )
+            )
             yield from self._ask_for_nodes(f"positions {list(plan.missing)} have no machine")
             return
         yield from self._enter("rendezvous", at_s)
-        yield Emit(
-            kind="recovery_planned",
-            data={"recovery": self._number(), "epoch": self.state.epoch, **plan.to_json()},
-        )
+        yield Emit(event=planned(plan, recovery=self._number(), epoch=self.state.epoch))
         ready = [node for node in plan.members if node in before]  # a new machine still imports
         host = (ready or plan.members)[0]
         yield Send(to=str(host), message={"op": "rendezvous", "epoch": self.state.epoch})
@@ -323,10 +334,16 @@ class RootAgent:
         for node, answer in self._inventory.items():
             for shard, version, chunk in answer["damaged"]:
                 yield Emit(
-                    kind="replica_rejected",
-                    data={"recovery": self._number(), "epoch": self.state.epoch, "shard": shard,
-                          "version": version, "holder": node, "chunk": chunk},
-                )  # fmt: skip
+                    event=events.ReplicaRejected(
+                        recovery=self._number(),
+                        epoch=self.state.epoch,
+                        shard=shard,
+                        version=version,
+                        holder=node,
+                        chunk=chunk,
+                        reason=f"chunk {chunk} failed its checksum",
+                    )
+                )
 
     def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
         assert self._plan is not None
@@ -389,11 +406,15 @@ class RootAgent:
         if recovery is not None:
             version = self._plan.version or 0
             yield Emit(
-                kind="recovery_finished",
-                data={"recovery": number, "epoch": self.state.epoch, "version": version,
-                      "iteration": iteration, "duration_s": at_s - recovery["at_s"],
-                      "lost_iterations": max(0, reached - version)},
-            )  # fmt: skip
+                event=events.RecoveryFinished(
+                    recovery=number,
+                    epoch=self.state.epoch,
+                    version=version,
+                    iteration=iteration,
+                    duration_s=at_s - recovery["at_s"],
+                    lost_iterations=max(0, reached - version),
+                )
+            )
 
     def _on_exit(self, at_s: float, node: str, message: dict[str, Any]) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"} or message["rank"] in self._finished:
@@ -403,10 +424,12 @@ class RootAgent:
         error = message.get("error") or {}
         is_final = error.get("type") in FINAL_ERRORS
         if is_final or attempts >= (MAX_ATTEMPTS if message["code"] > 0 else MAX_KILLS):
-            told = f"{error['type']}: {error['text']}" if is_final else message["output"]
+            output = message["output"].splitlines()
+            last = next((line.strip() for line in reversed(output) if line.strip()), "no output")
+            told = f"{error['type']}: {error['text']}" if is_final else last
             times = "" if is_final else f" (failure {attempts} without a new iteration)"
             where = f"rank {message['rank']} on {node}, exit status {message['code']}{times}"
-            yield from self._fail(at_s, f"{where}: {told}")
+            yield from self._fail(at_s, f"{where}: {told}", output=output)
             return
         yield from self._begin(at_s, cause="worker_exited", lost=[])
 
@@ -415,20 +438,28 @@ class RootAgent:
         failures = dict(self.state.restore_failures)
         failures[str(version)] = failures.get(str(version), 0) + 1
         yield Emit(
-            kind="replica_rejected",
-            data={"recovery": self._number(), "epoch": self.state.epoch, "shard": shard,
-                  "version": version, "holder": holder, "reason": message["reason"]},
-        )  # fmt: skip
+            event=events.ReplicaRejected(
+                recovery=self._number(),
+                epoch=self.state.epoch,
+                shard=shard,
+                version=version,
+                holder=holder,
+                reason=message["reason"],
+            )
+        )
         bad_copies, rejected = self.state.bad_copies, self.state.rejected
         if holder is not None:
             bad_copies = (*bad_copies, (shard, version, holder))
         if failures[str(version)] >= MAX_RESTORE_FAILURES and version not in rejected:
             rejected = (*rejected, version)
             yield Emit(
-                kind="version_rejected",
-                data={"recovery": self._number(), "epoch": self.state.epoch, "version": version,
-                      "reason": f"it failed to load {failures[str(version)]} times"},
-            )  # fmt: skip
+                event=events.VersionRejected(
+                    recovery=self._number(),
+                    epoch=self.state.epoch,
+                    version=version,
+                    reason=f"it failed to load {failures[str(version)]} times",
+                )
+            )
         self.state = replace(
             self.state, restore_failures=failures, bad_copies=bad_copies, rejected=rejected
         )
@@ -463,8 +494,9 @@ class RootAgent:
             return
         for rank, silent_s in hung.items():
             yield Emit(
-                kind="worker_hung",
-                data={"rank": rank, "silent_s": silent_s, "deadline_s": limit_s},
+                event=events.WorkerHung(
+                    rank=rank, epoch=self.state.epoch, silent_s=silent_s, deadline_s=limit_s
+                )
             )
         self.state = replace(self.state, attempts=self.state.attempts + 1)
         if self.state.attempts >= MAX_ATTEMPTS:
@@ -503,13 +535,15 @@ class RootAgent:
     def _done(self, at_s: float) -> Iterator[Instruction]:
         yield from self._enter("done", at_s)
         yield from self._release()
-        yield Emit(kind="run_finished", data={"iteration": self._saver.complete})
+        yield Emit(event=events.RunFinished(iteration=self._saver.complete))
 
-    def _fail(self, at_s: float, reason: str) -> Iterator[Instruction]:
+    def _fail(
+        self, at_s: float, reason: str, *, output: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
         self.state = replace(self.state, epoch=self.state.epoch + 1)
         yield from self._enter("failed", at_s)
         yield from self._release()
-        yield Emit(kind="run_failed", data={"reason": reason})
+        yield Emit(event=events.RunFailed(reason=reason, output=tuple(output)))
 
     def _release(self) -> Iterator[Instruction]:
         for node in self.living:
@@ -536,5 +570,5 @@ class RootAgent:
     def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
         wanted = self.state.the_job["nodes"] + self.state.the_job["standbys"]
         if len(self.living) < wanted:
-            yield Emit(kind="node_requested", data={"reason": reason})
+            yield Emit(event=events.NodeRequested(reason=reason))
             yield RequestNodes(wanted=wanted, reason=reason)

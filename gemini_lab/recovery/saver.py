@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from gemini_lab.log import events
 from gemini_lab.recovery.protocol import Emit, Instruction, RunState, Send
 
 
@@ -53,9 +54,7 @@ class Saver:
         """Have every member write its shards of a version that is whole, or about to be."""
         settings = state.read_settings()
         self.version, self._last_s, self._records = version, at_s, {}
-        yield Emit(
-            kind="persist_started", data={"version": version, "url": settings.persistent_url}
-        )
+        yield Emit(event=events.PersistStarted(version=version, url=str(settings.persistent_url)))
         for node in dict.fromkeys(state.members):
             yield Send(
                 to=str(node),
@@ -72,11 +71,13 @@ class Saver:
                 yield from self.give_up(message["reason"], state=state)
             case "committed":
                 yield Emit(
-                    kind="persist_finished",
-                    data={"version": self.version, "url": state.read_settings().persistent_url,
-                          "size_bytes": message["size_bytes"],
-                          "duration_s": at_s - self._last_s},
-                )  # fmt: skip
+                    event=events.PersistFinished(
+                        version=message["version"],
+                        url=str(state.read_settings().persistent_url),
+                        size_bytes=message["size_bytes"],
+                        duration_s=at_s - self._last_s,
+                    )
+                )
                 self._last_version = message["version"]
                 self.cancel()
             case "persisted":
@@ -86,10 +87,10 @@ class Saver:
 
     def give_up(self, reason: str, *, state: RunState) -> Iterator[Instruction]:
         """The version on its way does not arrive; training goes on."""
-        url = state.read_settings().persistent_url
-        yield Emit(
-            kind="persist_failed", data={"version": self.version, "url": url, "reason": reason}
-        )
+        if self.version is None:
+            return
+        url = str(state.read_settings().persistent_url)
+        yield Emit(event=events.PersistFailed(version=self.version, url=url, reason=reason))
         self.cancel()
 
     def cancel(self) -> None:
