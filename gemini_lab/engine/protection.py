@@ -11,6 +11,7 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.errors import ConfigError, GeminiError, IntegrityError
+from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -143,7 +144,7 @@ class LiveProtection(Protected):
             self._values.update(numbers)
         else:  # after the step: said again, with the values
             self._last = {**self._last, "values": {**self._last["values"], **numbers}}
-            self._session.emit("iteration", **self._last)
+            self._session.emit(events.Iteration(**self._last))
 
     def finish(self) -> None:
         """Wait until the last version is whole everywhere."""
@@ -183,7 +184,7 @@ class LiveProtection(Protected):
         self._values = {}
         self._is_computing = False
         self._began = now
-        self._session.emit("iteration", **self._last)
+        self._session.emit(events.Iteration(**self._last))
         if self._traffic.is_due(self._state.version):
             self._send_version()
 
@@ -237,9 +238,13 @@ class LiveProtection(Protected):
                 "script as it was, or start a new run"
             )
         self._session.emit(
-            "protected", shard_bytes=layout.payload_bytes, fingerprint=layout.fingerprint,
-            settings=self._settings.to_json(), placement=self._placement.to_json(),
-        )  # fmt: skip
+            events.Protected(
+                shard_bytes=layout.payload_bytes,
+                fingerprint=layout.fingerprint,
+                settings=self._settings,
+                placement=self._placement,
+            )
+        )
         return Slab.attach(fd)
 
     # -- after a failure -----------------------------------------------------------------------
@@ -260,7 +265,7 @@ class LiveProtection(Protected):
         else:
             receipt |= self._move_copies(plan)
         receipt |= self._load(plan.version, receipt)
-        self._session.emit("shard_restored", shard=self._rank, version=plan.version, **receipt)
+        self._session.emit(events.ShardRestored(shard=self._rank, version=plan.version, **receipt))
         return self._state.version
 
     def _move_copies(self, plan: RecoveryPlan) -> dict[str, Any]:
@@ -316,7 +321,7 @@ class LiveProtection(Protected):
         except IntegrityError as error:
             self._give_up(self._rank, version, self._node(self._rank), error)
         if self._last:
-            self._session.emit("iteration", **{**self._last, "restored": True})
+            self._session.emit(events.Iteration(**self._last, restored=True))
         return {
             "size_bytes": copy.info.payload_bytes, "verified": True,
             "verify_s": receipt["verify_s"] + verified - started,
