@@ -24,7 +24,8 @@ from gemini_lab.lab.run import CONTROL_FILE, Run
 from gemini_lab.launch.etcd import EmbeddedEtcd
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator, Operator
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry, entry_of
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.placement import plan_placement
@@ -160,12 +161,31 @@ class Lab:
         }  # fmt: skip
         self._write_control(run)
         run.take(
-            self._event(
-                "lab_started", nodes=self.nodes, standbys=self.standbys, root=self.root,
-                names=sorted(self._members), etcd=list(self._store.address.endpoints),
+            _said(
+                events.LabStarted(
+                    nodes=self.nodes,
+                    standbys=self.standbys,
+                    root=self.root,
+                    names=tuple(sorted(self._members)),
+                    etcd=tuple(self._store.address.endpoints),
+                )
             )
-        )  # fmt: skip
-        run.take(self._event("run_started", **record))
+        )
+        run.take(
+            _said(
+                events.RunStarted(
+                    name=job.title,
+                    script=job.script,
+                    args=tuple(job.args),
+                    module=job.module,
+                    nodes=self.nodes,
+                    standbys=self.standbys,
+                    workers_per_node=self.workers_per_node,
+                    racks=self._racks and tuple(self._racks[: self.nodes]),
+                    settings=settings,
+                )
+            )
+        )
         self.run = run
         patiently(lambda: self._store.put("job", json.dumps(record)))
         return run
@@ -189,7 +209,7 @@ class Lab:
         given = {"scheme": "gemini", "persistent_url": None, "name": name, **settings}
         run = self.train(job, **given)
         made = threading.Event()
-        run.watch(lambda event: made.set() if event.kind == "profiled" else None)
+        run.watch(lambda entry: made.set() if isinstance(entry.event, events.Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):
             pass
         run.stop()
@@ -257,10 +277,10 @@ class Lab:
         self._is_closed = True
         atexit.unregister(self.close)
         if self.run is not None and not self.run.is_over:
-            self.run.take(self._event("run_failed", reason="the lab was closed"))
+            self.run.take(_said(events.RunFailed(reason="the lab was closed")))
         self._undo.close()
         if self.run is not None:
-            self.run.take(self._event("lab_closed"))
+            self.run.take(_said(events.LabClosed()))
             self.run.close()
         if self._dashboard is not None:
             self._dashboard.close()
@@ -368,7 +388,7 @@ class Lab:
     async def _listen(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
             if message["op"] == "event":
-                await self._take(message)
+                await self._take(entry_of(message["entry"]))
             elif message["op"] == "output" and self.run is not None:
                 self.run.take_output(message["rank"], message["lines"])
             elif message["op"] == "need_nodes":
@@ -376,30 +396,28 @@ class Lab:
         self._members.pop(name, None)
         self.ready.discard(name)
 
-    async def _take(self, message: dict[str, Any]) -> None:
-        event = Event(
-            kind=message["kind"], at_s=message["at_s"], node=message["node"], data=message["data"]
-        )
-        if event.kind == "root_elected":
-            self.root = event.data["name"]
-        elif event.kind == "node_ready":
-            self.ready.add(event.data["name"])
-        elif event.kind == "node_lost":
-            self._silent.add(event.data["name"])
-        elif event.kind == "node_joined":
-            self._silent.discard(event.data["name"])
+    async def _take(self, entry: Entry) -> None:
+        match entry.event:
+            case events.RootElected(name=name):
+                self.root = name
+            case events.NodeReady(name=name):
+                self.ready.add(name)
+            case events.NodeLost(name=name):
+                self._silent.add(name)
+            case events.NodeJoined(name=name):
+                self._silent.discard(name)
         run = self.run
         if run is None:
             return
-        if event.kind in {"run_finished", "run_failed"}:
-            self._spawn(self._finish(run, event))
+        if isinstance(entry.event, events.RunFinished | events.RunFailed):
+            self._spawn(self._finish(run, entry))
         else:
-            run.take(event)
+            run.take(entry)
 
-    async def _finish(self, run: Run, event: Event) -> None:
+    async def _finish(self, run: Run, entry: Entry) -> None:
         """Close a run when what was said before its end has arrived from every node."""
         await asyncio.sleep(0.3)
-        run.take(event)
+        run.take(entry)
 
     async def _bring(self, wanted: int) -> None:
         """Ask the operator for the machines that are missing and not already on their way."""
@@ -411,7 +429,7 @@ class Lab:
             await self._connect(await asyncio.to_thread(self._operator.bring, count))
         except (CapacityError, LaunchError) as error:
             if self.run is not None:
-                self.run.take(self._event("note", text=f"no new node: {error}"))
+                self.run.take(_said(events.Note(text=f"no new node: {error}")))
         finally:
             self._bringing -= count
 
@@ -454,14 +472,16 @@ class Lab:
     def _cancel(self, number: int) -> None:
         patiently(lambda: self._store.put("cancel", str(number)))
 
-    def _event(self, kind: str, **data: Any) -> Event:
-        return Event(kind=kind, at_s=time.time(), node="lab", data=data)
-
     def _spawn(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _await(self, work: Any, *, timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+def _said(event: events.AnyEvent) -> Entry:
+    """An event of the lab itself, now."""
+    return Entry(at_s=time.time(), node="lab", event=event)
 
 
 def _check(
