@@ -14,9 +14,9 @@ from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.pages import save_log
+from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Note
-from gemini_lab.log.file import LOG_FILE, EventLog, read_events
+from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 
 if TYPE_CHECKING:
     from gemini_lab.report import RunReport
@@ -134,10 +134,10 @@ class Run:
             self._obey(order)
         return given
 
-    def events(self, *kinds: str) -> list[Event]:
+    def events(self, *kinds: str) -> list[Entry]:
         """What the log says so far, in order of arrival: all of it, or only these kinds."""
-        said = read_events(self.folder / LOG_FILE)
-        return [event for event in said if not kinds or event.kind in kinds]
+        said = read_log(self.folder / LOG_FILE)
+        return [entry for entry in said if not kinds or entry.kind in kinds]
 
     def report(self) -> "RunReport":
         """What the run did so far, from its log."""
@@ -192,14 +192,14 @@ class Run:
     # -- for the lab ---------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Add an event to the log."""
+        """Add an entry to the log."""
         with self._lock:
-            if not self.is_over or entry.kind == "lab_closed":
+            if not self.is_over or isinstance(entry.event, events.LabClosed):
                 self._log.append(entry)
         self._follow(entry)
         for watcher in self._watchers:
             watcher(entry)
-        if entry.kind == "iteration":
+        if isinstance(entry.event, events.Iteration):
             self.strike()
 
     def take_output(self, rank: int, lines: list[str]) -> None:
@@ -222,7 +222,7 @@ class Run:
                 self.inject(failure)
             except ConfigError as error:
                 text = f"{failure} did not happen: {error}"
-                self.take(Entry(at_s=time.time(), node="lab", event=Note(text=text)))
+                self.take(Entry(at_s=time.time(), node="lab", event=events.Note(text=text)))
 
     def close(self) -> None:
         """Close the log."""
@@ -242,26 +242,30 @@ class Run:
             standbys=[node for node in living if node not in self.members],
         )  # fmt: skip
 
-    def _follow(self, event: Event) -> None:
-        data = event.data
-        match event.kind:
-            case "iteration" if not data.get("restored"):
+    def _follow(self, entry: Entry) -> None:
+        match entry.event:
+            case events.Iteration(restored=False) as done:
                 self._training_since_s = self._training_since_s or time.monotonic()
-                self._by_rank[data["rank"]] = data["iteration"]
+                self._by_rank[done.rank] = done.iteration
                 if len(self._by_rank) == len(self.members) * self._workers_per_node:
                     self.iteration = min(self._by_rank.values())
                     self.phase = "training"
-            case "root_elected":
-                self.root = data["name"]
-            case "recovery_planned":
-                self.members = list(data["members"])
+            case events.RootElected(name=name):
+                self.root = name
+            case events.RecoveryPlanned(members=members):
+                self.members = [str(node) for node in members]
                 self._by_rank = {}
-            case "recovery_started":
+            case events.RecoveryStarted():
                 self.phase = "recovering"
-            case "recovery_waiting":
+            case events.RecoveryWaiting():
                 self.phase = "waiting"
-            case "run_failed" | "run_finished":
-                self.failure = data.get("reason")
-                self.phase = "over"
-                (self.folder / CONTROL_FILE).unlink(missing_ok=True)
-                self._over.set()
+            case events.RunFailed(reason=reason):
+                self.failure = reason
+                self._end()
+            case events.RunFinished():
+                self._end()
+
+    def _end(self) -> None:
+        self.phase = "over"
+        (self.folder / CONTROL_FILE).unlink(missing_ok=True)
+        self._over.set()

@@ -23,7 +23,7 @@ from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import OfWorker
+from gemini_lab.log.events import OfWorker, SettingValue
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -168,7 +168,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     number: int
     job: Job
     seats: Seats
-    settings: dict[str, JsonValue] = {}
+    settings: dict[str, SettingValue] = {}
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

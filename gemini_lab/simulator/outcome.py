@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
 from gemini_lab.shown import Shown
 from gemini_lab.simulator.policy import Policy
 
@@ -52,7 +52,7 @@ class Outcome(Shown):
             rejoin.
         failures: Failures that struck a machine in use.
         recoveries: In order.
-        events: The run as events, if they were asked for.
+        events: The run as its log would have it, if that was asked for.
     """
 
     policy: Policy
@@ -63,7 +63,7 @@ class Outcome(Shown):
     down_s: dict[str, float]
     failures: int
     recoveries: tuple[Recovery, ...]
-    events: tuple[Event, ...] = ()
+    events: tuple[Entry, ...] = ()
 
     def __repr__(self) -> str:
         tiers = ", ".join(f"{count} {tier}" for tier, count in sorted(self.by_tier.items()))

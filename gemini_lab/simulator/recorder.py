@@ -1,125 +1,180 @@
 """A simulated run told in the events of a real one, so that every report and dashboard reads it."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.told import planned
 from gemini_lab.simulator.outcome import Recovery
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.progress import Segment
 from gemini_lab.simulator.workload import Workload
 
+STORE: Final = "simulated://store"
+
 
 class Recorder:
-    """Keeps the events of one run; times are seconds since its start.
+    """Keeps the entries of one run; times are seconds since its start.
 
     A node's GPUs count as one worker with the node's shard. Iterations are told by rank 0, which
-    speaks for all: in a simulation they are alike.
+    speaks for all: in a simulation they are alike. A recovery's number is its workers' epoch too.
     """
 
     def __init__(self, workload: Workload, policy: Policy, placement: Placement) -> None:
         self.workload = workload
         self.recovery = 0
-        self.events: list[Event] = []
+        self.entries: list[Entry] = []
         for position in range(workload.nodes + workload.standbys):
-            standby = position >= workload.nodes
-            self.say("node_joined", 0.0, {"name": f"node-{position}", "standby": standby})
-        self.say(
-            "run_started",
-            0.0,
-            {
-                "name": f"simulated: {policy.name}",
-                "script": None,
-                "nodes": workload.nodes,
-                "workers_per_node": 1,
-                "placement": placement.to_json(),
-                "settings": {
-                    "simulated": True,
-                    "policy": policy.name,
-                    "source": policy.source,
-                    "assumptions": policy.assumptions,
-                    "replicas": policy.replicas,
-                    "gpus_per_node": workload.gpus_per_node,
-                },
-            },
+            self.say(0.0, events.NodeJoined(name=f"node-{position}"))
+        started = events.RunStarted(
+            name=f"simulated: {policy.name}",
+            script=None,
+            nodes=workload.nodes,
+            standbys=workload.standbys,
+            settings={"replicas": policy.replicas},
+            placement=placement,
+            simulated=events.Simulated(
+                policy=policy.name,
+                source=policy.source,
+                assumptions=policy.assumptions,
+                gpus_per_node=workload.gpus_per_node,
+            ),
         )
+        self.say(0.0, started)
 
-    def say(self, kind: str, at_s: float, data: dict[str, Any]) -> None:
-        """Keep one event; a recovery's carry its number."""
-        if kind.startswith("recovery_"):
-            if kind == "recovery_started":
-                self.recovery += 1
-            data = {"recovery": self.recovery, "epoch": self.recovery, **data}
-        self.events.append(Event(kind=kind, at_s=at_s, node="lab", data=data))
+    def say(self, at_s: float, event: events.AnyEvent) -> None:
+        """Keep one event."""
+        self.entries.append(Entry(at_s=at_s, node="lab", event=event))
 
     def training(self, segment: Segment, start_s: float, elapsed_s: float) -> None:
         """Tell the iterations of `segment`, and which versions became whole where."""
         before_s = 0.0
         for version in range(segment.version + 1, segment.newest_at(elapsed_s) + 1):
             reached_s = segment.reached_s(version)
-            waited_s = reached_s - before_s - self.workload.iteration_s
-            data = {
-                "rank": 0, "epoch": self.recovery, "iteration": version, "waited_s": waited_s,
-                "duration_s": reached_s - before_s, "values": {},
-            }  # fmt: skip
-            self.say("iteration", start_s + reached_s, data)
+            iteration = events.Iteration(
+                rank=0,
+                epoch=self.recovery,
+                iteration=version,
+                duration_s=reached_s - before_s,
+                waited_s=reached_s - before_s - self.workload.iteration_s,
+            )
+            self.say(start_s + reached_s, iteration)
             before_s = reached_s
         memory, store = segment.policy.memory, segment.policy.persistent
         if memory is not None:
-            sent_bytes = (segment.policy.replicas - 1) * self.workload.shard_bytes
-            data = {"rank": 0, "sent_bytes": sent_bytes, "local_s": 0.0}
-            self._whole("version_complete", segment, memory, (start_s, elapsed_s), data)
+            self._whole(segment, memory, (start_s, elapsed_s), self._complete)
         if store is not None:
-            data = {"url": "simulated://store", "size_bytes": self.workload.checkpoint_bytes}
-            self._whole("persist_finished", segment, store, (start_s, elapsed_s), data)
+            self._whole(segment, store, (start_s, elapsed_s), self._persisted)
 
     def _whole(
         self,
-        kind: str,
         segment: Segment,
         stream: Stream,
         time_s: tuple[float, float],
-        data: dict[str, Any],
+        tell: Callable[[int, Segment, Stream], events.AnyEvent],
     ) -> None:
         """Tell which versions of `stream` became whole in a segment (its start and its length)."""
         start_s, elapsed_s = time_s
         newest = segment.newest_whole(stream, elapsed_s)
         first = (segment.version // stream.every + 1) * stream.every
-        duration_s = stream.stall_s + stream.delay_s
         for version in range(first, (newest or 0) + 1, stream.every):
-            at_s = start_s + segment.reached_s(version) + duration_s
-            self.say(kind, at_s, {"version": version, "duration_s": duration_s, **data})
+            at_s = start_s + segment.reached_s(version) + _length_s(stream)
+            self.say(at_s, tell(version, segment, stream))
+
+    def _complete(self, version: int, segment: Segment, stream: Stream) -> events.AnyEvent:
+        return events.VersionComplete(
+            rank=0,
+            epoch=self.recovery,
+            version=version,
+            sent_bytes=(segment.policy.replicas - 1) * self.workload.shard_bytes,
+            local_s=0.0,
+            duration_s=_length_s(stream),
+            next_version=version + stream.every,
+        )
+
+    def _persisted(self, version: int, _: Segment, stream: Stream) -> events.AnyEvent:
+        return events.PersistFinished(
+            version=version,
+            url=STORE,
+            size_bytes=self.workload.checkpoint_bytes,
+            duration_s=_length_s(stream),
+        )
+
+    def failed(self, at_s: float, *, cause: str, lost: Sequence[str], reached: int) -> None:
+        """Tell that a recovery begins, after iteration `reached`."""
+        self.recovery += 1
+        started = events.RecoveryStarted(
+            recovery=self.recovery,
+            epoch=self.recovery,
+            cause=cause,
+            lost=tuple(lost),
+            failed_at_s=at_s,
+            iteration=reached,
+        )
+        self.say(at_s, started)
+
+    def step(self, name: str, start_s: float, end_s: float) -> None:
+        """Tell that a step of a recovery ended, or was interrupted."""
+        step = events.RecoveryStep(
+            recovery=self.recovery, epoch=self.recovery, step=name, start_s=start_s, end_s=end_s
+        )
+        self.say(end_s, step)
+
+    def waiting(self, at_s: float, missing: Sequence[int], standbys: Sequence[str]) -> None:
+        """Tell that positions have no machine."""
+        waiting = events.RecoveryWaiting(
+            recovery=self.recovery,
+            epoch=self.recovery,
+            missing=tuple(missing),
+            standbys=tuple(standbys),
+        )
+        self.say(at_s, waiting)
 
     def planned(self, at_s: float, plan: RecoveryPlan) -> None:
         """Tell what will be loaded from where."""
-        self.say("recovery_planned", at_s, plan.to_json())
+        self.say(at_s, planned(plan, recovery=self.recovery, epoch=self.recovery))
 
     def retrieved(self, at_s: float, plan: RecoveryPlan, retrieval_s: float) -> None:
         """Tell which shards came over a wire; one in the node's own memory takes no time."""
         for source in plan.sources:
-            if source.tier in {"local", "start"}:
+            if source.tier in {"local", "start"} or plan.version is None:
                 continue
-            data = {
-                "rank": source.shard, "shard": source.shard, "version": plan.version,
-                "tier": source.tier, "holder": source.holder,
-                "size_bytes": self.workload.shard_bytes, "verified": False,
-                "retrieve_s": retrieval_s, "verify_s": 0.0, "load_s": 0.0,
-                "recovery": self.recovery, "epoch": self.recovery,
-            }  # fmt: skip
-            self.say("shard_restored", at_s, data)
+            restored = events.ShardRestored(
+                rank=source.shard,
+                epoch=self.recovery,
+                shard=source.shard,
+                version=plan.version,
+                tier="peer" if source.tier == "peer" else "persistent",
+                holder=source.holder,
+                size_bytes=self.workload.shard_bytes,
+                verified=False,
+                retrieve_s=retrieval_s,
+                verify_s=0.0,
+                load_s=0.0,
+            )
+            self.say(at_s, restored)
 
     def recovered(self, at_s: float, recovery: Recovery, reached: int) -> None:
         """Tell that training runs again, after iteration `reached` had been done before."""
-        data = {
-            "version": recovery.version,
-            "iteration": recovery.version + 1,
-            "duration_s": recovery.duration_s,
-            "lost_iterations": max(0, reached - recovery.version),
-        }
-        self.say("recovery_finished", at_s, data)
+        finished = events.RecoveryFinished(
+            recovery=self.recovery,
+            epoch=self.recovery,
+            version=recovery.version,
+            iteration=recovery.version + 1,
+            duration_s=recovery.duration_s,
+            lost_iterations=max(0, reached - recovery.version),
+        )
+        self.say(at_s, finished)
 
-    def finish(self, at_s: float, iteration: int) -> tuple[Event, ...]:
-        """All events, in order of time."""
-        self.say("run_finished", at_s, {"iteration": iteration})
-        return tuple(sorted(self.events, key=lambda event: event.at_s))
+    def finish(self, at_s: float, iteration: int) -> tuple[Entry, ...]:
+        """All entries, in order of time."""
+        self.say(at_s, events.RunFinished(iteration=iteration))
+        return tuple(sorted(self.entries, key=lambda entry: entry.at_s))
+
+
+def _length_s(stream: Stream) -> float:
+    """How long a version takes to be whole."""
+    return stream.stall_s + stream.delay_s

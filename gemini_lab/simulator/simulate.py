@@ -8,11 +8,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import simpy
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeRequested
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
 from gemini_lab.simulator.failures import DAY_S, Outage
@@ -173,7 +173,7 @@ class _Run:
             name = self.members[position]
             assert name is not None
             self.dead.add(name)
-            self._say("node_lost", name=name, cause=cause)
+            self._say(NodeLost(name=name, cause=cause))
 
     def _alive(self, name: str | None) -> bool:
         return name is not None and name not in self.dead
@@ -219,9 +219,11 @@ class _Run:
     ) -> Generator[simpy.Event, None, int]:
         """From a failure until training can go on; gives the version to go on from."""
         failed_s = self.env.now
-        self._say(
-            "recovery_started", cause=outage.cause, lost=sorted(self.dead), failed_at_s=failed_s
-        )
+        if self.recorder:
+            reached = segment.newest_at(elapsed_s)
+            self.recorder.failed(
+                failed_s, cause=outage.cause, lost=sorted(self.dead), reached=reached
+            )
         while True:
             try:
                 plan, retrieval_s = yield from self._attempt()
@@ -256,7 +258,8 @@ class _Run:
             self.env.process(self._deliver())
         self.unordered = 0
         while plan.missing and not self._can_shrink(plan):
-            self._say("recovery_waiting", missing=list(plan.missing), standbys=self.standbys)
+            if self.recorder:
+                self.recorder.waiting(self.env.now, plan.missing, self.standbys)
             yield from self._step("reserve", self.arrival)
             plan = self._plan()
         self.members = list(plan.members)
@@ -281,7 +284,8 @@ class _Run:
             yield self.env.timeout(wait) if isinstance(wait, float | int) else wait
         finally:
             self.down_s[name] += self.env.now - start_s
-            self._say("recovery_step", step=name, start_s=start_s, end_s=self.env.now)
+            if self.recorder:
+                self.recorder.step(name, start_s, self.env.now)
 
     def _plan(self) -> RecoveryPlan:
         """What the real recovery planner makes of the copies that are left."""
@@ -316,12 +320,12 @@ class _Run:
 
     def _deliver(self) -> Steps:
         """A machine is ordered and comes."""
-        self._say("node_requested", reason="a machine was lost")
+        self._say(NodeRequested(reason="a machine was lost"))
         yield self.env.timeout(self.draw.uniform(*self.workload.replacement_s))
         name = f"node-{self.named}"
         self.named += 1
         self.standbys.append(name)
-        self._say("node_joined", name=name, standby=True)
+        self._say(NodeJoined(name=name))
         self.arrival.succeed()
         self.arrival = self.env.event()
         if self.segment is not None and None in self.members:
@@ -351,6 +355,6 @@ class _Run:
             return elapsed_s - segment.reached_s(version)
         return elapsed_s + replace(segment, version=version).reached_s(segment.version)
 
-    def _say(self, kind: str, **data: Any) -> None:
+    def _say(self, event: AnyEvent) -> None:
         if self.recorder:
-            self.recorder.say(kind, self.env.now, data)
+            self.recorder.say(self.env.now, event)

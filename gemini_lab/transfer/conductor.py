@@ -12,10 +12,10 @@ ranks know alike: version numbers, and the marks that the ranks exchanged with t
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Final, cast
 
 from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.log import events
 from gemini_lab.pipeliner.agreement import encode, mean_profile
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
@@ -67,7 +67,7 @@ class Conductor:
         sizes: Sequence[int],
         sends_to: Sequence[int],
         receives_from: Mapping[int, int],
-        emit: Callable[..., None],
+        emit: Callable[[events.AnyEvent], None],
         carry: Callable[[float], None] | None = None,
         empty: Callable[[float], None] | None = None,
         conditions: Sequence[str] = (),
@@ -113,7 +113,8 @@ class Conductor:
             if is_known or (not self._is_loaded and self._age > self._settles):
                 change = self._profiler.observe(record)
                 if isinstance(change, SequenceChange):
-                    self._emit("note", text=f"rank {self._group.rank}: {change.difference}")
+                    text = f"rank {self._group.rank}: {change.difference}"
+                    self._emit(events.Note(text=text))
         if not self._is_over and self._transfer.marks:
             self._decide(self._transfer.marks)
         self._is_loaded = version >= self.next_version
@@ -173,7 +174,7 @@ class Conductor:
 
     def _say(self, text: str) -> None:
         if self._group.rank == 0:
-            self._emit("note", text=text)
+            self._emit(events.Note(text=text))
 
     # -- the plan --------------------------------------------------------------------------------
 
@@ -197,9 +198,8 @@ class Conductor:
         self._seam.expect(agreed)
         if self._group.rank == 0:
             self._emit(
-                "profiled", profile=asdict(agreed), schedule=asdict(self.schedule),
-                calibration=calibration.to_json(),
-            )  # fmt: skip
+                events.Profiled(profile=agreed, schedule=self.schedule, calibration=calibration)
+            )
         for text in self.schedule.notes:
             self._say(text)
 

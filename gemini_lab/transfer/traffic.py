@@ -6,8 +6,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.profiler.observe import IterationRecord
+from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.transfer.clocks import DeviceClock, WallClock
 from gemini_lab.transfer.conductor import Conductor
@@ -48,7 +50,7 @@ class Traffic:
         link: LinkBucket | None,
         ranks_per_node: int,
         on_device: bool,
-        emit: Callable[..., None],
+        emit: Callable[[events.AnyEvent], None],
     ) -> None:
         self._scheme = settings.scheme
         self._emit = emit
@@ -92,7 +94,7 @@ class Traffic:
             if self._seam is not None:
                 self._seam.begin_iteration()
         if self._logs and self._seam is not None and self._seam.newest is not None:
-            self._emit("collectives", iteration=version, **_as_lists(self._seam.newest))
+            self._emit(_collectives(version, self._seam.newest))
         return is_due
 
     def send(self, job: Job) -> None:
@@ -127,16 +129,27 @@ class Traffic:
     def _say_complete(self, done: Done) -> None:
         for sent in done.sent:
             self._emit(
-                "transfer", version=done.version, span=sent.span, peer=sent.peer,
-                sent_bytes=sent.sent_bytes, start_s=sent.start_s, end_s=sent.end_s,
-            )  # fmt: skip
+                events.Transfer(
+                    version=done.version,
+                    span=sent.span,
+                    peer=sent.peer,
+                    sent_bytes=sent.sent_bytes,
+                    start_s=sent.start_s,
+                    end_s=sent.end_s,
+                )
+            )
         next_version = done.version + 1
         if self._conductor is not None:
             next_version = self._conductor.next_version
         self._emit(
-            "version_complete", version=done.version, sent_bytes=done.sent_bytes,
-            local_s=done.local_s, duration_s=done.duration_s, next_version=next_version,
-        )  # fmt: skip
+            events.VersionComplete(
+                version=done.version,
+                sent_bytes=done.sent_bytes,
+                local_s=done.local_s,
+                duration_s=done.duration_s,
+                next_version=next_version,
+            )
+        )
 
 
 def _lanes(settings: Settings, slab: Slab) -> Lanes:
@@ -147,16 +160,17 @@ def _lanes(settings: Settings, slab: Slab) -> Lanes:
     return CudaLanes(torch_distributed.new_group(backend="nccl") if is_sent else None)
 
 
-def _as_lists(record: IterationRecord) -> dict[str, Any]:
-    """An iteration's collectives as an event has them; it ended just now."""
+def _collectives(iteration: int, record: IterationRecord) -> events.Collectives:
+    """An iteration's collectives; it ended just now."""
     collectives = record.collectives
-    return {
-        "began_s": time.time() - record.iteration_s,
-        "names": [one.name for one in collectives],
-        "sizes_bytes": [one.size_bytes for one in collectives],
-        "starts_s": [round(one.start_s, 6) for one in collectives],
-        "ends_s": [round(one.end_s, 6) for one in collectives],
-    }
+    return events.Collectives(
+        iteration=iteration,
+        began_s=time.time() - record.iteration_s,
+        names=tuple(one.name for one in collectives),
+        sizes_bytes=tuple(one.size_bytes for one in collectives),
+        starts_s=tuple(round(one.start_s, 6) for one in collectives),
+        ends_s=tuple(round(one.end_s, 6) for one in collectives),
+    )
 
 
 def conditions_of(settings: Settings) -> tuple[str, ...]:
@@ -169,17 +183,19 @@ def conditions_of(settings: Settings) -> tuple[str, ...]:
     return tuple(found)
 
 
-def open_link(settings: Settings, spec: Mapping[str, Any], group: CheckpointGroup) -> Any:
+def open_link(settings: Settings, start: WorkerStart, group: CheckpointGroup) -> LinkBucket | None:
     """The emulated link of this worker's node, or `None`; every rank calls it.
 
     Args:
         settings: The job's.
-        spec: What the worker was told at its start.
+        start: What the worker was told at its start.
         group: All ranks.
     """
     if settings.link_bytes_per_s is None:
         return None
     return node_link(
-        job=spec["rendezvous"], node=spec["members"][spec["rank"] // spec["workers_per_node"]],
-        bytes_per_s=settings.link_bytes_per_s, barrier=group.barrier,
-    )  # fmt: skip
+        job=start.rendezvous,
+        node=start.seats.node_of(start.rank),
+        bytes_per_s=settings.link_bytes_per_s,
+        barrier=group.barrier,
+    )
