@@ -5,16 +5,14 @@ say: events are read and made as typed values only.
 """
 
 import msgspec
-import pytest
 
 from gemini_lab.log.emitters import emitters, made_in
 from gemini_lab.log.events import KINDS
 from gemini_lab.log.table import table
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_said_by_somebody(kind):
-    assert emitters().get(kind), f"nothing in gemini_lab makes a {KINDS[kind].__name__}"
+def test_every_kind_is_said_by_somebody():
+    assert not KINDS.keys() - emitters().keys(), "no module of gemini_lab makes these"
 
 
 def test_a_kind_that_is_only_read_is_not_counted_as_said():

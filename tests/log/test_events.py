@@ -67,7 +67,7 @@ def test_an_entry_comes_back_from_its_line_as_it_was(entry):
 
 @given(ENTRIES)
 def test_a_line_is_plain_json_with_moment_speaker_and_kind_on_top(entry):
-    record = json.loads(encode_entry(entry), parse_constant=lambda word: pytest.fail(word))
+    record = json.loads(encode_entry(entry), parse_constant=pytest.fail)
     assert list(record)[:3] == ["at_s", "node", "kind"]
     assert record["at_s"] == entry.at_s
     assert events.KINDS[record["kind"]] is type(entry.event)

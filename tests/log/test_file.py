@@ -54,7 +54,7 @@ def test_a_bad_line_is_named_with_its_number(path):
     write(path, note(1))
     with path.open("ab") as log:
         log.write(b'{"at_s":1.0,"node":"lab","kind":"note"}\n')
-    with pytest.raises(EventError, match="line 3: .*'note'.*`text`"):
+    with pytest.raises(EventError, match=r"line 3: .*'note'.*`text`"):
         list(read_log(path))
 
 
