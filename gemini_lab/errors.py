@@ -6,6 +6,7 @@
     ├── CapacityError      memory, disk or nodes are short
     ├── LaunchError        nodes could not be started
     ├── IntegrityError     bytes are not the bytes that were written
+    ├── MessageError       another process said something that is no message
     └── RunFailedError     a run ended without finishing
 
 A message says what was asked, what stood against it (with numbers), and the way out.
@@ -34,6 +35,10 @@ class LaunchError(GeminiError):
 
 class IntegrityError(GeminiError):
     """Stored bytes differ from the bytes that were written, or are incomplete."""
+
+
+class MessageError(GeminiError):
+    """What another process said is no message, or not a message of this version."""
 
 
 class RunFailedError(GeminiError):

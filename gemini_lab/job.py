@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gemini_lab.errors import ConfigError
 
@@ -30,6 +29,10 @@ class Job:
     cwd: str = field(default_factory=os.getcwd)
     env: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "cwd", str(self.cwd))
+
     def check(self) -> None:
         """Return if the job can start.
 
@@ -47,10 +50,3 @@ class Job:
         """The name, or one made from the script's."""
         file = self.script.rpartition(".")[2] if self.module else Path(self.script).stem
         return self.name or file
-
-    def to_json(self) -> dict[str, Any]:
-        """The job as plain JSON values."""
-        return {
-            "script": self.script, "args": list(self.args), "module": self.module,
-            "name": self.title, "cwd": str(self.cwd), "env": dict(self.env),
-        }  # fmt: skip

@@ -10,6 +10,14 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import FAILURES, Failure
 from gemini_lab.lab.run import CONTROL_FILE
 from gemini_lab.log.file import find_run
+from gemini_lab.recovery.messages import (
+    ControlHello,
+    Done,
+    InjectFailure,
+    Message,
+    Refused,
+    StopRun,
+)
 from gemini_lab.wire.tcp import connect
 
 
@@ -23,10 +31,10 @@ def command(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     folder = find_run(options.run)
     if options.failure == "stop":
-        print(ask(folder, {"op": "stop"}))  # noqa: T201
+        print(ask(folder, StopRun()))  # noqa: T201
         return 0
     failure = read_failure(options.failure, options.place, options.shard)
-    print(ask(folder, {"op": "inject", "failure": failure.to_json()}))  # noqa: T201
+    print(ask(folder, InjectFailure(failure=failure.to_json())))  # noqa: T201
     return 0
 
 
@@ -50,7 +58,7 @@ def read_failure(kind: str, places: list[str], shard: int | None) -> Failure:
     return Failure.from_json(record)
 
 
-def ask(folder: Path, message: dict[str, Any]) -> str:
+def ask(folder: Path, message: StopRun | InjectFailure) -> str:
     """Send one message to the lab of the run in `folder`; returns what it did.
 
     Raises:
@@ -64,14 +72,16 @@ def ask(folder: Path, message: dict[str, Any]) -> str:
             f"no live run is in {folder} ({type(error).__name__}); give the folder of one that is "
             "under way"
         ) from error
-    if answer is None or "error" in answer:
-        raise ConfigError(answer["error"] if answer else f"the lab of {folder} is closing")
-    return str(answer["done"])
+    match answer:
+        case Done():
+            return answer.text
+        case Refused():
+            raise answer.to_error()
+    raise ConfigError(f"the lab of {folder} is closing")
 
 
-async def _ask(control: dict[str, str], message: dict[str, Any]) -> dict[str, Any] | None:
-    hello = {"role": "control", "name": "command"}
-    channel = await connect(control["address"], control["token"], hello, timeout_s=5)
+async def _ask(control: dict[str, str], message: StopRun | InjectFailure) -> Message | None:
+    channel = await connect(control["address"], control["token"], ControlHello(), timeout_s=5)
     channel.send(message)
     answer = await asyncio.wait_for(channel.receive(), 5)
     channel.close()

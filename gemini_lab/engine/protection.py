@@ -13,7 +13,6 @@ from gemini_lab.engine.session import WorkerSession
 from gemini_lab.errors import ConfigError, GeminiError, IntegrityError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
-from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.settings import Settings
 from gemini_lab.storage import persistent_tier
@@ -103,34 +102,30 @@ class LiveProtection(Protected):
         self._engine = engine
         self._values: dict[str, float] = {}
         self._last: dict[str, Any] = {}  # what was said of the newest iteration
-        self._rank: int = session.spec["rank"]
-        self._settings = read_settings(engine, session.spec["settings"])
-        self._placement = plan_placement(
-            nodes=session.spec["nodes"],
-            replicas=self._settings.replicas,
-            strategy=self._settings.strategy,
-            racks=session.spec["racks"],
-        )
+        start = session.start
+        self._rank: int = start.rank
+        self._settings = read_settings(engine, start.order.settings)
+        seats = start.seats
+        self._seats = seats if seats.placement is not None else seats.placed(self._settings)
         self._state = EngineState(engine, data=data, client_state=client_state)
         url = self._settings.persistent_url
-        if url is not None and self._rank == 0 and session.spec["plan"]["version"] is None:
+        if url is not None and self._rank == 0 and start.plan.version is None:
             persistent_tier(url).check()
-        self._group = CheckpointGroup(
-            session.store, rank=self._rank, world_size=session.spec["world_size"]
-        )
+        self._group = CheckpointGroup(session.store, rank=self._rank, world_size=seats.world_size)
         self._slab = self._open_slab()
         self.step = self._restore()
         self._traffic = Traffic(
             settings=self._settings, group=self._group, slab=self._slab, sizes=self._sizes,
-            sends_to=self._peers_that_keep(self._rank), receives_from=self._replicas_here(),
-            link=open_link(self._settings, session.spec, self._group),
-            ranks_per_node=session.spec["workers_per_node"],
+            sends_to=self._seats.peers_that_keep(self._rank),
+            receives_from=self._seats.replica_numbers(self._rank),
+            link=open_link(self._settings, start, self._group),
+            ranks_per_node=seats.workers_per_node,
             on_device=torch.device(engine.device).type == "cuda", emit=session.emit,
         )  # fmt: skip
         self._wrap_step()
         session.on_finish = self.finish
         self._began = time.perf_counter()
-        if session.spec["plan"]["version"] is None and not self._traffic.is_sent(0):
+        if start.plan.version is None and not self._traffic.is_sent(0):
             self._send_version()
 
     def log(self, **values: float) -> None:
@@ -202,35 +197,15 @@ class LiveProtection(Protected):
             Job(version=self._state.version, pieces=pieces, payload_bytes=layout.payload_bytes)
         )
 
-    # -- who keeps what ------------------------------------------------------------------------
-
-    def _peers_that_keep(self, rank: int) -> tuple[int, ...]:
-        """Ranks beside the owner that keep a replica of `rank`'s shard."""
-        per_node: int = self._session.spec["workers_per_node"]
-        position, local = divmod(rank, per_node)
-        return tuple(p * per_node + local for p in self._placement.holders[position][1:])
-
-    def _kept_shards(self) -> tuple[int, ...]:
-        """Shards in this worker's slab, its own first."""
-        others = range(self._session.spec["world_size"])
-        return (self._rank, *(r for r in others if self._rank in self._peers_that_keep(r)))
-
-    def _replicas_here(self) -> dict[int, int]:
-        """Each other shard in this worker's slab, and which of its replicas this is."""
-        return {
-            shard: self._peers_that_keep(shard).index(self._rank) + 1
-            for shard in self._kept_shards()[1:]
-        }
-
     def _open_slab(self) -> Slab:
         layout = self._state.layout
         sizes = [size for (size,) in self._group.all_gather([layout.payload_bytes])]
         self._sizes = sizes
-        slots = [(shard, sizes[shard]) for shard in self._kept_shards()]
+        slots = [(shard, sizes[shard]) for shard in self._seats.kept_shards(self._rank)]
         fd = self._session.request_slab(
-            slots=slots, chunk_bytes=self._settings.chunk_bytes, layout=layout.to_json()
+            slots=slots, chunk_bytes=self._settings.chunk_bytes, layout=layout
         )
-        expected = self._session.spec["fingerprint"]
+        expected = self._session.start.fingerprint
         if expected is not None and expected != layout.fingerprint:
             raise ConfigError(
                 "the model, its optimizer or the number of ranks is not that of the saved version "
@@ -242,7 +217,7 @@ class LiveProtection(Protected):
                 shard_bytes=layout.payload_bytes,
                 fingerprint=layout.fingerprint,
                 settings=self._settings,
-                placement=self._placement,
+                placement=self._seats.holders,
             )
         )
         return Slab.attach(fd)
@@ -251,14 +226,15 @@ class LiveProtection(Protected):
 
     def _restore(self) -> int:
         """Do this rank's part of the recovery plan; returns the iterations that are done."""
-        plan = RecoveryPlan.from_json(self._session.spec["plan"])
+        plan = self._session.start.plan
         for copy in self._slab.copies():
             if plan.version is None or copy.version > plan.version:
                 self._slab.discard(copy.shard, copy.version)
         if plan.version is None:
             return 0
         receipt: dict[str, Any] = {
-            "retrieve_s": 0.0, "verify_s": 0.0, "tier": "local", "holder": self._node(self._rank)
+            "retrieve_s": 0.0, "verify_s": 0.0, "tier": "local",
+            "holder": self._seats.node_of(self._rank),
         }  # fmt: skip
         if plan.tier == "persistent":
             receipt |= self._read_persistent(plan.version)
@@ -273,7 +249,10 @@ class LiveProtection(Protected):
         assert plan.version is not None
         receipt: dict[str, Any] = {}
         for move in plan.transfers:
-            sender, receiver = (self._rank_on(n, move.shard) for n in (move.sender, move.receiver))
+            sender, receiver = (
+                self._seats.rank_on(node, keeping=move.shard)
+                for node in (move.sender, move.receiver)
+            )
             started = time.perf_counter()
             if sender == self._rank:
                 copy = self._slab.read(move.shard, plan.version)
@@ -314,12 +293,12 @@ class LiveProtection(Protected):
         started = time.perf_counter()
         if bad := copy.bad_chunks():
             error = IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
-            self._give_up(self._rank, version, self._node(self._rank), error)
+            self._give_up(self._rank, version, self._seats.node_of(self._rank), error)
         verified = time.perf_counter()
         try:
             self._last = self._state.load(copy.data)["last"]
         except IntegrityError as error:
-            self._give_up(self._rank, version, self._node(self._rank), error)
+            self._give_up(self._rank, version, self._seats.node_of(self._rank), error)
         if self._last:
             self._session.emit(events.Iteration(**self._last, restored=True))
         return {
@@ -332,13 +311,3 @@ class LiveProtection(Protected):
         """Report a copy that cannot be used, and end this worker: the root plans without it."""
         self._session.restore_failed(shard=shard, version=version, holder=holder, reason=str(error))
         raise error
-
-    def _node(self, rank: int) -> str:
-        per_node: int = self._session.spec["workers_per_node"]
-        return str(self._session.spec["members"][rank // per_node])
-
-    def _rank_on(self, node: str, shard: int) -> int:
-        """The rank on `node` whose slab keeps `shard`: the one with the same local rank."""
-        per_node: int = self._session.spec["workers_per_node"]
-        position: int = self._session.spec["members"].index(node)
-        return position * per_node + shard % per_node

@@ -2,10 +2,23 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gemini_lab.errors import CapacityError, ConfigError, GeminiError
+import msgspec
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
+from gemini_lab.recovery.messages import (
+    EventSaid,
+    Refused,
+    RestoreFailed,
+    SlabRequest,
+    SlotWanted,
+    WorkerStart,
+)
+from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.wire.local import LocalChannel
 
 
@@ -13,27 +26,29 @@ class WorkerSession:
     """A worker's view of its job.
 
     Attributes:
-        spec: What the agent said at the start: rank, members, plan and so on.
+        start: What the agent said at the start.
         store: The rendezvous store of the job, shared by all ranks.
         on_finish: Called when the script has ended, to let the last version become whole.
     """
 
-    def __init__(self, *, spec: dict[str, Any], channel: LocalChannel, store: Any) -> None:
-        self.spec = spec
+    def __init__(self, *, start: WorkerStart, channel: LocalChannel, store: Any) -> None:
+        self.start = start
         self.store = store
         self.on_finish: Callable[[], None] | None = None
         self._channel = channel
         self._lock = threading.Lock()  # the training thread and the transfer thread both speak
 
-    def emit(self, kind: str, **data: Any) -> None:
-        """Say an event (see `events.KINDS`); the agent adds the node's name."""
+    def emit(self, event: AnyEvent) -> None:
+        """Say an event of this worker; whose it is, and when it was, is added here."""
+        rank, epoch = self.start.rank, self.start.epoch
+        if isinstance(event, OfWorker):
+            event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
+        entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
         with self._lock:
-            self._channel.send(
-                {"op": "event", "kind": kind, "at_s": time.time(), "data": {**data, **self._tag()}}
-            )
+            self._channel.send(EventSaid(entry=entry))
 
     def request_slab(
-        self, *, slots: list[tuple[int, int]], chunk_bytes: int, layout: dict[str, Any]
+        self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout
     ) -> int:
         """The descriptor of this worker's slab, made by the agent if it is not there yet.
 
@@ -46,36 +61,37 @@ class WorkerSession:
             CapacityError: The node's memory is short.
             ConfigError: The slab that is there was made for another model.
         """
+        wanted = [SlotWanted(shard, size_bytes) for shard, size_bytes in slots]
         with self._lock:
-            self._channel.send(
-                {"op": "slab", "slots": slots, "chunk_bytes": chunk_bytes, "layout": layout}
-            )
+            self._channel.send(SlabRequest(slots=wanted, chunk_bytes=chunk_bytes, layout=layout))
             answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
         message, fds = answer
-        if not fds:
-            kind = CapacityError if message["error"] == "CapacityError" else ConfigError
-            raise kind(message["text"])
+        if isinstance(message, Refused):
+            raise message.to_error()
         return fds[0]
 
     def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
         """Tell the root agent that a copy could not be used, so that it plans without it."""
         with self._lock:
             self._channel.send(
-                {"op": "restore_failed", "shard": shard, "version": version, "holder": holder,
-                 "reason": reason}
-            )  # fmt: skip
+                RestoreFailed(
+                    rank=self.start.rank,
+                    epoch=self.start.epoch,
+                    shard=shard,
+                    version=version,
+                    holder=holder,
+                    reason=reason,
+                )
+            )
 
     def finish(self) -> None:
         """The script has ended: wait for the last version, or say that nothing was protected."""
         if self.on_finish is None:
-            self.emit("unprotected")
+            self.emit(Unprotected())
         else:
             self.on_finish()
-
-    def _tag(self) -> dict[str, Any]:
-        return {"rank": self.spec["rank"], "epoch": self.spec["epoch"]}
 
 
 current: WorkerSession | None = None

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
+from typing import cast as typing_cast
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import (
@@ -60,17 +61,35 @@ class Cast:
         return place
 
 
+ActionKind = Literal[
+    "worker_crash", "worker_hang", "node_loss", "node_freeze", "link_cut", "bit_flip", "store_full"
+]
+"""What an agent can do to its own node; other failures are several of these at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What the agent of one node is told to do.
+class Action:
+    """What an agent does to its own node.
 
     Attributes:
-        node: The node's name.
-        action: `kind` and, where it needs them, `rank`, `shard` and `seed`.
+        kind: As the failures are called.
+        rank: Which worker is struck; `None`: the node's first.
+        shard: Whose copy a bit flips in; `None` leaves the choice to `seed`.
+        seed: Decides what is left open.
     """
 
+    kind: ActionKind
+    rank: int | None = None
+    shard: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the agent of one node is told to do."""
+
     node: str
-    action: Mapping[str, Any]
+    action: Action
 
 
 def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
@@ -93,15 +112,16 @@ def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
                 raise ConfigError(f"no rack {rack!r} is there; there are: {known}")
             return _losses(node for node in cast.racks[rack] if node in cast.nodes)
         case StoreFull():
-            return [Order(node=node, action={"kind": failure.kind}) for node in cast.nodes]
+            return [Order(node=node, action=Action(kind="store_full")) for node in cast.nodes]
     place = failure.places[0]
-    action: dict[str, Any] = {"kind": failure.kind}
-    if (rank := rank_of(place)) is not None:
-        action["rank"] = rank
-    if isinstance(failure, BitFlip):
-        action |= {"shard": failure.shard, "seed": seed}
+    action = Action(
+        kind=typing_cast(ActionKind, failure.kind),
+        rank=rank_of(place),
+        shard=failure.shard if isinstance(failure, BitFlip) else None,
+        seed=seed,
+    )
     return [Order(node=cast.node_at(place), action=action)]
 
 
 def _losses(nodes: Iterable[str]) -> list[Order]:
-    return [Order(node=node, action={"kind": "node_loss"}) for node in dict.fromkeys(nodes)]
+    return [Order(node=node, action=Action(kind="node_loss")) for node in dict.fromkeys(nodes)]

@@ -14,6 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
+
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError, RunFailedError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
@@ -24,12 +26,40 @@ from gemini_lab.lab.run import CONTROL_FILE, Run
 from gemini_lab.launch.etcd import EmbeddedEtcd
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator, Operator
-from gemini_lab.log import events
-from gemini_lab.log.entry import Entry, entry_of
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    AnyEvent,
+    LabClosed,
+    LabStarted,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    Note,
+    Profiled,
+    RootElected,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+)
 from gemini_lab.node.agent import address_towards
+from gemini_lab.node.config import AgentUp
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
-from gemini_lab.placement import plan_placement
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.recovery.messages import (
+    CloseLab,
+    Done,
+    EventSaid,
+    Inject,
+    InjectFailure,
+    JobOrder,
+    LabHello,
+    Message,
+    NeedNodes,
+    OutputSaid,
+    Refused,
+    StopRun,
+)
+from gemini_lab.seats import Seats, in_order, node_name
 from gemini_lab.settings import Settings
 from gemini_lab.storage import persistent_tier
 from gemini_lab.wire.tcp import Channel, connect, serve
@@ -77,7 +107,10 @@ class Lab:
         racks: Sequence[str] | None = None,
     ) -> None:
         _check(nodes, standbys, workers_per_node, lease_s, racks)
-        self._racks = None if racks is None else list(racks)
+        rack_of = {node_name(number): rack for number, rack in enumerate(racks or ())}
+        self._seats = Seats(
+            nodes=nodes, standbys=standbys, workers_per_node=workers_per_node, rack_of=rack_of
+        )
         self.nodes, self.standbys, self.workers_per_node = nodes, standbys, workers_per_node
         self.folder = Path(folder).absolute()
         self.run: Run | None = None
@@ -154,40 +187,22 @@ class Lab:
         )  # fmt: skip
         if "persistent_url" not in settings and self._operator.is_local:
             settings["persistent_url"] = str(run.folder / "persistent")
-        record = {
-            **job.to_json(), "id": run.number, "nodes": self.nodes, "standbys": self.standbys,
-            "workers_per_node": self.workers_per_node, "settings": settings,
-            "racks": self._racks and self._racks[: self.nodes],
-        }  # fmt: skip
+        order = JobOrder(number=run.number, job=job, seats=self._seats, settings=settings)
         self._write_control(run)
         run.take(
             _said(
-                events.LabStarted(
+                LabStarted(
                     nodes=self.nodes,
                     standbys=self.standbys,
                     root=self.root,
-                    names=tuple(sorted(self._members)),
-                    etcd=tuple(self._store.address.endpoints),
+                    names=tuple(in_order(self._members)),
+                    etcd=self._store.address.endpoints,
                 )
             )
         )
-        run.take(
-            _said(
-                events.RunStarted(
-                    name=job.title,
-                    script=job.script,
-                    args=tuple(job.args),
-                    module=job.module,
-                    nodes=self.nodes,
-                    standbys=self.standbys,
-                    workers_per_node=self.workers_per_node,
-                    racks=self._racks and tuple(self._racks[: self.nodes]),
-                    settings=settings,
-                )
-            )
-        )
+        run.take(_said(_run_started(order)))
         self.run = run
-        patiently(lambda: self._store.put("job", json.dumps(record)))
+        patiently(lambda: self._store.put("job", msgspec.json.encode(order).decode()))
         return run
 
     def profile(self, job: Job, **settings: Any) -> Profile:
@@ -209,7 +224,7 @@ class Lab:
         given = {"scheme": "gemini", "persistent_url": None, "name": name, **settings}
         run = self.train(job, **given)
         made = threading.Event()
-        run.watch(lambda entry: made.set() if isinstance(entry.event, events.Profiled) else None)
+        run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):
             pass
         run.stop()
@@ -277,10 +292,10 @@ class Lab:
         self._is_closed = True
         atexit.unregister(self.close)
         if self.run is not None and not self.run.is_over:
-            self.run.take(_said(events.RunFailed(reason="the lab was closed")))
+            self.run.take(_said(RunFailed(reason="the lab was closed")))
         self._undo.close()
         if self.run is not None:
-            self.run.take(_said(events.LabClosed()))
+            self.run.take(_said(LabClosed()))
             self.run.close()
         if self._dashboard is not None:
             self._dashboard.close()
@@ -317,21 +332,16 @@ class Lab:
         self._thread.join(timeout=5)
 
     def _check_train(self, settings: Settings, scenario: Scenario) -> None:
-        plan_placement(
-            nodes=self.nodes,
-            replicas=settings.replicas,
-            strategy=settings.strategy,
-            racks=self._racks and self._racks[: self.nodes],
-        )
-        names = [f"node-{number}" for number in range(max(100, 10 * self.nodes))]
-        ranks = self.nodes * self.workers_per_node
-        scenario.check(nodes=names, ranks=ranks, racks=list(self._nodes_by_rack()))
+        names = [node_name(number) for number in range(max(100, 10 * self.nodes))]
+        self._seats.seated(names[: self.nodes]).placed(settings)
+        racks = list(self._nodes_by_rack())
+        scenario.check(nodes=names, ranks=self._seats.world_size, racks=racks)
 
     def _nodes_by_rack(self) -> dict[str, list[str]]:
         """Names of the nodes in each rack; nodes that come later are in none."""
         nodes: dict[str, list[str]] = {}
-        for number, rack in enumerate(self._racks or []):
-            nodes.setdefault(rack, []).append(f"node-{number}")
+        for node, rack in self._seats.rack_of.items():
+            nodes.setdefault(rack, []).append(node)
         return nodes
 
     async def _open_control(self) -> str:
@@ -353,23 +363,23 @@ class Lab:
                     self._lease = await asyncio.to_thread(self._store.grant, LAB_LEASE_S)
                     await asyncio.to_thread(self._store.put, "lab", "here", lease=self._lease)
 
-    async def _connect(self, agents: list[dict[str, Any]]) -> None:
+    async def _connect(self, agents: Sequence[AgentUp]) -> None:
         for agent in agents:
-            hello = {"role": "lab", "name": "lab", "at_s": time.time()}
+            hello = LabHello(at_s=time.time())
             try:
-                channel = await connect(agent["address"], self._operator.token, hello, timeout_s=10)
+                channel = await connect(agent.address, self._operator.token, hello, timeout_s=10)
             except (OSError, TimeoutError) as error:
                 raise LaunchError(
-                    f"{agent['name']} listens on {agent['address']}, which this machine does not "
+                    f"{agent.name} listens on {agent.address}, which this machine does not "
                     f"reach ({error or 'no answer'}); check the network and firewalls"
                 ) from error
-            self._members[agent["name"]] = channel
-            self._spawn(self._listen(agent["name"], channel))
+            self._members[agent.name] = channel
+            self._spawn(self._listen(agent.name, channel))
 
     async def _say_goodbye(self) -> None:
         self._server.close()
         for channel in self._members.values():
-            channel.send({"op": "close"})
+            channel.send(CloseLab())
         deadline_s = time.monotonic() + GOODBYE_S
         while self._members and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
@@ -387,29 +397,30 @@ class Lab:
 
     async def _listen(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
-            if message["op"] == "event":
-                await self._take(entry_of(message["entry"]))
-            elif message["op"] == "output" and self.run is not None:
-                self.run.take_output(message["rank"], message["lines"])
-            elif message["op"] == "need_nodes":
-                self._spawn(self._bring(message["wanted"]))
+            match message:
+                case EventSaid():
+                    await self._take(message.entry)
+                case OutputSaid() if self.run is not None:
+                    self.run.take_output(message.rank, message.lines)
+                case NeedNodes():
+                    self._spawn(self._bring(message.wanted))
         self._members.pop(name, None)
         self.ready.discard(name)
 
     async def _take(self, entry: Entry) -> None:
         match entry.event:
-            case events.RootElected(name=name):
+            case RootElected(name=name):
                 self.root = name
-            case events.NodeReady(name=name):
+            case NodeReady(name=name):
                 self.ready.add(name)
-            case events.NodeLost(name=name):
+            case NodeLost(name=name):
                 self._silent.add(name)
-            case events.NodeJoined(name=name):
+            case NodeJoined(name=name):
                 self._silent.discard(name)
         run = self.run
         if run is None:
             return
-        if isinstance(entry.event, events.RunFinished | events.RunFailed):
+        if isinstance(entry.event, RunFinished | RunFailed):
             self._spawn(self._finish(run, entry))
         else:
             run.take(entry)
@@ -429,7 +440,7 @@ class Lab:
             await self._connect(await asyncio.to_thread(self._operator.bring, count))
         except (CapacityError, LaunchError) as error:
             if self.run is not None:
-                self.run.take(_said(events.Note(text=f"no new node: {error}")))
+                self.run.take(_said(Note(text=f"no new node: {error}")))
         finally:
             self._bringing -= count
 
@@ -441,25 +452,27 @@ class Lab:
         if channel is None:
             known = ", ".join(self._members)
             raise ConfigError(f"no node {order.node!r} is there; there are {known}")
-        message = {"op": "inject", "failure": dict(order.action)}
-        self._loop.call_soon_threadsafe(channel.send, message)
+        self._loop.call_soon_threadsafe(channel.send, Inject(action=order.action))
 
     async def _serve_control(self, channel: Channel) -> None:
         """Carry out what `gemini-lab inject` and others ask of the run under way."""
         while (message := await channel.receive()) is not None:
             try:
-                channel.send({"done": self._control(message)})
+                channel.send(Done(text=self._control(message)))
             except GeminiError as error:
-                channel.send({"error": str(error)})
+                channel.send(Refused.of(error))
 
-    def _control(self, message: dict[str, Any]) -> str:
+    def _control(self, message: Message) -> str:
         if self.run is None or self.run.is_over:
             raise ConfigError("no run is under way in this lab")
-        if message["op"] == "stop":
-            self.run.stop()
-            return f"{self.run.folder.name} ends"
-        given = self.run.inject(Failure.from_json(message["failure"]))
-        return ", ".join(f"{order.action['kind']} on {order.node}" for order in given)
+        match message:
+            case StopRun():
+                self.run.stop()
+                return f"{self.run.folder.name} ends"
+            case InjectFailure():
+                given = self.run.inject(Failure.from_json(message.failure))
+                return ", ".join(f"{order.action.kind} on {order.node}" for order in given)
+        raise ConfigError(f"a lab cannot be asked for {type(message).__name__}")
 
     def _write_control(self, run: Run) -> None:
         """Leave the way to this lab in the run's folder, for its owner alone."""
@@ -477,11 +490,6 @@ class Lab:
 
     def _await(self, work: Any, *, timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-
-def _said(event: events.AnyEvent) -> Entry:
-    """An event of the lab itself, now."""
-    return Entry(at_s=time.time(), node="lab", event=event)
 
 
 def _check(
@@ -527,6 +535,26 @@ def _embed_etcd(machines: Hosts, undo: ExitStack) -> EtcdAddress:
     embedded = EmbeddedEtcd(host)
     undo.callback(embedded.close)
     return embedded.address
+
+
+def _said(event: AnyEvent) -> Entry:
+    return Entry(at_s=time.time(), node="lab", event=event)
+
+
+def _run_started(order: JobOrder) -> RunStarted:
+    seats = order.seats
+    racks = tuple(seats.rack_of.values())[: seats.nodes]
+    return RunStarted(
+        name=order.job.title,
+        script=order.job.script,
+        args=tuple(order.job.args),
+        module=order.job.module,
+        nodes=seats.nodes,
+        standbys=seats.standbys,
+        workers_per_node=seats.workers_per_node,
+        racks=racks or None,
+        settings=order.settings,
+    )
 
 
 def _threads(workers: int) -> int:

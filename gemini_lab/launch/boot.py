@@ -4,11 +4,9 @@ MPI knows how to reach the nodes (ssh, Slurm and other schedulers) and lets them
 But a launcher ends the whole job when a machine dies, so the agents, whose memory must survive
 that, leave the MPI job: they start in a session of their own, and MPI is finalised.
 
-Rank 0 reads `{"agents": [config, ...], "log_folder": ...}` from standard input and prints the
-agents' answers as one line of JSON.
+Rank 0 reads a `BootOrder` from standard input and prints the agents' answers as one line of JSON.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,13 +15,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
+
 READY_S: Final = 60.0
 POLL_S: Final = 0.01
 
 
-def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
-    """Start one agent; returns its answer, or `{"error": ...}`."""
-    log = Path(log_folder) / f"{config['name']}.log"
+def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
+    """Start one agent; returns its answer."""
+    log = Path(log_folder) / f"{config.name}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         output: Any = log.open("ab")
@@ -32,11 +34,11 @@ def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
     agent = subprocess.Popen(
         [sys.executable, "-m", "gemini_lab.node.agent"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-        env=agent_environment(config["threads"]), start_new_session=True,
+        env=agent_environment(config.threads), start_new_session=True,
     )  # fmt: skip
     assert agent.stdin is not None
     assert agent.stdout is not None
-    agent.stdin.write(json.dumps(config).encode() + b"\n")
+    agent.stdin.write(msgspec.json.encode(config) + b"\n")
     agent.stdin.close()
     timer = threading.Timer(READY_S, agent.kill)
     timer.start()
@@ -46,9 +48,8 @@ def start_agent(config: dict[str, Any], log_folder: str) -> dict[str, Any]:
     if not line:
         is_late = time.monotonic() - started_s >= READY_S
         end = f"was not ready within {READY_S:.0f} s" if is_late else "ended before it was ready"
-        return {"error": f"{config['name']}'s agent {end}; see {log}"}
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+        return AgentDown(error=f"{config.name}'s agent {end}; see {log}")
+    return msgspec.json.decode(line, type=AgentUp)
 
 
 def agent_environment(threads: int | None) -> dict[str, str]:
@@ -85,16 +86,16 @@ def main() -> None:
     world = MPI.COMM_WORLD
     sent = []
     if world.rank == 0:
-        order = json.loads(sys.stdin.readline())
+        order = msgspec.json.decode(sys.stdin.readline(), type=BootOrder)
         sent = [
-            world.isend((config, order["log_folder"]), dest=rank)
-            for rank, config in enumerate(order["agents"])
+            world.isend((config, order.log_folder), dest=rank)
+            for rank, config in enumerate(order.agents)
         ]
     config, log_folder = wait_asleep(world.irecv(source=0))
     sent.append(world.isend(start_agent(config, log_folder), dest=0))
     if world.rank == 0:
         answers = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
-        sys.stdout.write(json.dumps(answers) + "\n")
+        sys.stdout.write(msgspec.json.encode(answers).decode() + "\n")
         sys.stdout.flush()
     for request in sent:
         wait_asleep(request)

@@ -1,17 +1,18 @@
 """Starting agents on this machine or on many, through `mpiexec`."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.launch.programs import find_program
-from gemini_lab.node.agent import AgentConfig
+from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
 
 LAUNCH_S: Final = 120.0
 
@@ -86,19 +87,20 @@ def mpi_command(count: int, hosts: Sequence[str]) -> list[str]:
 
 def launch_agents(
     configs: Sequence[AgentConfig], *, hosts: Sequence[str] = (), log_folder: Path
-) -> list[dict[str, Any]]:
+) -> list[AgentUp]:
     """Start an agent for each configuration, and return when all are up.
 
     Returns:
-        `name`, `address` and `pid` of each.
+        What each agent answered.
 
     Raises:
         LaunchError: MPI or an agent failed; the message has what they said.
     """
-    order = {"agents": [c.to_json() for c in configs], "log_folder": str(log_folder)}
+    order = BootOrder(agents=list(configs), log_folder=str(log_folder))
     try:
         done = subprocess.run(
-            mpi_command(len(configs), hosts), input=json.dumps(order) + "\n", text=True,
+            mpi_command(len(configs), hosts), input=msgspec.json.encode(order).decode() + "\n",
+            text=True,
             env=mpi_environment(), capture_output=True, timeout=LAUNCH_S, check=False,
             start_new_session=True,
         )  # fmt: skip
@@ -115,8 +117,8 @@ def launch_agents(
             f"{', '.join(hosts) or 'this machine'} (exit status {done.returncode}):\n"
             f"{(done.stderr or done.stdout).strip()[-2000:]}"
         )
-    answers: list[dict[str, Any]] = json.loads(line)
-    errors = [answer["error"] for answer in answers if "error" in answer]
+    answers = msgspec.json.decode(line, type=list[AgentUp | AgentDown])
+    errors = [answer.error for answer in answers if isinstance(answer, AgentDown)]
     if errors:
         raise LaunchError("; ".join(errors))
-    return answers
+    return [answer for answer in answers if isinstance(answer, AgentUp)]

@@ -6,14 +6,15 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 
 from gemini_lab.errors import CapacityError
 from gemini_lab.launch.mpi import Hosts, launch_agents
-from gemini_lab.node.agent import AgentConfig
+from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.seats import node_name
 
 
 class Operator(Protocol):
@@ -29,7 +30,7 @@ class Operator(Protocol):
     def is_local(self) -> bool:
         """Whether all its agents are on this machine, and see its folders."""
 
-    def bring(self, count: int) -> list[dict[str, Any]]:
+    def bring(self, count: int) -> list[AgentUp]:
         """Start agents on `count` machines: `name`, `address` and `pid` of each.
 
         Raises:
@@ -60,7 +61,7 @@ class MpiOperator:
     _local_sessions: list[int] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def bring(self, count: int) -> list[dict[str, Any]]:
+    def bring(self, count: int) -> list[AgentUp]:
         """Start agents on this machine, or on the next `count` hosts."""
         with self._lock:
             first, names = self._started, self.hosts.names
@@ -72,7 +73,7 @@ class MpiOperator:
             self._started += count
         configs = [
             AgentConfig(
-                name=f"node-{number}", token=self.token, etcd=self.etcd, prefix=self.prefix,
+                name=node_name(number), token=self.token, etcd=self.etcd, prefix=self.prefix,
                 lease_s=self.lease_s, warm=self.warm, threads=self.threads,
             )
             for number in range(first, first + count)
@@ -80,7 +81,7 @@ class MpiOperator:
         hosts = names[first : first + count]
         agents = launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
         if not hosts:
-            self._local_sessions += [agent["pid"] for agent in agents]
+            self._local_sessions += [agent.pid for agent in agents]
         return agents
 
     @property

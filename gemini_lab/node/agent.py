@@ -6,62 +6,65 @@ started, when the lab is closed or gone.
 """
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import msgspec
 import psutil
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.log import events
+from gemini_lab.log.events import NodeReady, Note, VersionComplete
+from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
-from gemini_lab.node.membership import Membership, RootRecord
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.root_shell import RootShell
-from gemini_lab.node.strike import full_store, strike
+from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.node.strike import strike
+from gemini_lab.recovery.messages import (
+    CloseLab,
+    Commit,
+    EventSaid,
+    Fence,
+    Fenced,
+    HoldPort,
+    Inject,
+    Inventory,
+    Joined,
+    LabHello,
+    Message,
+    NeedNodes,
+    OutputSaid,
+    Persist,
+    PortHeld,
+    ProbeHello,
+    Refused,
+    Release,
+    RestoreFailed,
+    RootHello,
+    RootOrder,
+    ScriptFinished,
+    SlabGiven,
+    SlabRequest,
+    StartWorkers,
+    TakeInventory,
+    WorkerExited,
+    WorkerStart,
+)
 from gemini_lab.storage import persistent_tier
-from gemini_lab.wire.local import Message
 from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # without a lab for so long, an agent ends
-_JOB_FIELDS: Final = (
-    "nodes", "workers_per_node", "racks", "settings", "script", "module", "args", "cwd", "env",
-)  # fmt: skip
-CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
-_MOMENTS: Final = ("start_s", "end_s", "began_s", "failed_at_s")
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
-BACKLOG_EVENTS: Final = 10_000  # kept for a lab that is not connected yet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """What an agent is told at its start."""
-
-    name: str
-    token: str
-    etcd: EtcdAddress
-    prefix: str
-    lease_s: float
-    warm: bool
-    threads: int | None
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "AgentConfig":
-        """The configuration that `to_json` gave."""
-        etcd = {**record["etcd"], "endpoints": tuple(record["etcd"]["endpoints"])}
-        return cls(**{**record, "etcd": EtcdAddress(**etcd)})
-
-    def to_json(self) -> dict[str, Any]:
-        """The configuration as plain JSON values."""
-        return asdict(self)
 
 
 class Agent:
@@ -69,7 +72,9 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
+        self.name = config.name
         self.epoch = 0
+        self.lab = LabLink(config.name)
         self.keeper = MemoryKeeper()
         self.host = WorkerHost(
             warm=config.warm,
@@ -78,17 +83,14 @@ class Agent:
             on_exit=self._on_worker_exit,
         )
         self._stop = asyncio.Event()
-        self.lab: Channel | None = None
         self._lab_seen_s = time.monotonic()
-        self._clock_offset_s = 0.0
         self._root: Channel | None = None
+        self._term = 0  # of the newest root that has greeted
         self._root_record: RootRecord | None = None
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
-        self._backlog: deque[Message] = deque(maxlen=BACKLOG_EVENTS)
-        self.store_is_full = False  # the injector's doing
-        self._persist: Message | None = None
+        self.writer = ShardWriter(self.keeper, self._to_root)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ class Agent:
             lease_s=self.config.lease_s,
         )
         await self.membership.register()
-        _say({"name": self.config.name, "address": self.address, "pid": os.getpid()})
+        _say(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
         self._background(self._say_when_ready())
@@ -121,9 +123,9 @@ class Agent:
         self.keeper.free()
         for task in list(self._tasks):
             task.cancel()
-        for channel in (self._root, self.lab):
-            if channel is not None:
-                channel.close()
+        if self._root is not None:
+            self._root.close()
+        self.lab.close()
         with suppress(StoreUnavailableError):
             await self.membership.leave()
         await asyncio.sleep(0.05)  # for the readers of the closed connections to end
@@ -132,7 +134,7 @@ class Agent:
         started_s = time.monotonic()
         await self.host.ready()
         import_s = time.monotonic() - started_s
-        self.emit("node_ready", name=self.config.name, import_s=import_s)
+        self.lab.emit(NodeReady(name=self.name, import_s=import_s))
 
     async def _keep_lease(self) -> None:
         while True:
@@ -150,7 +152,7 @@ class Agent:
     async def _rejoin(self) -> None:
         """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
-        self.emit("note", text=f"{self.config.name} lost its lease and took another")
+        self.lab.emit(Note(text=f"{self.name} lost its lease and took another"))
         await self._end_older_workers(await self.membership.read())
 
     async def _watch_store(self) -> None:
@@ -191,26 +193,28 @@ class Agent:
         await self._end_older_workers(items)
 
     async def _end_older_workers(self, items: dict[str, str]) -> None:
-        state = json.loads(items.get("state", '{"epoch": 0}'))
-        if state["epoch"] > self.epoch and self.host.workers:
-            self.epoch = state["epoch"]
+        epoch = read_epoch(items)
+        if epoch > self.epoch and self.host.workers:
+            self.epoch = epoch
             await self.host.kill_all(epoch=self.epoch)
 
     def _watch_lab(self, items: dict[str, str] | None) -> None:
         """End when the lab is gone: its connection is closed, or its key has run out."""
-        if self.lab is not None and (items is None or "lab" in items):
+        if self.lab.is_open and (items is None or "lab" in items):
             self._lab_seen_s = time.monotonic()
         if time.monotonic() - self._lab_seen_s > LAB_GRACE_S:
             self._stop.set()
 
     def _become_root(self, record: RootRecord) -> None:
         self._shell = RootShell(
-            membership=self.membership, record=record, token=self.config.token,
-            emit=lambda kind, data: self.emit(kind, **data),
-            request_nodes=lambda wanted, reason: self._to_lab(
-                {"op": "need_nodes", "wanted": wanted, "reason": reason}
+            membership=self.membership,
+            record=record,
+            token=self.config.token,
+            emit=self.lab.emit,
+            request_nodes=lambda wanted, reason: self.lab.say(
+                NeedNodes(wanted=wanted, reason=reason)
             ),
-        )  # fmt: skip
+        )
         self._shell_task = self._background(self._act_as_root(self._shell))
 
     async def _act_as_root(self, shell: RootShell) -> None:
@@ -230,40 +234,39 @@ class Agent:
     # -- connections ---------------------------------------------------------------------------
 
     async def _welcome(self, channel: Channel) -> None:
-        if channel.peer["role"] == "lab":
-            await self._serve_lab(channel)
-        elif channel.peer["role"] == "root":
-            await self._serve_root(channel)
+        match channel.peer:
+            case LabHello():
+                await self._serve_lab(channel, channel.peer)
+            case RootHello():
+                await self._serve_root(channel, channel.peer)
 
-    async def _serve_lab(self, channel: Channel) -> None:
-        self.lab = channel
-        offset_s = channel.peer["at_s"] - time.time()
-        if abs(offset_s) > CLOCK_TRUST_S:
-            self._clock_offset_s = offset_s
-        while self._backlog:
-            channel.send(self._backlog.popleft())
+    async def _serve_lab(self, channel: Channel, hello: LabHello) -> None:
+        self.lab.open(channel, hello)
         while (message := await channel.receive()) is not None:
-            if message["op"] == "close":
-                self._stop.set()
-            elif message["op"] == "inject":
-                await strike(self, message["failure"])
-        if self.lab is channel:
-            self.lab = None
+            match message:
+                case CloseLab():
+                    self._stop.set()
+                case Inject():
+                    await strike(self, message.action)
+        self.lab.close(channel)
 
-    async def _serve_root(self, channel: Channel) -> None:
-        term = channel.peer["term"]
-        if self._root_record is not None and term < self._root_record.term:
+    async def _serve_root(self, channel: Channel, hello: RootHello) -> None:
+        newest = 0 if self._root_record is None else self._root_record.term
+        self._term = max(self._term, newest)
+        if hello.term < self._term:
             return  # a root that was deposed
+        self._term = hello.term
         if self._root is not None:
             self._root.close()
         self._root = channel
-        workers = {str(rank): worker.status for rank, worker in self.host.workers.items()}
-        channel.send({"op": "joined", "epoch": self.epoch, "workers": workers})
+        workers = {rank: worker.status for rank, worker in self.host.workers.items()}
+        channel.send(Joined(epoch=self.epoch, workers=workers))
         while (message := await channel.receive()) is not None:
-            await self._obey(message)
+            if isinstance(message, RootOrder):
+                await self._obey(message)
         if self._root is channel:
             self._root = None
-            await self._root_is_silent(channel.peer["name"])
+            await self._root_is_silent(hello.name)
 
     async def _root_is_silent(self, name: str) -> None:
         """The root's connection closed: if its process is dead, elect another one at once."""
@@ -277,7 +280,7 @@ class Agent:
 
     async def _is_dead(self, address: str) -> bool:
         """Whether nothing listens at `address` any more; silence proves nothing."""
-        hello = {"role": "probe", "name": self.config.name}
+        hello = ProbeHello(name=self.name)
         for _ in range(PROBES):
             try:
                 (await connect(address, self.config.token, hello, timeout_s=0.5)).close()
@@ -291,23 +294,6 @@ class Agent:
                 return False
         return False
 
-    def emit(self, kind: str, **data: Any) -> None:
-        """Say an event of this node."""
-        self._event({"op": "event", "kind": kind, "at_s": time.time(), "data": data})
-
-    def _event(self, message: Message) -> None:
-        offset_s = self._clock_offset_s
-        moments = {k: v + offset_s for k, v in message["data"].items() if k in _MOMENTS}
-        data = {**message["data"], **moments}
-        at_s = message["at_s"] + offset_s
-        self._to_lab({**message, "at_s": at_s, "node": self.config.name, "data": data})
-
-    def _to_lab(self, message: Message) -> None:
-        if self.lab is None or self.lab.is_closed:
-            self._backlog.append(message)
-        else:
-            self.lab.send(message)
-
     def _to_root(self, message: Message) -> None:
         if self._root is not None:
             self._root.send(message)
@@ -319,141 +305,122 @@ class Agent:
 
     # -- what the root says ----------------------------------------------------------------------
 
-    async def _obey(self, message: Message) -> None:
-        if message["epoch"] < self.epoch:
+    async def _obey(self, order: RootOrder) -> None:
+        if order.epoch < self.epoch:
             return  # an order from before a fence
-        self.epoch = message["epoch"]
-        match message["op"]:
-            case "stop":
-                self._persist = None
+        self.epoch = order.epoch
+        match order:
+            case Fence():
+                self.writer.cancel()
                 await self.host.kill_all(epoch=self.epoch)
-                self._to_root({"op": "stopped", "epoch": message["epoch"]})
-            case "inventory":
-                await self._answer_inventory(message)
-            case "rendezvous":
+                self._to_root(Fenced(epoch=order.epoch))
+            case TakeInventory():
+                await self._take_inventory(order)
+            case HoldPort():
                 host = self.address.rpartition(":")[0]
-                port = await self.host.hold_port(host=host, epoch=message["epoch"])
-                self._to_root(
-                    {"op": "rendezvous", "epoch": message["epoch"], "address": f"{host}:{port}"}
-                )
-            case "start":
-                await self._start_workers(message)
-            case "persist":
-                self._persist = message
+                port = await self.host.hold_port(host=host, epoch=order.epoch)
+                self._to_root(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
+            case StartWorkers():
+                self._start_workers(order)
+            case Persist():
+                self.writer.expect(order)
                 self._persist_if_complete()
-            case "commit":
-                self._background(self._commit(message))
-            case "release":
+            case Commit():
+                self._background(self.writer.commit(order))
+            case Release():
                 await self.host.kill_all(epoch=self.epoch)
                 self.keeper.free()
-                self.store_is_full = False
+                self.writer.is_full = False
 
-    async def _answer_inventory(self, message: Message) -> None:
-        answer = await asyncio.to_thread(self.keeper.inventory)
-        if message.get("persistent_url"):
-            answer["persistent"] = []
-            try:
-                tier = persistent_tier(message["persistent_url"])
-                listing = asyncio.to_thread(tier.versions)
-                answer["persistent"] = await asyncio.wait_for(listing, STORAGE_S)
-            except TimeoutError:
-                text = f"the persistent tier did not answer within {STORAGE_S:.0f} s"
-                self.emit("note", text=text)
-            except (GeminiError, OSError) as error:
-                self.emit("note", text=f"the persistent tier cannot be read: {error}")
-        self._to_root({"op": "inventory", "epoch": message["epoch"], **answer})
+    async def _take_inventory(self, order: TakeInventory) -> None:
+        copies, damaged = await asyncio.to_thread(self.keeper.inventory)
+        stored = None
+        if order.persistent_url is not None:
+            stored = await self._stored_versions(order.persistent_url)
+        self._to_root(
+            Inventory(epoch=order.epoch, copies=copies, damaged=damaged, persistent=stored)
+        )
 
-    async def _start_workers(self, message: Message) -> None:
-        job, plan = message["job"], message["plan"]
-        per_node = job["workers_per_node"]
-        for position, node in enumerate(plan["members"]):
-            for local_rank in range(per_node) if node == self.config.name else ():
-                self.host.start({
-                    "rank": position * per_node + local_rank, "local_rank": local_rank,
-                    "world_size": job["nodes"] * per_node, "node": node,
-                    "epoch": message["epoch"], "members": plan["members"], "plan": plan,
-                    "rendezvous": message["rendezvous"], "fingerprint": message["fingerprint"],
-                    "interface": interface_of(self.address.rpartition(":")[0]),
-                    **{name: job[name] for name in _JOB_FIELDS},
-                })  # fmt: skip
+    async def _stored_versions(self, url: str) -> list[int]:
+        """What the persistent tier has: nothing where it cannot be read, and a note says so."""
+        try:
+            listing = asyncio.to_thread(persistent_tier(url).versions)
+            return await asyncio.wait_for(listing, STORAGE_S)
+        except TimeoutError:
+            text = f"the persistent tier did not answer within {STORAGE_S:.0f} s"
+        except (GeminiError, OSError) as error:
+            text = f"the persistent tier cannot be read: {error}"
+        self.lab.emit(Note(text=text))
+        return []
 
-    # -- the persistent tier -----------------------------------------------------------------------
+    def _start_workers(self, order: StartWorkers) -> None:
+        interface = interface_of(self.address.rpartition(":")[0])
+        for rank in order.seats.ranks_on(self.name):
+            self.host.start(
+                WorkerStart(
+                    rank=rank,
+                    epoch=order.epoch,
+                    order=order.order,
+                    seats=order.seats,
+                    plan=order.plan,
+                    rendezvous=order.rendezvous,
+                    fingerprint=order.fingerprint,
+                    interface=interface,
+                )
+            )
 
     def _persist_if_complete(self) -> None:
-        order = self._persist
-        if order is not None and self.keeper.has(order["version"]):
-            self._persist = None
-            self._background(self._write_shards(order))
-
-    async def _write_shards(self, order: Message) -> None:
-        answer = {"version": order["version"], "epoch": order["epoch"]}
-        try:
-            records = await asyncio.to_thread(self._persist_shards, order)
-        except (GeminiError, OSError) as error:
-            self._to_root({"op": "persist_failed", "reason": str(error), **answer})
-        else:
-            self._to_root({"op": "persisted", "records": records, **answer})
-
-    def _persist_shards(self, order: Message) -> list[dict[str, Any]]:
-        with full_store(is_full=self.store_is_full):
-            return self.keeper.persist(order["version"], order["url"])
-
-    async def _commit(self, order: Message) -> None:
-        answer = {"version": order["version"], "epoch": order["epoch"]}
-        try:
-            tier = persistent_tier(order["url"], keep=order["keep"])
-            await asyncio.to_thread(tier.commit, order["version"], order["records"], order["meta"])
-        except (GeminiError, OSError) as error:
-            self._to_root({"op": "persist_failed", "reason": str(error), **answer})
-        else:
-            size_bytes = sum(record["size_bytes"] for record in order["records"])
-            self._to_root({"op": "committed", "size_bytes": size_bytes, **answer})
+        if (order := self.writer.due()) is not None:
+            self._background(self.writer.write(order))
 
     # -- what workers say --------------------------------------------------------------------------
 
     def _on_worker_message(self, worker: Worker, message: Message, fds: list[int]) -> None:
         del fds  # workers send none
-        tagged = {**message, "rank": worker.rank, "epoch": worker.epoch}
-        match message["op"]:
-            case "event":
-                self._event(message)
-                self._to_root(tagged)
-                if message["kind"] == "version_complete":
+        match message:
+            case EventSaid():
+                self.lab.pass_on(message.entry)
+                self._to_root(message)
+                if isinstance(message.entry.event, VersionComplete):
                     self._persist_if_complete()
-            case "slab":
+            case SlabRequest():
                 self._give_slab(worker, message)
-            case _:
-                self._to_root(tagged)
+            case ScriptFinished() | RestoreFailed():
+                self._to_root(message)
 
-    def _give_slab(self, worker: Worker, message: Message) -> None:
+    def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:
-            slab = self.keeper.slab(
-                worker.local_rank,
-                slots=[(shard, size) for shard, size in message["slots"]],
-                chunk_bytes=message["chunk_bytes"],
-                layout=message["layout"],
-            )
+            slab = self.keeper.slab(worker.local_rank, wanted)
         except GeminiError as error:
-            worker.channel.send({"error": type(error).__name__, "text": str(error)})
+            worker.channel.send(Refused.of(error))
         else:
-            worker.channel.send({"op": "slab"}, (slab.fd,))
+            worker.channel.send(SlabGiven(), (slab.fd,))
 
     def _on_worker_output(self, worker: Worker, lines: list[str]) -> None:
-        self._to_lab({"op": "output", "rank": worker.rank, "epoch": worker.epoch, "lines": lines})
+        self.lab.say(OutputSaid(rank=worker.rank, epoch=worker.epoch, lines=lines))
 
     def _on_worker_exit(self, worker: Worker, code: int) -> None:
         if worker.epoch < self.epoch or worker.status == "finished":
             return  # ended by a fence, or at its script's end
-        output = "\n".join(worker.output)
-        name = signal.Signals(-code).name if code < 0 else None
-        self.emit(
-            "worker_exited", rank=worker.rank, pid=worker.pid, signal=name, epoch=worker.epoch,
-            exit_code=code if code >= 0 else None, output=output if code else "",
-        )  # fmt: skip
+        self.lab.emit(
+            events.WorkerExited(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                pid=worker.pid or 0,
+                signal=signal.Signals(-code).name if code < 0 else None,
+                exit_code=code if code >= 0 else None,
+                output=tuple(worker.output) if code else (),
+            )
+        )
         self._to_root(
-            {"op": "exited", "rank": worker.rank, "epoch": worker.epoch, "code": code,
-             "output": output, "error": worker.error}
-        )  # fmt: skip
+            WorkerExited(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                code=code,
+                output="\n".join(worker.output),
+                error=worker.error,
+            )
+        )
 
     def _background(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -465,7 +432,7 @@ class Agent:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             text = f"{self.config.name}'s agent: {type(error).__name__}: {error}"
-            self.emit("note", text=text)
+            self.lab.emit(Note(text=text))
             print(text, file=sys.stderr)  # noqa: T201
 
 
@@ -485,8 +452,8 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _say(record: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(record) + "\n")
+def _say(answer: AgentUp) -> None:
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 
 
@@ -497,7 +464,7 @@ async def run_agent(config: AgentConfig) -> None:
 
 def main() -> None:
     """Run an agent from standard input's configuration until the lab ends."""
-    config = AgentConfig.from_json(json.loads(sys.stdin.readline()))
+    config = msgspec.json.decode(sys.stdin.readline(), type=AgentConfig)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an error, not the end
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))

@@ -9,10 +9,26 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, TypeVar
 
-from gemini_lab.wire.local import LocalChannel, Message
+from gemini_lab.recovery.messages import (
+    Fork,
+    Forked,
+    Kill,
+    Killed,
+    Listen,
+    Listening,
+    Message,
+    ParentReady,
+    Reaped,
+    ScriptError,
+    ScriptFinished,
+    WorkerStart,
+    WorkerStatus,
+)
+from gemini_lab.wire.local import LocalChannel
 
+Answer = TypeVar("Answer", Listening, Killed)
 OUTPUT_LINES: Final = 40  # of a worker's last words, kept for the report of its end
 
 
@@ -26,8 +42,8 @@ class Worker:
     channel: LocalChannel
     output_fd: int
     pid: int | None = None
-    status: str = "running"
-    error: Message | None = None  # its type and text, when the script ended with an exception
+    status: WorkerStatus = "running"
+    error: ScriptError | None = None  # when the script ended with an exception
     output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES))
     partial: bytes = b""
 
@@ -53,9 +69,9 @@ class WorkerHost:
         self.workers: dict[int, Worker] = {}
         self._warm = warm
         self._on_message, self._on_output, self._on_exit = on_message, on_output, on_exit
-        # By answer and epoch, and in the order of the questions: several may wait for the same.
-        self._waiting: defaultdict[tuple[str, int], deque[asyncio.Future[Message]]]
-        self._waiting = defaultdict(deque)
+        # By epoch, and in the order of the questions: several may wait for the same.
+        self._listening: defaultdict[int, deque[asyncio.Future[Listening]]] = defaultdict(deque)
+        self._killed: defaultdict[int, deque[asyncio.Future[Killed]]] = defaultdict(deque)
         self._is_ready = asyncio.Event()
         self._start_parent()
 
@@ -65,7 +81,7 @@ class WorkerHost:
 
     async def hold_port(self, *, host: str, epoch: int) -> int:
         """Hold a free port of `host` for the job's rendezvous; the next worker listens there."""
-        return int((await self._ask("listen", "listening", epoch, host=host))["port"])
+        return (await self._ask(Listen(epoch=epoch, host=host), self._listening[epoch])).port
 
     async def kill_all(self, *, epoch: int) -> None:
         """Kill the workers, and wait until none is left.
@@ -74,22 +90,25 @@ class WorkerHost:
         """
         if not self.workers:
             return
-        await self._ask("kill", "killed", epoch)
+        await self._ask(Kill(epoch=epoch), self._killed[epoch])
 
-    def start(self, spec: dict[str, Any]) -> None:
+    def start(self, start: WorkerStart) -> None:
         """Start one worker."""
         channel, theirs = LocalChannel.pair()
         output_fd, their_output = os.pipe()
         os.set_blocking(output_fd, False)
         worker = Worker(
-            rank=spec["rank"], local_rank=spec["local_rank"], epoch=spec["epoch"],
-            channel=channel, output_fd=output_fd,
-        )  # fmt: skip
+            rank=start.rank,
+            local_rank=start.seats.local_rank_of(start.rank),
+            epoch=start.epoch,
+            channel=channel,
+            output_fd=output_fd,
+        )
         self.workers[worker.rank] = worker
         loop = asyncio.get_running_loop()
         loop.add_reader(channel, self._read_worker, worker)
         loop.add_reader(output_fd, self._read_output, worker)
-        self._parent.send({"op": "fork", "spec": spec}, (theirs.fileno(), their_output))
+        self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
         theirs.close()
         os.close(their_output)
 
@@ -124,11 +143,11 @@ class WorkerHost:
         theirs.close()
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
-    async def _ask(self, op: str, answer: str, epoch: int, **more: Any) -> Message:
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[answer, epoch].append(future)
+    async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        waiting.append(future)
         await self.ready()
-        self._parent.send({"op": op, "epoch": epoch, **more})
+        self._parent.send(question)
         return await future
 
     def _read_parent(self) -> None:
@@ -139,20 +158,20 @@ class WorkerHost:
             self._replace_parent()
 
     def _handle_parent(self, message: Message) -> None:
-        if message["op"] == "ready":
-            self._is_ready.set()
-        elif message["op"] == "forked":
-            worker = self.workers.get(message["rank"])
-            if worker is not None and worker.epoch == message["epoch"]:
-                worker.pid = message["pid"]
-        elif message["op"] == "exited":
-            worker = self.workers.get(message["rank"])
-            if worker is not None and worker.epoch == message["epoch"]:
-                self._end(worker, message["code"])
-        else:
-            waiting = self._waiting[message["op"], message["epoch"]]
-            if waiting and not (future := waiting.popleft()).done():
-                future.set_result(message)
+        match message:
+            case ParentReady():
+                self._is_ready.set()
+            case Forked() | Reaped():
+                worker = self.workers.get(message.rank)
+                if worker is None or worker.epoch != message.epoch:
+                    return
+                worker.pid = message.pid
+                if isinstance(message, Reaped):
+                    self._end(worker, message.code)
+            case Listening():
+                _answer(self._listening[message.epoch], message)
+            case Killed():
+                _answer(self._killed[message.epoch], message)
 
     def _replace_parent(self) -> None:
         """The warm parent died: so did its workers. Start another one."""
@@ -162,12 +181,9 @@ class WorkerHost:
         self._start_parent()
         for worker in list(self.workers.values()):
             self._end(worker, -signal.SIGKILL)
-        for (answer, epoch), waiting in self._waiting.items():
-            if answer == "killed":
-                for future in waiting:
-                    if not future.done():
-                        future.set_result({"op": answer, "epoch": epoch})
-                waiting.clear()
+        for epoch, waiting in self._killed.items():
+            while waiting:
+                _answer(waiting, Killed(epoch=epoch))
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)
@@ -185,9 +201,9 @@ class WorkerHost:
             return
         messages, is_open = worker.channel.poll()
         for message, fds in messages:
-            if message["op"] == "finished":
+            if isinstance(message, ScriptFinished):
                 worker.status = "finished"
-            elif message["op"] == "error":
+            elif isinstance(message, ScriptError):
                 worker.error = message
             self._on_message(worker, message, fds)
         if not is_open:
@@ -207,6 +223,12 @@ class WorkerHost:
         if texts:
             worker.output.extend(texts)
             self._on_output(worker, texts)
+
+
+def _answer(waiting: deque[asyncio.Future[Answer]], answer: Answer) -> None:
+    """Give the answer to whoever asked first."""
+    if waiting and not (future := waiting.popleft()).done():
+        future.set_result(answer)
 
 
 def _is_readable(fd: int) -> bool:

@@ -1,11 +1,9 @@
 """An agent's side of the two tiers: slabs, their inventory, and the way to persistent storage."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec, flip_bit
-from gemini_lab.shard.layout import ShardLayout, require_same
+from gemini_lab.recovery.messages import DamagedCopy, KeptCopy, SlabRequest
+from gemini_lab.shard.layout import ShardLayout, ShardRecord, require_same
 from gemini_lab.storage import persistent_tier
 
 
@@ -18,26 +16,19 @@ class MemoryKeeper:
 
     def __init__(self) -> None:
         self._slabs: dict[int, Slab] = {}
-        self.layouts: dict[int, dict[str, Any]] = {}
+        self.layouts: dict[int, ShardLayout] = {}
 
-    def slab(
-        self,
-        local_rank: int,
-        *,
-        slots: Sequence[tuple[int, int]],
-        chunk_bytes: int,
-        layout: dict[str, Any],
-    ) -> Slab:
+    def slab(self, local_rank: int, wanted: SlabRequest) -> Slab:
         """The slab of a place: the one that is there, or a new one of the same form.
 
         Raises:
             ConfigError: The one that is there was made for other shards, and holds versions.
             CapacityError: Memory is short.
         """
-        own = slots[0][0]
+        own, chunk_bytes = wanted.slots[0].shard, wanted.chunk_bytes
         if own in self.layouts:
-            require_same(*(ShardLayout.from_json(x).identity for x in (self.layouts[own], layout)))
-        specs = tuple(SlotSpec(shard=shard, payload_bytes=size) for shard, size in slots)
+            require_same(self.layouts[own].identity, wanted.layout.identity)
+        specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in wanted.slots)
         slab = self._slabs.get(local_rank)
         if slab is not None and (slab.slots != specs or slab.chunk_bytes != chunk_bytes):
             if slab.copies():
@@ -50,25 +41,20 @@ class MemoryKeeper:
             slab = None
         if slab is None:
             slab = self._slabs[local_rank] = Slab.create(specs, chunk_bytes=chunk_bytes)
-        self.layouts[own] = layout
+        self.layouts[own] = wanted.layout
         return slab
 
-    def inventory(self) -> dict[str, Any]:
-        """Which copies are whole here: every checksum is checked.
-
-        Returns:
-            `copies`: (shard, version) of each good copy; `damaged`: (shard, version, first bad
-            chunk) of each complete copy that differs from its checksums.
-        """
+    def inventory(self) -> tuple[list[KeptCopy], list[DamagedCopy]]:
+        """Which copies are whole here, and which differ from their checksums: all are read."""
         copies, damaged = [], []
         for slab in self._slabs.values():
             for copy in slab.copies():
                 bad = slab.read(copy.shard, copy.version).bad_chunks()
                 if bad:
-                    damaged.append((copy.shard, copy.version, bad[0]))
+                    damaged.append(DamagedCopy(copy.shard, copy.version, bad[0]))
                 else:
-                    copies.append((copy.shard, copy.version))
-        return {"copies": copies, "damaged": damaged}
+                    copies.append(KeptCopy(copy.shard, copy.version))
+        return copies, damaged
 
     def own_shards(self) -> list[int]:
         """The shards whose owners are this node's workers."""
@@ -79,7 +65,7 @@ class MemoryKeeper:
         found = {c.shard for s in self._slabs.values() for c in s.copies() if c.version == version}
         return bool(found) and found >= set(self.own_shards())
 
-    def persist(self, version: int, url: str) -> list[dict[str, Any]]:
+    def persist(self, version: int, url: str) -> list[ShardRecord]:
         """Write this node's own shards of `version` to the persistent tier at `url`.
 
         Each shard is copied out of the slab first, so that training never waits for storage.

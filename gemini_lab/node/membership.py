@@ -3,9 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from gemini_lab.node.control_store import ControlStore, patiently
 
@@ -126,10 +128,22 @@ class Membership:
         return await asyncio.to_thread(act)
 
 
-def node_addresses(items: dict[str, Any]) -> dict[str, str]:
+def node_addresses(items: Mapping[str, str]) -> dict[str, str]:
     """Address of each registered node's agent."""
     return {
         key.removeprefix("nodes/"): json.loads(value)["address"]
         for key, value in items.items()
         if key.startswith("nodes/")
     }
+
+
+def read_epoch(items: Mapping[str, str]) -> int:
+    """The newest epoch that a root agent has written; 0 before the first."""
+    text = items.get("state")
+    return 0 if text is None else msgspec.json.decode(text, type=_Epoch).epoch
+
+
+class _Epoch(msgspec.Struct):
+    """The one field of a run's state that every agent reads."""
+
+    epoch: int

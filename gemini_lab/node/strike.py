@@ -1,83 +1,81 @@
-"""The acting half: an agent does to its own node what a failure does. Nothing is pretended."""
+"""The acting half of the injector: an agent does to its own node what a failure does.
+
+Nothing is pretended: a crash is a SIGKILL, a hang a SIGSTOP, a flipped bit is flipped.
+"""
 
 import os
 import random
-import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from gemini_lab.errors import GeminiError
+from gemini_lab.injector.orders import Action
+from gemini_lab.log.events import Injected, Note
+from gemini_lab.node.host import WorkerHost
+from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.shard_writer import ShardWriter
 
-if TYPE_CHECKING:
-    from gemini_lab.node.agent import Agent
+
+class Victim(Protocol):
+    """What of a node can be struck; its agent is one."""
+
+    name: str
+    lab: LabLink
+    host: WorkerHost
+    keeper: MemoryKeeper
+    writer: ShardWriter
+
+    def cut_root_link(self) -> None:
+        """Close the connection to the root agent, as a failing network does."""
 
 
-async def strike(agent: "Agent", failure: dict[str, Any]) -> None:
-    """Make `failure` happen on `agent`'s node.
-
-    Args:
-        agent: The agent of the node that is struck.
-        failure: `kind` and what it needs: `worker_crash` and `worker_hang` (`rank`, or the node's
-            first worker), `node_loss`, `node_freeze`, `link_cut`, `bit_flip` (`shard`, `seed`),
-            `store_full`.
-    """
-    match failure["kind"]:
+async def strike(node: Victim, action: Action) -> None:
+    """Do `action` to `node`, and say so; what cannot be done is a note."""
+    match action.kind:
         case "worker_crash":
-            _signal(agent, failure, signal.SIGKILL)
+            _signal_worker(node, action, signal.SIGKILL)
         case "worker_hang":
-            _signal(agent, failure, signal.SIGSTOP)
+            _signal_worker(node, action, signal.SIGSTOP)
         case "node_loss":
-            _said(agent, failure, {})
-            if agent.lab is not None:
-                await agent.lab.drain()
-            agent.host.signal_all(signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            await _signal_node(node, action, signal.SIGKILL)
         case "node_freeze":
-            _said(agent, failure, {})
-            if agent.lab is not None:
-                await agent.lab.drain()
-            agent.host.signal_all(signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            await _signal_node(node, action, signal.SIGSTOP)
         case "link_cut":
-            agent.cut_root_link()
-            _said(agent, failure, {})
+            node.cut_root_link()
+            _said(node, action)
         case "bit_flip":
-            bit = random.Random(failure.get("seed")).getrandbits(62)
-            try:
-                hit = agent.keeper.flip_bit(shard=failure.get("shard"), bit=bit)
-            except GeminiError as error:
-                agent.emit("note", text=f"no bit was flipped: {error}")
-            else:
-                _said(agent, failure, hit)
+            _flip_bit(node, action)
         case "store_full":
-            agent.store_is_full = True
-            _said(agent, failure, {})
+            node.writer.is_full = True
+            _said(node, action)
 
 
-def _signal(agent: "Agent", failure: dict[str, Any], signal_number: int) -> None:
-    rank = failure.get("rank")
-    ranks = sorted(agent.host.workers) if rank is None else [rank]
-    pid = agent.host.signal(ranks[0], signal_number) if ranks else None
+async def _signal_node(node: Victim, action: Action, signal_number: int) -> None:
+    _said(node, action)
+    await node.lab.drain()
+    node.host.signal_all(signal_number)
+    os.kill(os.getpid(), signal_number)
+
+
+def _signal_worker(node: Victim, action: Action, signal_number: int) -> None:
+    ranks = sorted(node.host.workers) if action.rank is None else [action.rank]
+    pid = node.host.signal(ranks[0], signal_number) if ranks else None
     if pid is None:
-        agent.emit("note", text=f"{failure['kind']}: no such worker runs on {agent.config.name}")
+        node.lab.emit(Note(text=f"{action.kind}: no such worker runs on {node.name}"))
     else:
-        _said(agent, failure, {"rank": ranks[0], "pid": pid})
+        _said(node, action, rank=ranks[0], pid=pid)
 
 
-@contextmanager
-def full_store(*, is_full: bool) -> Iterator[None]:
-    """While it lasts no file of this process can grow: the kernel refuses, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if is_full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+def _flip_bit(node: Victim, action: Action) -> None:
+    bit = random.Random(action.seed).getrandbits(62)
     try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        hit = node.keeper.flip_bit(shard=action.shard, bit=bit)
+    except GeminiError as error:
+        node.lab.emit(Note(text=f"no bit was flipped: {error}"))
+    else:
+        _said(node, action, **hit)
 
 
-def _said(agent: "Agent", failure: dict[str, Any], more: dict[str, Any]) -> None:
-    target = {"name": agent.config.name, **more}
-    agent.emit("injected", failure=failure, target=target)
+def _said(node: Victim, action: Action, **more: int) -> None:
+    node.lab.emit(Injected(failure=action.kind, **more))

@@ -17,8 +17,22 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
+import msgspec
+
+from gemini_lab.recovery.messages import (
+    Fork,
+    Forked,
+    Kill,
+    Killed,
+    Listen,
+    Listening,
+    Message,
+    ParentReady,
+    Reaped,
+    WorkerStart,
+)
 from gemini_lab.wire.local import LocalChannel
 
 HEAVY_MODULES: Final = (
@@ -53,7 +67,7 @@ class WarmParent:
     def __init__(self, channel: LocalChannel, *, warm: bool) -> None:
         self._channel = channel
         self._warm = warm
-        self._children: dict[int, dict[str, Any]] = {}
+        self._children: dict[int, WorkerStart] = {}  # by pid
         self._listener: socket.socket | None = None
 
     def serve(self) -> None:
@@ -62,7 +76,7 @@ class WarmParent:
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake)
-        self._channel.send({"op": "ready"})
+        self._channel.send(ParentReady())
         with selectors.DefaultSelector() as ready:
             ready.register(self._channel, selectors.EVENT_READ)
             ready.register(woken, selectors.EVENT_READ)
@@ -78,29 +92,30 @@ class WarmParent:
                 self._reap()
         self._kill_all()
 
-    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
-        if message["op"] == "fork":
-            self._fork(message["spec"], fds)
-        elif message["op"] == "listen":
-            self._listen(message)
-        elif message["op"] == "kill":
-            self._kill_all()
-            self._channel.send({"op": "killed", "epoch": message["epoch"]})
+    def _handle(self, message: Message, fds: list[int]) -> None:
+        match message:
+            case Fork():
+                self._fork(message.start, fds)
+            case Listen():
+                self._listen(message)
+            case Kill():
+                self._kill_all()
+                self._channel.send(Killed(epoch=message.epoch))
 
-    def _listen(self, message: dict[str, Any]) -> None:
+    def _listen(self, message: Listen) -> None:
         """Hold a port for the job's rendezvous, so that nobody takes it meanwhile."""
         if self._listener is not None:
             self._listener.close()
-        self._listener = socket.create_server((message["host"], 0), backlog=1024)
+        self._listener = socket.create_server((message.host, 0), backlog=1024)
         port = self._listener.getsockname()[1]
-        self._channel.send({"op": "listening", "epoch": message["epoch"], "port": port})
+        self._channel.send(Listening(epoch=message.epoch, port=port))
 
-    def _fork(self, spec: dict[str, Any], fds: list[int]) -> None:
+    def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         channel_fd, output_fd = fds
         listen_fd = self._listener.fileno() if self._listener else None
         pid = os.fork()
         if pid == 0:
-            self._become_worker(spec, channel_fd, output_fd, listen_fd)
+            self._become_worker(start, channel_fd, output_fd, listen_fd)
         for fd in fds:
             os.close(fd)
         if listen_fd is not None and self._listener is not None:
@@ -108,11 +123,11 @@ class WarmParent:
             self._listener = None
         with suppress(OSError):
             os.setpgid(pid, pid)
-        self._children[pid] = {"rank": spec["rank"], "epoch": spec["epoch"]}
-        self._channel.send({"op": "forked", "pid": pid, **self._children[pid]})
+        self._children[pid] = start
+        self._channel.send(Forked(pid=pid, rank=start.rank, epoch=start.epoch))
 
     def _become_worker(
-        self, spec: dict[str, Any], channel_fd: int, output_fd: int, listen_fd: int | None
+        self, start: WorkerStart, channel_fd: int, output_fd: int, listen_fd: int | None
     ) -> None:
         status = 1
         try:
@@ -125,9 +140,9 @@ class WarmParent:
             if self._warm:
                 from gemini_lab.node.worker import work  # noqa: PLC0415
 
-                status = work(spec, channel_fd, listen_fd)
+                status = work(start, channel_fd, listen_fd)
             else:
-                self._exec_worker(spec, channel_fd, listen_fd)
+                self._exec_worker(start, channel_fd, listen_fd)
         finally:
             with suppress(Exception):
                 sys.stdout.flush()
@@ -135,14 +150,13 @@ class WarmParent:
             os._exit(status)
 
     @staticmethod
-    def _exec_worker(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> None:
-        import json  # noqa: PLC0415
-
+    def _exec_worker(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> None:
         for fd in (channel_fd, listen_fd):
             if fd is not None:
                 os.set_inheritable(fd, True)
         command = [sys.executable, "-m", "gemini_lab.node.worker"]
-        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), json.dumps(spec)])
+        told = msgspec.json.encode(start).decode()
+        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), told])
 
     def _reap(self) -> None:
         while self._children:
@@ -155,7 +169,7 @@ class WarmParent:
         child = self._children.pop(pid, None)
         if child is not None:
             code = os.waitstatus_to_exitcode(status)
-            self._channel.send({"op": "exited", "pid": pid, "code": code, **child})
+            self._channel.send(Reaped(pid=pid, code=code, rank=child.rank, epoch=child.epoch))
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what the worker itself had started
 

@@ -1,6 +1,5 @@
 """A worker: one training process, from its start by the warm parent to the end of its script."""
 
-import json
 import os
 import runpy
 import signal
@@ -8,21 +7,28 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from gemini_lab.engine import session
 from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.job import Job
+from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.wire.local import LocalChannel
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-def distributed_environment(spec: dict[str, Any]) -> dict[str, str]:
+
+def distributed_environment(start: WorkerStart) -> dict[str, str]:
     """The variables by which torch.distributed and DeepSpeed learn of the job, as torchrun's."""
-    host, _, port = spec["rendezvous"].rpartition(":")
+    host, _, port = start.rendezvous.rpartition(":")
     return {
-        "RANK": str(spec["rank"]),
-        "WORLD_SIZE": str(spec["world_size"]),
-        "LOCAL_RANK": str(spec["local_rank"]),
-        "LOCAL_WORLD_SIZE": str(spec["workers_per_node"]),
+        "RANK": str(start.rank),
+        "WORLD_SIZE": str(start.seats.world_size),
+        "LOCAL_RANK": str(start.seats.local_rank_of(start.rank)),
+        "LOCAL_WORLD_SIZE": str(start.seats.workers_per_node),
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         # The store runs before the script does, as under torchrun, so every rank is its client.
@@ -31,11 +37,11 @@ def distributed_environment(spec: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def join_rendezvous(spec: dict[str, Any], listen_fd: int | None) -> Any:
+def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
     """The job's store: the worker that was given its port serves it, the others connect."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
-    host, _, port = spec["rendezvous"].rpartition(":")
+    host, _, port = address.rpartition(":")
     if listen_fd is None:
         return TCPStore(host, int(port), is_master=False)
     return TCPStore(
@@ -54,36 +60,37 @@ def avoid_shared_memory_collectives() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def run_script(spec: dict[str, Any]) -> None:
+def run_script(job: Job) -> None:
     """Run the job's script as `python SCRIPT ARGS` or `python -m MODULE ARGS` would."""
-    sys.argv = [spec["script"], *spec["args"]]
-    if spec["module"]:
-        runpy.run_module(spec["script"], run_name="__main__", alter_sys=True)
+    sys.argv = [job.script, *job.args]
+    if job.module:
+        runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(spec["script"]).resolve().parent))
-        runpy.run_path(spec["script"], run_name="__main__")
+        sys.path.insert(0, str(Path(job.script).resolve().parent))
+        runpy.run_path(job.script, run_name="__main__")
 
 
-def work(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> int:
+def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     """The worker's life; returns its exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
-    os.environ.update(distributed_environment(spec))
-    if spec["interface"] is not None:
+    job = start.order.job
+    os.environ.update(distributed_environment(start))
+    if start.interface is not None:
         # Otherwise they use what the host's own name means, which is often a loopback address.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, spec["interface"])
-    os.environ.update(spec["env"])
-    sys.path.insert(0, spec["cwd"])
-    os.chdir(spec["cwd"])
+            os.environ.setdefault(name, start.interface)
+    os.environ.update(job.env)
+    sys.path.insert(0, job.cwd)
+    os.chdir(job.cwd)
     channel = LocalChannel.adopt(channel_fd)
     # DeepSpeed calls torch by its older names: nothing that a script's author could mend.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     try:
         avoid_shared_memory_collectives()
-        store = join_rendezvous(spec, listen_fd)
-        session.current = session.WorkerSession(spec=spec, channel=channel, store=store)
-        run_script(spec)
+        store = join_rendezvous(start.rendezvous, listen_fd)
+        session.current = session.WorkerSession(start=start, channel=channel, store=store)
+        run_script(job)
         finish()
     except SystemExit as leave:
         if leave.code not in (None, 0):
@@ -92,11 +99,11 @@ def work(spec: dict[str, Any], channel_fd: int, listen_fd: int | None) -> int:
         finish()
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
         traceback.print_exc()
-        channel.send({"op": "error", "type": type(error).__name__, "text": str(error)})
+        channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
     sys.stdout.flush()
     sys.stderr.flush()
-    channel.send({"op": "finished"})
+    channel.send(ScriptFinished(rank=start.rank, epoch=start.epoch))
     channel.receive()  # others may still need the store that one rank serves: wait
     return 0
 
@@ -108,7 +115,11 @@ def finish() -> None:
 
 
 if __name__ == "__main__":
-    _channel, _listener, _spec = sys.argv[1:]
+    _channel, _listener, _start = sys.argv[1:]
     os._exit(
-        work(json.loads(_spec), int(_channel), None if _listener == "None" else int(_listener))
+        work(
+            msgspec.json.decode(_start, type=WorkerStart),
+            int(_channel),
+            None if _listener == "None" else int(_listener),
+        )
     )

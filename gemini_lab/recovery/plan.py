@@ -41,7 +41,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class CopyTransfer:
     """One copy of a shard's chosen version that goes from node to node before training resumes."""
 
     shard: int
@@ -67,7 +67,7 @@ class RecoveryPlan(Shown):
     tier: Tier
     members: tuple[str | None, ...]
     sources: tuple[Source, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[CopyTransfer, ...]
     reason: str
 
     @property
@@ -87,7 +87,7 @@ class RecoveryPlan(Shown):
             tier=record["tier"],
             members=tuple(record["members"]),
             sources=tuple(Source(**source) for source in record["sources"]),
-            transfers=tuple(Transfer(**transfer) for transfer in record["transfers"]),
+            transfers=tuple(CopyTransfer(**transfer) for transfer in record["transfers"]),
             reason=record["reason"],
         )
 
@@ -166,9 +166,9 @@ def _from_memory(
     members: Sequence[str | None],
     nodes_of: Mapping[int, Sequence[str]],
     workers_per_node: int,
-) -> tuple[tuple[Source, ...], tuple[Transfer, ...]]:
+) -> tuple[tuple[Source, ...], tuple[CopyTransfer, ...]]:
     sources: list[Source] = []
-    transfers: list[Transfer] = []
+    transfers: list[CopyTransfer] = []
     sends: Counter[str] = Counter()
     for shard, nodes in sorted(nodes_of.items()):
         wanted = [members[p] for p in placement.holders[shard // workers_per_node]]
@@ -176,7 +176,7 @@ def _from_memory(
             if receiver is not None and receiver not in nodes:
                 sender = min(nodes, key=lambda node: (sends[node], node))
                 sends[sender] += 1
-                transfers.append(Transfer(shard=shard, sender=sender, receiver=receiver))
+                transfers.append(CopyTransfer(shard=shard, sender=sender, receiver=receiver))
         owner = wanted[0]
         fetched = [t.sender for t in transfers if t.shard == shard and t.receiver == owner]
         if owner in nodes:

@@ -3,11 +3,15 @@
 All plain data: `RootAgent.handle` takes a happening and returns instructions.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
 
 from gemini_lab.log.events import AnyEvent
+from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
+from gemini_lab.recovery.plan import Copy
+from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 
 Phase = Literal[
@@ -20,12 +24,12 @@ RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """An agent is connected. `workers` maps its ranks to running or finished."""
+    """An agent is connected; `epoch` is the newest that it knows, `workers` its ranks."""
 
     at_s: float
     node: str
     epoch: int = 0
-    workers: dict[str, str] = field(default_factory=dict)
+    workers: dict[int, WorkerStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class FromAgent:
 
     at_s: float
     node: str
-    message: dict[str, Any]
+    message: FromAgentMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class JobSubmitted:
     """The lab has work."""
 
     at_s: float
-    job: dict[str, Any]
+    order: JobOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class JobCancelled:
     """The lab wants the run to end."""
 
     at_s: float
-    job_id: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | Ti
 class WriteState:
     """Store the state; what follows it may only be done when that succeeded."""
 
-    state: "RunState"
+    state: "RootState"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ class Send:
     """Tell an agent."""
 
     to: str
-    message: dict[str, Any]
+    order: RootOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,68 +117,89 @@ Instruction = WriteState | Send | Emit | RequestNodes | HangUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """What a new root needs to go on; plain JSON values in the store.
+class Trouble:
+    """What the recovery under way answers.
+
+    Attributes:
+        cause: How the first failure was noticed.
+        lost: The nodes that went, in the order in which that was noticed.
+        at_s: When the first failure was noticed.
+    """
+
+    cause: str
+    lost: tuple[str, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootState:
+    """What a new root needs to go on; one JSON object in the store.
 
     Attributes:
         epoch: Rises with every restart; agents end workers of an older one.
-        job: The job under way, as the lab wrote it.
-        members: The node on each position.
+        order: The job under way, as the lab submitted it.
+        placed: Who sits where, and, once a worker's `protect` told the settings, who keeps what.
         settings: What the workers' `protect` said; `None` before that.
         fingerprint: Of model, optimizer and world size, by which another model is recognised.
         rejected: Versions not to be tried again.
-        bad_copies: (shard, version, node) that failed their checksums.
-        restore_failures: How often each version (as text) failed to load.
+        bad_copies: Those that failed their checksums.
+        restore_failures: How often each version failed to load.
         attempts: Workers that failed since the last new iteration.
         recoveries: Failures so far, this one included.
-        recovery: What the recovery under way answers: cause, lost nodes, when it was detected.
+        trouble: What the recovery under way answers.
         iteration: Newest finished iteration of all ranks.
     """
 
     phase: Phase = "idle"
     epoch: int = 0
-    job: dict[str, Any] | None = None
-    members: tuple[str | None, ...] = ()
-    settings: dict[str, Any] | None = None
+    order: JobOrder | None = None
+    placed: Seats | None = None
+    settings: Settings | None = None
     fingerprint: str | None = None
     rejected: tuple[int, ...] = ()
-    bad_copies: tuple[tuple[int, int, str], ...] = ()
-    restore_failures: dict[str, int] = field(default_factory=dict)
+    bad_copies: tuple[Copy, ...] = ()
+    restore_failures: dict[int, int] = field(default_factory=dict)
     attempts: int = 0
     recoveries: int = 0
-    recovery: dict[str, Any] | None = None
+    trouble: Trouble | None = None
     iteration: int = 0
 
     @property
-    def the_job(self) -> dict[str, Any]:
+    def job(self) -> JobOrder:
         """The job, where there is one for certain."""
-        assert self.job is not None
-        return self.job
+        assert self.order is not None
+        return self.order
+
+    @property
+    def seats(self) -> Seats:
+        """Who sits where, where there is a job for certain."""
+        assert self.placed is not None
+        return self.placed
+
+    @property
+    def members(self) -> tuple[str | None, ...]:
+        """The node on each position; nobody without a job."""
+        return () if self.placed is None else self.placed.members
 
     @property
     def ranks(self) -> range:
         """All ranks of the job."""
-        return range(self.the_job["nodes"] * self.the_job["workers_per_node"])
+        return self.seats.ranks
+
+    @property
+    def recovery(self) -> int:
+        """The number of the recovery under way; 0 is the first start."""
+        return self.recoveries if self.trouble is not None else 0
 
     def read_settings(self) -> Settings:
         """The workers' settings; before `protect` told them, what the launcher was told."""
-        return Settings.parse(self.settings or self.the_job["settings"])
+        return self.settings or Settings.parse(self.job.settings)
 
-    def to_json(self) -> dict[str, Any]:
-        """The state as plain JSON values."""
-        return asdict(self)
+    def to_text(self) -> str:
+        """The state as JSON."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "RunState":
-        """The state that `to_json` gave."""
-        return cls(**{
-            **record,
-            "members": tuple(record["members"]),
-            "rejected": tuple(record["rejected"]),
-            "bad_copies": tuple(tuple(copy) for copy in record["bad_copies"]),
-        })  # fmt: skip
-
-
-def in_order(nodes: Iterable[str]) -> list[str]:
-    """Names in counting order: node-2 before node-10."""
-    return sorted(nodes, key=lambda name: (len(name), name))
+    def from_text(cls, text: str) -> "RootState":
+        """The state that `to_text` gave."""
+        return msgspec.json.decode(text, type=cls)

@@ -15,10 +15,33 @@ A failure in any phase begins again at fencing, with the next epoch; every step 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.faults import (
+    MAX_ATTEMPTS,
+    after_failed_restore,
+    reason_to_give_up,
+    rejections,
+)
+from gemini_lab.recovery.messages import (
+    Committed,
+    EventSaid,
+    Fence,
+    Fenced,
+    HoldPort,
+    Inventory,
+    Persisted,
+    PersistFailed,
+    PortHeld,
+    Release,
+    RestoreFailed,
+    ScriptFinished,
+    StartWorkers,
+    TakeInventory,
+    WorkerExited,
+)
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import (
@@ -35,19 +58,15 @@ from gemini_lab.recovery.protocol import (
     NodeLost,
     Phase,
     RequestNodes,
-    RunState,
+    RootState,
     Send,
     Tick,
+    Trouble,
     WriteState,
-    in_order,
 )
 from gemini_lab.recovery.saver import Saver
-from gemini_lab.recovery.told import planned
+from gemini_lab.seats import in_order
 
-MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
-MAX_KILLS: Final = 10  # the same for workers that a signal ended
-FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
-MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
 PHASE_LIMIT_S: Final = 60.0  # an agent that answers nothing for so long counts as lost
 FINISH_LIMIT_S: Final = 600.0  # for the last version's way to the persistent tier
 
@@ -60,13 +79,13 @@ class RootAgent:
         at_s: Now.
     """
 
-    def __init__(self, *, state: RunState, at_s: float) -> None:
+    def __init__(self, *, state: RootState, at_s: float) -> None:
         self.state = state
         self.living: dict[str, NodeJoined] = {}
-        self._answers: dict[str, dict[str, Any]] = {}  # this phase's, by node
+        self._answered: set[str] = set()  # who has answered this phase's question
         self._entered_s = at_s
         self._plan: RecoveryPlan | None = None
-        self._inventory: dict[str, dict[str, Any]] = {}
+        self._inventory: dict[str, Inventory] = {}
         self._progress = Progress()
         self._protected: set[int] = set()
         self._restored: set[int] = set()
@@ -103,9 +122,11 @@ class RootAgent:
         if phase in RESTARTING:
             return list(self._begin(at_s, cause="root_lost", lost=[]))
         working = {
-            int(rank): status for joined in self.living.values() if joined.epoch == self.state.epoch
+            rank: status
+            for joined in self.living.values()
+            if joined.epoch == self.state.epoch
             for rank, status in joined.workers.items()
-        }  # fmt: skip
+        }
         if phase == "running" and working.keys() < set(self.state.ranks):
             return list(self._begin(at_s, cause="worker_exited", lost=[]))
         self._finished = {rank for rank, status in working.items() if status == "finished"}
@@ -130,8 +151,8 @@ class RootAgent:
         if phase in {"fencing", "inventory", "rendezvous"}:
             yield from self._begin(joined.at_s, cause="link_cut", lost=[])
         elif phase in {"starting", "running"} and joined.node in self.state.members:
-            self._finished |= {int(r) for r, s in joined.workers.items() if s == "finished"}
-            if not set(self._ranks_on(joined.node)) <= {int(rank) for rank in joined.workers}:
+            self._finished |= {r for r, status in joined.workers.items() if status == "finished"}
+            if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
                 yield from self._begin(joined.at_s, cause="worker_exited", lost=[])
             else:
                 yield from self._finish_if_all_did(joined.at_s)
@@ -143,19 +164,19 @@ class RootAgent:
         if lost.node in self.state.members and self.state.phase in ACTIVE:
             yield from self._begin(lost.at_s, cause="node_lost", lost=[lost.node])
         elif self.state.phase in {"fencing", "inventory"}:
-            self._answers.pop(lost.node, None)
+            self._answered.discard(lost.node)
+            self._inventory.pop(lost.node, None)
             yield from self._advance(lost.at_s)
         elif self.state.phase in ACTIVE:
             yield from self._ask_for_nodes(f"{lost.node}, a standby, is gone")
 
     def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
-        job = submitted.job
-        present = in_order(self.living)[: job["nodes"]]
+        seats = submitted.order.seats
+        present = in_order(self.living)[: seats.nodes]
+        members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
-        self.state = RunState(
-            epoch=self.state.epoch,
-            job=job,
-            members=(*present, *[None] * (job["nodes"] - len(present))),
+        self.state = RootState(
+            epoch=self.state.epoch, order=submitted.order, placed=seats.seated(members)
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 
@@ -165,24 +186,40 @@ class RootAgent:
 
     def _on_message(self, said: FromAgent) -> Iterator[Instruction]:
         message = said.message
-        if message.get("epoch", self.state.epoch) != self.state.epoch:
+        if message.epoch not in {None, self.state.epoch}:
             return  # from before a fence
-        match message["op"]:
-            case "stopped" | "inventory" | "rendezvous":
-                if message["op"] == {"fencing": "stopped"}.get(self.state.phase, self.state.phase):
-                    self._answers[said.node] = message
-                    yield from self._advance(said.at_s)
-            case "event":
-                yield from self._on_event(said.at_s, message)
-            case "exited":
+        match message:
+            case Fenced() | Inventory() | PortHeld():
+                yield from self._on_answer(said.at_s, said.node, message)
+            case EventSaid():
+                yield from self._on_event(said.at_s, message.entry.event)
+            case WorkerExited():
                 yield from self._on_exit(said.at_s, said.node, message)
-            case "finished":
-                self._finished.add(message["rank"])
+            case ScriptFinished():
+                self._finished.add(message.rank)
                 yield from self._finish_if_all_did(said.at_s)
-            case "restore_failed":
-                yield from self._on_restore_failed(said.at_s, message)
-            case "persisted" | "persist_failed" | "committed":
+            case RestoreFailed():
+                before = self.state
+                self.state = after_failed_restore(before, message)
+                yield from rejections(before, self.state, message)
+                yield from self._begin(said.at_s, cause="restore_failed", lost=[])
+            case Persisted() | PersistFailed() | Committed():
                 yield from self._on_persistence(said.at_s, said.node, message)
+
+    def _on_answer(
+        self, at_s: float, node: str, answer: Fenced | Inventory | PortHeld
+    ) -> Iterator[Instruction]:
+        """An answer to this phase's question; to an earlier one's it comes too late."""
+        match answer, self.state.phase:
+            case Fenced(), "fencing":
+                self._answered.add(node)
+                yield from self._advance(at_s)
+            case Inventory(), "inventory":
+                self._answered.add(node)
+                self._inventory[node] = answer
+                yield from self._advance(at_s)
+            case PortHeld(), "rendezvous":
+                yield from self._start(at_s, answer.address)
 
     # -- a restart, step by step -----------------------------------------------------------------
 
@@ -190,23 +227,24 @@ class RootAgent:
         """Fence: the next epoch begins, all workers of older ones end."""
         state = self.state
         is_start = cause == "start"
-        recovery = state.recovery
-        if recovery is None and not is_start:
-            recovery = {"cause": cause, "lost": list(lost), "at_s": at_s}
+        trouble = state.trouble
+        if trouble is not None:
+            trouble = replace(trouble, lost=(*trouble.lost, *lost))
+        elif not is_start:
+            trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
             state = replace(state, recoveries=state.recoveries + 1)
+        self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
+        if trouble is not None and trouble.at_s == at_s:
             yield Emit(
                 event=events.RecoveryStarted(
-                    recovery=state.recoveries,
-                    epoch=state.epoch + 1,
+                    recovery=self.state.recovery,
+                    epoch=self.state.epoch,
                     cause=cause,
                     lost=tuple(lost),
                     failed_at_s=at_s,
                     iteration=state.iteration,
                 )
             )
-        elif recovery is not None:
-            recovery = {**recovery, "lost": [*recovery["lost"], *lost]}
-        self.state = replace(state, epoch=state.epoch + 1, recovery=recovery)
         yield from self._enter("fencing", at_s)
         self._plan = None
         self._protected, self._restored, self._finished = set(), set(), set()
@@ -217,23 +255,23 @@ class RootAgent:
 
     def _question(self, node: str) -> Send:
         """What every living agent is asked in this phase, latecomers too."""
-        op = "stop" if self.state.phase == "fencing" else "inventory"
-        message = {"op": op, "epoch": self.state.epoch}
-        return Send(to=node, message=message)
+        epoch = self.state.epoch
+        is_fence = self.state.phase == "fencing"
+        return Send(to=node, order=Fence(epoch=epoch) if is_fence else TakeInventory(epoch=epoch))
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in RESTARTING and phase != "fencing":
             yield self._step(self.state.phase, at_s)
         self.state = replace(self.state, phase=phase)
         self._entered_s = at_s
-        self._answers = {}
+        self._answered = set()
         yield WriteState(state=self.state)
 
     def _step(self, name: str, end_s: float) -> Emit:
         names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
         return Emit(
             event=events.RecoveryStep(
-                recovery=self._number(),
+                recovery=self.state.recovery,
                 epoch=self.state.epoch,
                 step=names.get(name, name),
                 start_s=self._entered_s,
@@ -241,25 +279,20 @@ class RootAgent:
             )
         )
 
-    def _number(self) -> int:
-        """The recovery under way; 0 is the first start."""
-        return self.state.recoveries if self.state.recovery is not None else 0
-
     def _advance(self, at_s: float) -> Iterator[Instruction]:
         """Go to the next phase when everybody who was asked has answered."""
-        phase = self.state.phase
-        if phase == "fencing" and self._answers.keys() >= self.living.keys():
+        if not self._answered >= self.living.keys():
+            return
+        if self.state.phase == "fencing":
+            self._inventory = {}
             yield from self._enter("inventory", at_s)
             for node in self.living:
                 yield self._question(node)
-        elif phase == "inventory" and self._answers.keys() >= self.living.keys():
-            self._inventory = dict(self._answers)
+        elif self.state.phase == "inventory":
             if self._needs_storage():
                 yield self._ask_storage()
             else:
                 yield from self._decide(at_s)
-        elif phase == "rendezvous" and self._answers:
-            yield from self._start(at_s, next(iter(self._answers.values()))["address"])
 
     def _needs_storage(self) -> bool:
         """Whether memory does not suffice and nobody has looked into the persistent tier yet.
@@ -268,18 +301,15 @@ class RootAgent:
         """
         if self.state.read_settings().persistent_url is None:
             return False
-        is_known = any("persistent" in answer for answer in self._inventory.values())
+        is_known = any(said.persistent is not None for said in self._inventory.values())
         return not is_known and self._make_plan().tier != "memory"
 
     def _ask_storage(self) -> Send:
         """Have one agent answer again, with the versions that the persistent tier has."""
         node = in_order(self.living)[0]
-        del self._answers[node]
+        self._answered.discard(node)
         url = self.state.read_settings().persistent_url
-        return Send(
-            to=node,
-            message={"op": "inventory", "epoch": self.state.epoch, "persistent_url": url},
-        )
+        return Send(to=node, order=TakeInventory(epoch=self.state.epoch, persistent_url=url))
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
         """Plan; then hold a port for the rendezvous, or wait for machines."""
@@ -287,61 +317,67 @@ class RootAgent:
             yield from self._report_bad_copies()
         before = self.state.members
         self._plan = plan = self._make_plan()
-        self.state = replace(self.state, members=plan.members)
-        spares = [node for node in self.living if node not in plan.members]
+        self.state = replace(self.state, placed=self.state.seats.seated(plan.members))
+        spares = self.state.seats.spares(self.living)
         if plan.missing:
-            if self.state.phase != "waiting":
-                yield from self._enter("waiting", at_s)
-            yield Emit(
-                event=events.RecoveryWaiting(
-                    recovery=self._number(),
-                    epoch=self.state.epoch,
-                    missing=plan.missing,
-                    standbys=tuple(spares),
-                )
-            )
-            yield from self._ask_for_nodes(f"positions {list(plan.missing)} have no machine")
+            yield from self._wait_for_machines(at_s, plan, spares)
             return
         yield from self._enter("rendezvous", at_s)
-        yield Emit(event=planned(plan, recovery=self._number(), epoch=self.state.epoch))
+        yield Emit(event=_planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         ready = [node for node in plan.members if node in before]  # a new machine still imports
         host = (ready or plan.members)[0]
-        yield Send(to=str(host), message={"op": "rendezvous", "epoch": self.state.epoch})
-        if len(spares) < self.state.the_job["standbys"]:
+        yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
+        if len(spares) < self.state.seats.standbys:
             yield from self._ask_for_nodes("a standby was used")
 
+    def _wait_for_machines(
+        self, at_s: float, plan: RecoveryPlan, spares: Sequence[str]
+    ) -> Iterator[Instruction]:
+        if self.state.phase != "waiting":
+            yield from self._enter("waiting", at_s)
+        yield Emit(
+            event=events.RecoveryWaiting(
+                recovery=self.state.recovery,
+                epoch=self.state.epoch,
+                missing=plan.missing,
+                standbys=tuple(spares),
+            )
+        )
+        yield from self._ask_for_nodes(f"positions {list(plan.missing)} have no machine")
+
     def _make_plan(self) -> RecoveryPlan:
+        seats = self.state.seats
         bad = set(self.state.bad_copies)
-        copies = [
-            Copy(shard=shard, version=version, node=node)
-            for node, answer in self._inventory.items()
-            for shard, version in answer["copies"]
-            if (shard, version, node) not in bad
-        ]
-        stored = [v for a in self._inventory.values() for v in a.get("persistent") or []]
+        found = (
+            Copy(shard=copy.shard, version=copy.version, node=node)
+            for node, said in self._inventory.items()
+            for copy in said.copies
+        )
+        stored = [v for said in self._inventory.values() for v in said.persistent or ()]
         return plan_recovery(
-            placement=self.placement(),
-            members=self.state.members,
-            copies=copies if self.state.settings else [],
+            # Without a placement no worker has called protect yet, and there is nothing to load.
+            placement=seats.placement or plan_placement(nodes=seats.nodes, replicas=1),
+            members=seats.members,
+            copies=[copy for copy in found if copy not in bad] if self.state.settings else [],
             living=self.living,
             standbys=in_order(self.living),
             persistent=stored,
             rejected=self.state.rejected,
-            workers_per_node=self.state.the_job["workers_per_node"],
+            workers_per_node=seats.workers_per_node,
         )
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
-        for node, answer in self._inventory.items():
-            for shard, version, chunk in answer["damaged"]:
+        for node, said in self._inventory.items():
+            for copy in said.damaged:
                 yield Emit(
                     event=events.ReplicaRejected(
-                        recovery=self._number(),
+                        recovery=self.state.recovery,
                         epoch=self.state.epoch,
-                        shard=shard,
-                        version=version,
+                        shard=copy.shard,
+                        version=copy.version,
                         holder=node,
-                        chunk=chunk,
-                        reason=f"chunk {chunk} failed its checksum",
+                        chunk=copy.chunk,
+                        reason=f"chunk {copy.chunk} failed its checksum",
                     )
                 )
 
@@ -349,45 +385,50 @@ class RootAgent:
         assert self._plan is not None
         yield from self._enter("starting", at_s)
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0, at_s=at_s)
-        message = {
-            "op": "start", "epoch": self.state.epoch, "job": self.state.the_job,
-            "rendezvous": address, "plan": self._plan.to_json(),
-            "fingerprint": self.state.fingerprint,
-        }  # fmt: skip
+        order = StartWorkers(
+            epoch=self.state.epoch,
+            order=self.state.job,
+            seats=self.state.seats,
+            plan=self._plan,
+            rendezvous=address,
+            fingerprint=self.state.fingerprint,
+        )
         for node in dict.fromkeys(self.state.members):
-            yield Send(to=str(node), message=message)
+            yield Send(to=str(node), order=order)
 
     # -- what workers say --------------------------------------------------------------------
 
-    def _on_event(self, at_s: float, message: dict[str, Any]) -> Iterator[Instruction]:
-        data = message["data"]
-        rank = data.get("rank")
-        match message["kind"]:
-            case "protected":
-                yield from self._on_protected(at_s, rank, data)
-            case "shard_restored":
-                self._restored.add(rank)
+    def _on_event(self, at_s: float, event: events.AnyEvent) -> Iterator[Instruction]:
+        match event:
+            case events.Protected():
+                yield from self._on_protected(at_s, event)
+            case events.ShardRestored():
+                self._restored.add(event.rank)
                 if self._restored == set(self.state.ranks):
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s
-            case "iteration" if not data.get("restored"):
-                yield from self._on_iteration(at_s, rank, data)
-            case "version_complete":
-                self._saver.note_complete(data["version"], next_version=data.get("next_version", 0))
+            case events.Iteration() if not event.restored:
+                yield from self._on_iteration(at_s, event)
+            case events.VersionComplete():
+                self._saver.note_complete(event.version, next_version=event.next_version)
 
-    def _on_protected(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
-        self._protected.add(rank)
+    def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
+        """The settings are known now, and with them who keeps what."""
+        self._protected.add(event.rank)
         if self.state.settings is None:
             self.state = replace(
-                self.state, settings=data["settings"], fingerprint=data["fingerprint"]
+                self.state,
+                settings=event.settings,
+                fingerprint=event.fingerprint,
+                placed=replace(self.state.seats, placement=event.placement),
             )
             yield WriteState(state=self.state)
         if self._protected == set(self.state.ranks) and self.state.phase == "starting":
             yield self._step("start", at_s)
             self._entered_s = at_s
 
-    def _on_iteration(self, at_s: float, rank: int, data: dict[str, Any]) -> Iterator[Instruction]:
-        self._progress.note(rank, data["iteration"], at_s=at_s, duration_s=data["duration_s"])
+    def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
+        self._progress.note(event.rank, event.iteration, at_s=at_s, duration_s=event.duration_s)
         done = self._progress.done
         started_from = (self._plan.version or 0) if self._plan else 0
         if self.state.phase == "starting" and done > started_from:
@@ -398,79 +439,39 @@ class RootAgent:
     def _resumed(self, at_s: float, iteration: int) -> Iterator[Instruction]:
         assert self._plan is not None
         yield self._step("warm_up", at_s)
-        recovery, number, reached = self.state.recovery, self._number(), self.state.iteration
-        self.state = replace(
-            self.state, phase="running", recovery=None, iteration=iteration, attempts=0
-        )
+        before = self.state
+        self.state = replace(before, phase="running", trouble=None, iteration=iteration, attempts=0)
         yield WriteState(state=self.state)
-        if recovery is not None:
+        if before.trouble is not None:
             version = self._plan.version or 0
             yield Emit(
                 event=events.RecoveryFinished(
-                    recovery=number,
-                    epoch=self.state.epoch,
+                    recovery=before.recovery,
+                    epoch=before.epoch,
                     version=version,
                     iteration=iteration,
-                    duration_s=at_s - recovery["at_s"],
-                    lost_iterations=max(0, reached - version),
+                    duration_s=at_s - before.trouble.at_s,
+                    lost_iterations=max(0, before.iteration - version),
                 )
             )
 
-    def _on_exit(self, at_s: float, node: str, message: dict[str, Any]) -> Iterator[Instruction]:
-        if self.state.phase not in {"starting", "running"} or message["rank"] in self._finished:
+    def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
+        if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
             return
         attempts = self.state.attempts + 1
         self.state = replace(self.state, attempts=attempts)
-        error = message.get("error") or {}
-        is_final = error.get("type") in FINAL_ERRORS
-        if is_final or attempts >= (MAX_ATTEMPTS if message["code"] > 0 else MAX_KILLS):
-            output = message["output"].splitlines()
-            last = next((line.strip() for line in reversed(output) if line.strip()), "no output")
-            told = f"{error['type']}: {error['text']}" if is_final else last
-            times = "" if is_final else f" (failure {attempts} without a new iteration)"
-            where = f"rank {message['rank']} on {node}, exit status {message['code']}{times}"
-            yield from self._fail(at_s, f"{where}: {told}", output=output)
-            return
-        yield from self._begin(at_s, cause="worker_exited", lost=[])
-
-    def _on_restore_failed(self, at_s: float, message: dict[str, Any]) -> Iterator[Instruction]:
-        version, shard, holder = message["version"], message["shard"], message["holder"]
-        failures = dict(self.state.restore_failures)
-        failures[str(version)] = failures.get(str(version), 0) + 1
-        yield Emit(
-            event=events.ReplicaRejected(
-                recovery=self._number(),
-                epoch=self.state.epoch,
-                shard=shard,
-                version=version,
-                holder=holder,
-                reason=message["reason"],
-            )
-        )
-        bad_copies, rejected = self.state.bad_copies, self.state.rejected
-        if holder is not None:
-            bad_copies = (*bad_copies, (shard, version, holder))
-        if failures[str(version)] >= MAX_RESTORE_FAILURES and version not in rejected:
-            rejected = (*rejected, version)
-            yield Emit(
-                event=events.VersionRejected(
-                    recovery=self._number(),
-                    epoch=self.state.epoch,
-                    version=version,
-                    reason=f"it failed to load {failures[str(version)]} times",
-                )
-            )
-        self.state = replace(
-            self.state, restore_failures=failures, bad_copies=bad_copies, rejected=rejected
-        )
-        yield from self._begin(at_s, cause="restore_failed", lost=[])
+        reason = reason_to_give_up(exited, node=node, attempts=attempts)
+        if reason is not None:
+            yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
+        else:
+            yield from self._begin(at_s, cause="worker_exited", lost=[])
 
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self, at_s: float) -> Iterator[Instruction]:
         phase = self.state.phase
         if phase in {"fencing", "inventory"} and at_s - self._entered_s > PHASE_LIMIT_S:
-            for node in [node for node in self.living if node not in self._answers]:
+            for node in [node for node in self.living if node not in self._answered]:
                 yield HangUp(node=node)
                 yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
         elif phase == "rendezvous" and at_s - self._entered_s > PHASE_LIMIT_S:
@@ -507,13 +508,13 @@ class RootAgent:
     # -- the persistent tier -------------------------------------------------------------------
 
     def _on_persistence(
-        self, at_s: float, node: str, message: dict[str, Any]
+        self, at_s: float, node: str, said: Persisted | PersistFailed | Committed
     ) -> Iterator[Instruction]:
-        if message["version"] != self._saver.version:
+        if said.version != self._saver.version:
             return
-        yield from self._saver.hear(at_s, node, message, state=self.state)
+        yield from self._saver.hear(at_s, node, said, state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
-            if message["version"] < self._saver.complete:  # the last one had to wait for it
+            if said.version < self._saver.complete:  # the last one had to wait for it
                 yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
             else:
                 yield from self._done(at_s)
@@ -538,37 +539,40 @@ class RootAgent:
         yield Emit(event=events.RunFinished(iteration=self._saver.complete))
 
     def _fail(
-        self, at_s: float, reason: str, *, output: Sequence[str] = ()
+        self, at_s: float, reason: str, *, output: tuple[str, ...] = ()
     ) -> Iterator[Instruction]:
         self.state = replace(self.state, epoch=self.state.epoch + 1)
         yield from self._enter("failed", at_s)
         yield from self._release()
-        yield Emit(event=events.RunFailed(reason=reason, output=tuple(output)))
+        yield Emit(event=events.RunFailed(reason=reason, output=output))
 
     def _release(self) -> Iterator[Instruction]:
         for node in self.living:
-            yield Send(to=node, message={"op": "release", "epoch": self.state.epoch})
+            yield Send(to=node, order=Release(epoch=self.state.epoch))
 
     # -- small answers ---------------------------------------------------------------------------
 
-    def _ranks_on(self, node: str) -> range:
-        per_node = self.state.the_job["workers_per_node"]
-        first = self.state.members.index(node) * per_node
-        return range(first, first + per_node)
-
-    def placement(self) -> Placement:
-        """Who keeps whose shard, by position."""
-        settings = self.state.read_settings()
-        nodes = self.state.the_job["nodes"]
-        return plan_placement(
-            nodes=nodes,
-            replicas=min(settings.replicas, nodes),
-            strategy=settings.strategy,
-            racks=self.state.the_job["racks"],
-        )
-
     def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
-        wanted = self.state.the_job["nodes"] + self.state.the_job["standbys"]
+        wanted = self.state.seats.machines
         if len(self.living) < wanted:
             yield Emit(event=events.NodeRequested(reason=reason))
             yield RequestNodes(wanted=wanted, reason=reason)
+
+
+def _planned(plan: RecoveryPlan, *, recovery: int, epoch: int) -> events.RecoveryPlanned:
+    """The plan as the log has it."""
+    return events.RecoveryPlanned(
+        recovery=recovery,
+        epoch=epoch,
+        version=plan.version,
+        tier=plan.tier,
+        members=plan.members,
+        sources=tuple(
+            events.ShardSource(shard=s.shard, tier=s.tier, holder=s.holder) for s in plan.sources
+        ),
+        transfers=tuple(
+            events.ShardMove(shard=t.shard, sender=t.sender, receiver=t.receiver)
+            for t in plan.transfers
+        ),
+        reason=plan.reason,
+    )

@@ -49,6 +49,23 @@ class WeightPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """One shard's file in the persistent tier, as the manifest of its version has it.
+
+    Attributes:
+        shard: Whose.
+        file: Its name; it carries the digest.
+        size_bytes: Of the file.
+        digest: xxh3_128 of the whole file, hexadecimal.
+    """
+
+    shard: int
+    file: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
     """The form of one rank's payload; it stays the same for a whole run.
 

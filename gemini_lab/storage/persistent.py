@@ -14,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 import fsspec
@@ -21,7 +22,7 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
-from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.storage.shard_file import pack_header, unpack
 from gemini_lab.units import MIB, format_bytes
 
@@ -88,23 +89,23 @@ class PersistentTier:
         version: int,
         shard: int,
         payload: bytes | bytearray | memoryview,
-        layout: Mapping[str, Any],
-    ) -> dict[str, Any]:
+        layout: ShardLayout,
+    ) -> ShardRecord:
         """Write one shard of a version that does not exist yet.
 
         Args:
             version: Its version.
             shard: Its rank.
             payload: As it lies in a slab.
-            layout: JSON form of its `ShardLayout`; it goes into the file.
+            layout: What lies where in it; it goes into the file.
 
         Returns:
-            Its record for `commit`: shard, file, size_bytes, digest.
+            Its record for `commit`.
 
         Raises:
             GeminiError: The store failed, is full or read-only; nothing is lost but this version.
         """
-        header = pack_header(memoryview(payload).nbytes, ShardLayout.from_json(layout))
+        header = pack_header(memoryview(payload).nbytes, layout)
         hasher = xxhash.xxh3_128(header)
         hasher.update(payload)
         folder = self._folder(version)
@@ -119,13 +120,9 @@ class PersistentTier:
                 f"of shard {shard} of version {version}, {stored_bytes} of {size_bytes} bytes "
                 f"reached {self.url}; check the store"
             )
-        return {
-            "shard": shard, "file": name, "size_bytes": size_bytes, "digest": hasher.hexdigest()
-        }  # fmt: skip
+        return ShardRecord(shard=shard, file=name, size_bytes=size_bytes, digest=hasher.hexdigest())
 
-    def commit(
-        self, version: int, records: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]
-    ) -> None:
+    def commit(self, version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any]) -> None:
         """Make a version exist, then remove the oldest beyond `keep`.
 
         Args:
@@ -137,7 +134,7 @@ class PersistentTier:
             IntegrityError: A shard is missing.
             GeminiError: The store failed, is full or read-only; the version does not exist then.
         """
-        shards = sorted(int(record["shard"]) for record in records)
+        shards = sorted(record.shard for record in records)
         if not shards or shards != list(range(len(shards))):
             raise IntegrityError(
                 f"version {version} has shards {shards}; every rank's shard is needed once"
@@ -146,7 +143,7 @@ class PersistentTier:
         content = {
             "version": version,
             "order": 1 + max((m["order"] for m in older.values()), default=0),
-            "shards": sorted((dict(record) for record in records), key=lambda r: r["shard"]),
+            "shards": [asdict(record) for record in sorted(records, key=lambda r: r.shard)],
             "meta": dict(meta),
         }
         text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)

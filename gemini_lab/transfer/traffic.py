@@ -9,6 +9,7 @@ import torch.distributed as dist
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.profiler.observe import IterationRecord
+from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.transfer.clocks import DeviceClock, WallClock
 from gemini_lab.transfer.conductor import Conductor
@@ -182,17 +183,19 @@ def conditions_of(settings: Settings) -> tuple[str, ...]:
     return tuple(found)
 
 
-def open_link(settings: Settings, spec: Mapping[str, Any], group: CheckpointGroup) -> Any:
+def open_link(settings: Settings, start: WorkerStart, group: CheckpointGroup) -> LinkBucket | None:
     """The emulated link of this worker's node, or `None`; every rank calls it.
 
     Args:
         settings: The job's.
-        spec: What the worker was told at its start.
+        start: What the worker was told at its start.
         group: All ranks.
     """
     if settings.link_bytes_per_s is None:
         return None
     return node_link(
-        job=spec["rendezvous"], node=spec["members"][spec["rank"] // spec["workers_per_node"]],
-        bytes_per_s=settings.link_bytes_per_s, barrier=group.barrier,
-    )  # fmt: skip
+        job=start.rendezvous,
+        node=start.seats.node_of(start.rank),
+        bytes_per_s=settings.link_bytes_per_s,
+        barrier=group.barrier,
+    )

@@ -1,11 +1,13 @@
-"""JSON messages and file descriptors between an agent and the processes of its own node."""
+"""Messages and file descriptors between an agent and the processes of its own node.
 
-import json
+A message is one line: a digit, how many descriptors come along, and its JSON.
+"""
+
 import socket
 from collections import deque
-from typing import Any
 
-Message = dict[str, Any]
+from gemini_lab.recovery.messages import Message, decode, encode
+
 _READ_BYTES = 2**16
 _MAX_FDS = 8
 
@@ -19,7 +21,7 @@ class LocalChannel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._buffer = bytearray()
-        self._messages: deque[Message] = deque()
+        self._lines: deque[bytes] = deque()
         self._fds: deque[int] = deque()
 
     @classmethod
@@ -39,7 +41,7 @@ class LocalChannel:
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         """Send one message; says whether the other end still listens."""
-        line = json.dumps({**message, "fds": len(fds)}, separators=(",", ":")).encode() + b"\n"
+        line = b"%d%b\n" % (len(fds), encode(message))
         try:
             sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
             self._socket.sendall(line[sent:])
@@ -49,7 +51,7 @@ class LocalChannel:
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Wait for the next message with its descriptors; `None` when the other end is gone."""
-        while not self._messages:
+        while not self._lines:
             if not self._read():
                 return None
         return self._next()
@@ -58,7 +60,7 @@ class LocalChannel:
         """What is there after the socket became readable, and whether the other end is open."""
         is_open = self._read()
         found = []
-        while self._messages:
+        while self._lines:
             found.append(self._next())
         return found, is_open
 
@@ -67,8 +69,8 @@ class LocalChannel:
         self._socket.close()
 
     def _next(self) -> tuple[Message, list[int]]:
-        message = self._messages.popleft()
-        return message, [self._fds.popleft() for _ in range(message.pop("fds", 0))]
+        line = self._lines.popleft()
+        return decode(line[1:]), [self._fds.popleft() for _ in range(int(line[:1]))]
 
     def _read(self) -> bool:
         try:
@@ -77,7 +79,6 @@ class LocalChannel:
             return False
         self._fds.extend(fds)
         self._buffer += data
-        *lines, rest = self._buffer.split(b"\n")
-        self._buffer = bytearray(rest)
-        self._messages.extend(json.loads(line) for line in lines)
+        *lines, self._buffer = self._buffer.split(b"\n")
+        self._lines.extend(bytes(line) for line in lines)
         return bool(data)

@@ -1,4 +1,4 @@
-"""JSON messages over TCP, with a shared secret: how lab, root agent and agents talk.
+"""Messages over TCP, with a shared secret: how lab, root agent and agents talk.
 
 One message is one line. The opener proves that it knows the lab's token by answering a random
 challenge with an HMAC, so the token itself never crosses the network. A closed connection is
@@ -8,24 +8,24 @@ reported at once as the end of the stream: it is how a dead process is noticed i
 import asyncio
 import hashlib
 import hmac
-import json
 import secrets
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import LaunchError, MessageError
+from gemini_lab.recovery.messages import Hello, Message, decode, encode
 
-Message = dict[str, Any]
 LINE_LIMIT_BYTES: Final = 64 * 2**20
 HANDSHAKE_S: Final = 5.0
 
 
 class Channel:
-    """One authenticated connection; `peer` is the opener's greeting (at least `{"name": ...}`)."""
+    """One authenticated connection; `peer` is the opener's greeting."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Message
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Hello
     ) -> None:
         self.peer = peer
         self._reader = reader
@@ -39,7 +39,7 @@ class Channel:
     def send(self, message: Message) -> None:
         """Queue one message; a closed connection drops it (the receiver notices by itself)."""
         if not self._writer.is_closing():
-            self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            self._writer.write(encode(message) + b"\n")
 
     async def drain(self) -> None:
         """Wait until the queue is short again: back-pressure for talkative senders."""
@@ -47,15 +47,22 @@ class Channel:
             await self._writer.drain()
 
     async def receive(self) -> Message | None:
-        """The next message, or `None` when the connection is closed or broken."""
+        """The next message, or `None` when the connection is closed or broken.
+
+        Who says what is no message cannot be understood from there on: that breaks it, too.
+        """
         try:
             line = await self._reader.readline()
         except (ConnectionError, OSError, ValueError):
             return None
         if not line.endswith(b"\n"):
             return None
-        message: Message = json.loads(line)
-        return message
+        try:
+            return decode(line)
+        except MessageError as error:
+            print(f"gemini_lab: {error}", file=sys.stderr)  # noqa: T201 - the process's log
+            self.close()
+            return None
 
     def close(self) -> None:
         """Close this end."""
@@ -80,7 +87,7 @@ async def serve(
             peer = await asyncio.wait_for(_check(reader, writer, token), HANDSHAKE_S)
             if peer is not None:
                 await handle(Channel(reader, writer, peer))
-        except (TimeoutError, ConnectionError, OSError, ValueError):
+        except (TimeoutError, ConnectionError, OSError, ValueError, MessageError):
             pass  # a stranger, or a peer that died while it was introducing itself
         finally:
             writer.close()
@@ -91,18 +98,20 @@ async def serve(
 
 async def _check(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str
-) -> Message | None:
+) -> Hello | None:
     challenge = secrets.token_hex(16)
     writer.write(challenge.encode() + b"\n")
-    hello: Message = json.loads(await reader.readline())
-    proof = hello.pop("proof", "")
-    if not isinstance(proof, str) or not hmac.compare_digest(proof, _answer(token, challenge)):
+    proof = await reader.readline()
+    if not hmac.compare_digest(proof.strip(), _answer(token, challenge).encode()):
+        return None
+    hello = decode(await reader.readline())
+    if not isinstance(hello, Hello):
         return None
     writer.write(b"welcome\n")
     return hello
 
 
-async def connect(address: str, token: str, hello: Message, *, timeout_s: float) -> Channel:
+async def connect(address: str, token: str, hello: Hello, *, timeout_s: float) -> Channel:
     """Open a connection to `address` (`host:port`) and introduce ourselves with `hello`.
 
     Raises:
@@ -115,8 +124,7 @@ async def connect(address: str, token: str, hello: Message, *, timeout_s: float)
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_LIMIT_BYTES)
         challenge = (await reader.readline()).decode().strip()
-        greeting = {**hello, "proof": _answer(token, challenge)}
-        writer.write(json.dumps(greeting).encode() + b"\n")
+        writer.write(_answer(token, challenge).encode() + b"\n" + encode(hello) + b"\n")
         if await reader.readline() != b"welcome\n":
             writer.close()
             raise LaunchError(f"{address} does not accept this lab's token; is it another lab's?")

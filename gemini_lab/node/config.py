@@ -1,0 +1,48 @@
+"""What an agent is told at its start, and what it answers."""
+
+import msgspec
+
+from gemini_lab.node.control_store import EtcdAddress
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an agent is told at its start, as one line of JSON.
+
+    Attributes:
+        name: The node's.
+        token: The lab's secret, by which its processes know one another.
+        etcd: Where the lab's store is.
+        prefix: Of all the lab's keys there.
+        lease_s: A node that gives no sign of life for so long counts as lost.
+        warm: Whether workers are forked from a parent that has imported everything.
+        threads: For each worker's computations; `None` leaves it to the environment.
+    """
+
+    name: str
+    token: str
+    etcd: EtcdAddress
+    prefix: str
+    lease_s: float
+    warm: bool
+    threads: int | None
+
+
+class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="up"):
+    """An agent's answer: it listens on `address`."""
+
+    name: str
+    address: str
+    pid: int
+
+
+class AgentDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="down"):
+    """What a starter says of an agent that did not come up."""
+
+    error: str
+
+
+class BootOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the start-up program is told: an agent for each of its ranks."""
+
+    agents: list[AgentConfig]
+    log_folder: str

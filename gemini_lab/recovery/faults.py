@@ -1,0 +1,70 @@
+"""When to give up: a script that fails for its own reasons, a version that does not load."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.log.events import ReplicaRejected, VersionRejected
+from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
+from gemini_lab.recovery.plan import Copy
+from gemini_lab.recovery.protocol import Emit, RootState
+
+MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
+MAX_KILLS: Final = 10  # the same for workers that a signal ended
+MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
+FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
+"""Errors that the same script on the same machines would only raise again."""
+
+
+def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str | None:
+    """Why the run ends with this worker; `None` when it is worth another start.
+
+    Args:
+        exited: What its agent said.
+        node: Where it ran.
+        attempts: Workers that failed since the last new iteration, this one included.
+    """
+    error = exited.error
+    is_final = error is not None and error.error in FINAL_ERRORS
+    if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
+        return None
+    told = f"{error.error}: {error.text}" if error is not None and is_final else exited.output
+    times = "" if is_final else f" (failure {attempts} without a new iteration)"
+    return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
+
+
+def after_failed_restore(state: RootState, said: RestoreFailed) -> RootState:
+    """The state without the copy that could not be used, and without its version at last."""
+    failures = {
+        **state.restore_failures,
+        said.version: state.restore_failures.get(said.version, 0) + 1,
+    }
+    bad_copies, rejected = state.bad_copies, state.rejected
+    if said.holder is not None:
+        bad = Copy(shard=said.shard, version=said.version, node=said.holder)
+        bad_copies = (*bad_copies, bad)
+    if failures[said.version] >= MAX_RESTORE_FAILURES and said.version not in rejected:
+        rejected = (*rejected, said.version)
+    return replace(state, restore_failures=failures, bad_copies=bad_copies, rejected=rejected)
+
+
+def rejections(before: RootState, after: RootState, said: RestoreFailed) -> Iterator[Emit]:
+    """What is said of a copy that could not be used, and of a version that is tried no more."""
+    number = before.recovery
+    yield Emit(
+        event=ReplicaRejected(
+            recovery=number,
+            epoch=before.epoch,
+            shard=said.shard,
+            version=said.version,
+            holder=said.holder,
+            reason=said.reason,
+        )
+    )
+    for version in set(after.rejected) - set(before.rejected):
+        reason = f"it failed to load {after.restore_failures[version]} times"
+        yield Emit(
+            event=VersionRejected(
+                recovery=number, epoch=before.epoch, version=version, reason=reason
+            )
+        )

@@ -1,0 +1,510 @@
+"""Every message between the processes of a lab, each a frozen value; one encoder, one decoder.
+
+    lab            <-> agent         the owner's orders; events, output and requests in return
+    root agent     <-> agent         the steps of a restart, saving, and what workers say
+    agent          <-> warm parent   forking, killing and reaping the node's workers
+    agent          <-> worker        memory for checkpoints; events, errors, the end of the script
+    `gemini-lab`   <-> lab           failures on purpose, and the end of a run
+
+In JSON a message is one object; `op` is the class's name in snake case. The decoder is strict: an
+unknown op, an unknown or missing field or a value of the wrong type is refused with a
+`MessageError` that names the message. What is said about the past carries its epoch, so that what
+was said before a fence can be told from what came after it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, Union
+
+import msgspec
+
+from gemini_lab import errors
+from gemini_lab.errors import GeminiError, MessageError
+from gemini_lab.injector.orders import Action
+from gemini_lab.job import Job
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import OfWorker, SettingValue
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.seats import Seats
+from gemini_lab.shard.layout import ShardLayout, ShardRecord
+
+JsonValue = object  # whatever JSON has
+WorkerStatus = Literal["running", "finished"]
+Epoch = Annotated[int, msgspec.Meta(ge=0)]
+Rank = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def _op(name: str) -> str:
+    """`TakeInventory` is `take_inventory` in JSON."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="op", tag=_op
+):
+    """Anything that one process of a lab says to another."""
+
+
+# -- greetings: the first thing that the opener of a connection says -------------------------------
+
+
+class LabHello(Message, frozen=True, kw_only=True):
+    """The lab's owner is here; `at_s` is its clock, to which agents set their events."""
+
+    at_s: float
+
+
+class RootHello(Message, frozen=True, kw_only=True):
+    """The root agent of `term` is here, on the node `name`."""
+
+    name: str
+    term: int
+
+
+class ProbeHello(Message, frozen=True, kw_only=True):
+    """`name` looks whether this agent lives, and hangs up."""
+
+    name: str
+
+
+class ControlHello(Message, frozen=True, kw_only=True):
+    """A command wants the lab to act on its run."""
+
+
+Hello = LabHello | RootHello | ProbeHello | ControlHello
+
+
+# -- lab and agent ---------------------------------------------------------------------------------
+
+
+class CloseLab(Message, frozen=True, kw_only=True):
+    """To an agent: end, and leave nothing behind."""
+
+
+class Inject(Message, frozen=True, kw_only=True):
+    """To an agent: do to your own node what a failure does."""
+
+    action: Action
+
+
+class EventSaid(Message, frozen=True, kw_only=True):
+    """An event of a node or of one of its workers."""
+
+    entry: Entry
+
+    @property
+    def epoch(self) -> int | None:
+        """That of the worker who says it; `None` for the node's own."""
+        event = self.entry.event
+        return event.epoch if isinstance(event, OfWorker) else None
+
+
+class OutputSaid(Message, frozen=True, kw_only=True):
+    """To the lab: lines that a worker printed."""
+
+    rank: Rank
+    epoch: Epoch
+    lines: list[str]
+
+
+class NeedNodes(Message, frozen=True, kw_only=True):
+    """To the lab: have the operator bring machines until `wanted` agents live."""
+
+    wanted: int
+    reason: str
+
+
+# -- a command and the lab -------------------------------------------------------------------------
+
+
+class StopRun(Message, frozen=True, kw_only=True):
+    """To the lab: end the run under way."""
+
+
+class InjectFailure(Message, frozen=True, kw_only=True):
+    """To the lab: make this failure happen; `failure` is `Failure.to_json`'s."""
+
+    failure: dict[str, JsonValue]
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """From the lab: what was done, in words."""
+
+    text: str
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """An error on its way to another process; `raise_again` raises it there as its own type."""
+
+    error: str
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Refused":
+        """The message about `error`."""
+        return cls(error=type(error).__name__, text=str(error))
+
+    def to_error(self) -> GeminiError:
+        """The error, as its own type where it is one of ours."""
+        kind = getattr(errors, self.error, None)
+        if isinstance(kind, type) and issubclass(kind, GeminiError):
+            return kind(self.text)
+        return GeminiError(f"{self.error}: {self.text}")
+
+
+# -- what a job is to root, agents and workers -----------------------------------------------------
+
+
+class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job as the lab submits it.
+
+    Attributes:
+        number: Counts the lab's runs.
+        job: What every worker runs.
+        seats: How many nodes, standbys and workers; racks. Members are the root agent's to choose.
+        settings: What the launcher was told; it replaces what the script's configuration says.
+    """
+
+    number: int
+    job: Job
+    seats: Seats
+    settings: dict[str, SettingValue] = {}
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker is told at its start.
+
+    Attributes:
+        rank: Who it is.
+        epoch: The restart that it belongs to.
+        order: The job, and what the launcher was told.
+        seats: Who sits where in this epoch.
+        plan: What is loaded from where.
+        rendezvous: `host:port` of the job's store.
+        fingerprint: Of the model that the version is of; `None` before the first `protect`.
+        interface: The network interface to the other nodes; `None` where it is not known.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    order: JobOrder
+    seats: Seats
+    plan: RecoveryPlan
+    rendezvous: str
+    fingerprint: str | None
+    interface: str | None
+
+
+class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a persistent version's manifest says of the run that made it."""
+
+    job: str
+    fingerprint: str | None
+    world_size: int
+    settings: dict[str, JsonValue]
+
+
+# -- root agent to agent ---------------------------------------------------------------------------
+
+
+class RootOrder(Message, frozen=True, kw_only=True):
+    """What only the root agent of this epoch, or of a later one, may say."""
+
+    epoch: Epoch
+
+
+class Fence(RootOrder, frozen=True, kw_only=True):
+    """End all workers; what belongs to older epochs counts no more."""
+
+
+class TakeInventory(RootOrder, frozen=True, kw_only=True):
+    """Say which copies are whole in memory and, given a URL, which versions the tier has."""
+
+    persistent_url: str | None = None
+
+
+class HoldPort(RootOrder, frozen=True, kw_only=True):
+    """Hold a port for the job's rendezvous."""
+
+
+class StartWorkers(RootOrder, frozen=True, kw_only=True):
+    """Start the workers of your position."""
+
+    order: JobOrder
+    seats: Seats
+    plan: RecoveryPlan
+    rendezvous: str
+    fingerprint: str | None
+
+
+class Persist(RootOrder, frozen=True, kw_only=True):
+    """Write your own shards of a version to the persistent tier when it is whole."""
+
+    version: int
+    url: str
+
+
+class Commit(RootOrder, frozen=True, kw_only=True):
+    """Write the manifest: every member has written its shards."""
+
+    version: int
+    url: str
+    keep: int
+    records: list[ShardRecord]
+    meta: VersionMeta
+
+
+class Release(RootOrder, frozen=True, kw_only=True):
+    """The run is over: end its workers, and give its memory back."""
+
+
+# -- agent to root agent ---------------------------------------------------------------------------
+
+
+class Joined(Message, frozen=True, kw_only=True):
+    """The first word to a new root: the newest epoch seen, and the state of each worker."""
+
+    epoch: Epoch
+    workers: dict[Rank, WorkerStatus]
+
+
+class Fenced(Message, frozen=True, kw_only=True):
+    """No worker of an older epoch is left."""
+
+    epoch: Epoch
+
+
+class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A complete copy that differs from its checksums, first in `chunk`."""
+
+    shard: int
+    version: int
+    chunk: int
+
+
+class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole copy whose checksums were verified just now."""
+
+    shard: int
+    version: int
+
+
+class Inventory(Message, frozen=True, kw_only=True):
+    """What a node's memory holds; `persistent` is `None` where the tier was not asked for."""
+
+    epoch: Epoch
+    copies: list[KeptCopy]
+    damaged: list[DamagedCopy]
+    persistent: list[int] | None = None
+
+
+class PortHeld(Message, frozen=True, kw_only=True):
+    """The address of the rendezvous."""
+
+    epoch: Epoch
+    address: str
+
+
+class Persisted(Message, frozen=True, kw_only=True):
+    """This node's own shards of a version are written."""
+
+    epoch: Epoch
+    version: int
+    records: list[ShardRecord]
+
+
+class PersistFailed(Message, frozen=True, kw_only=True):
+    """They, or the manifest, could not be written."""
+
+    epoch: Epoch
+    version: int
+    reason: str
+
+
+class Committed(Message, frozen=True, kw_only=True):
+    """The version exists in the persistent tier."""
+
+    epoch: Epoch
+    version: int
+    size_bytes: int
+
+
+class ScriptError(Message, frozen=True, kw_only=True):
+    """The exception with which a worker's script ended."""
+
+    error: str
+    text: str
+
+
+class WorkerExited(Message, frozen=True, kw_only=True):
+    """A worker ended before its script had finished.
+
+    Attributes:
+        code: Exit status; negative: the signal.
+        output: Its last lines.
+        error: The exception, if its script ended with one.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    code: int
+    output: str
+    error: ScriptError | None = None
+
+
+# -- agent and warm parent -------------------------------------------------------------------------
+
+
+class Fork(Message, frozen=True, kw_only=True):
+    """To the warm parent: fork a worker; its socket and output pipe come along."""
+
+    start: WorkerStart
+
+
+class Listen(Message, frozen=True, kw_only=True):
+    """To the warm parent: hold a free port of `host`; the next worker listens there."""
+
+    epoch: Epoch
+    host: str
+
+
+class Kill(Message, frozen=True, kw_only=True):
+    """To the warm parent: kill all workers."""
+
+    epoch: Epoch
+
+
+class ParentReady(Message, frozen=True, kw_only=True):
+    """The warm parent has imported everything."""
+
+
+class Forked(Message, frozen=True, kw_only=True):
+    """A worker runs."""
+
+    pid: int
+    rank: Rank
+    epoch: Epoch
+
+
+class Reaped(Message, frozen=True, kw_only=True):
+    """A worker ended."""
+
+    pid: int
+    rank: Rank
+    epoch: Epoch
+    code: int
+
+
+class Killed(Message, frozen=True, kw_only=True):
+    """No worker is left."""
+
+    epoch: Epoch
+
+
+class Listening(Message, frozen=True, kw_only=True):
+    """The port that is held."""
+
+    epoch: Epoch
+    port: int
+
+
+# -- worker and agent ------------------------------------------------------------------------------
+
+
+class SlotWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Room for one shard: the worker's own, or a replica of another's."""
+
+    shard: int
+    payload_bytes: int
+
+
+class SlabRequest(Message, frozen=True, kw_only=True):
+    """To the agent: give me the descriptor of my slab, made if it is not there yet.
+
+    Attributes:
+        slots: The shards that it keeps, the worker's own first.
+        chunk_bytes: What one checksum covers.
+        layout: What lies where in the worker's own shard.
+    """
+
+    slots: list[SlotWanted]
+    chunk_bytes: int
+    layout: ShardLayout
+
+
+class SlabGiven(Message, frozen=True, kw_only=True):
+    """To the worker: the descriptor comes along."""
+
+
+class RestoreFailed(Message, frozen=True, kw_only=True):
+    """A copy could not be used: plan without it. `holder` is `None` for the persistent tier."""
+
+    rank: Rank
+    epoch: Epoch
+    shard: int
+    version: int
+    holder: str | None
+    reason: str
+
+
+class ScriptFinished(Message, frozen=True, kw_only=True):
+    """A worker's script has ended as it should."""
+
+    rank: Rank
+    epoch: Epoch
+
+
+FromAgentMessage = (
+    Fenced
+    | Inventory
+    | PortHeld
+    | Persisted
+    | PersistFailed
+    | Committed
+    | WorkerExited
+    | ScriptFinished
+    | RestoreFailed
+    | EventSaid
+)
+"""What the root agent hears from an agent that has joined."""
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def _leaves(kind: type[Message]) -> list[type[Message]]:
+    """All classes of messages that are said, below `kind`."""
+    below = [leaf for child in kind.__subclasses__() for leaf in _leaves(child)]
+    return below or [kind]
+
+
+MESSAGES: Mapping[str, type[Message]] = {
+    str(kind.__struct_config__.tag): kind for kind in _leaves(Message)
+}
+"""Every message by its `op`."""
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(
+    Union[tuple(MESSAGES.values())]  # noqa: UP007 - made at run time
+)
+
+
+def encode(message: Message) -> bytes:
+    """The message as one line of JSON, without the line break."""
+    return _ENCODER.encode(message)
+
+
+def decode(line: bytes | bytearray | memoryview) -> Message:
+    """The message that `encode` gave as `line`.
+
+    Raises:
+        MessageError: It is none, or has other fields than its kind has.
+    """
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, ValueError) as error:
+        found = re.search(rb'"op":\s*"([a-z_]{1,40})"', bytes(line[:4096]))
+        name = found[1].decode() if found else "message"
+        raise MessageError(
+            f"cannot read a {name} ({error}); do all nodes run the same gemini_lab?"
+        ) from error

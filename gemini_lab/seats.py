@@ -1,0 +1,172 @@
+"""Who sits where: nodes on positions, ranks on nodes, replicas on positions.
+
+A position is a place in the job that outlives the machine on it: position `p` runs the ranks
+`p * workers_per_node` and following, and a standby that takes a lost node's position runs those
+ranks too. A placement speaks of positions, workers speak of ranks, and agents of nodes by name; all
+the arithmetic between the three is here.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seats:
+    """Nodes, standbys, racks, workers, and who keeps whose shard.
+
+    Attributes:
+        nodes: Positions.
+        standbys: Machines that are to wait beside them.
+        workers_per_node: Ranks on each position.
+        members: The node on each position; `None` where none is. Empty before the first start.
+        rack_of: The rack of each node whose rack is known, by the node's name.
+        placement: Which positions keep which shards; `None` until the job's settings are known.
+    """
+
+    nodes: int
+    standbys: int = 0
+    workers_per_node: int = 1
+    members: tuple[str | None, ...] = ()
+    rack_of: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.workers_per_node < 1 or self.standbys < 0:
+            raise ConfigError(
+                "a lab needs at least one node and one worker on it, and no fewer than 0 standbys "
+                f"(got nodes={self.nodes}, workers_per_node={self.workers_per_node}, "
+                f"standbys={self.standbys})"
+            )
+        if self.members and len(self.members) != self.nodes:
+            raise ConfigError(f"{self.nodes} positions cannot seat the members {self.members}")
+
+    # -- how many --------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the job."""
+        return self.nodes * self.workers_per_node
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.world_size)
+
+    @property
+    def machines(self) -> int:
+        """Nodes and standbys together."""
+        return self.nodes + self.standbys
+
+    # -- ranks, positions, nodes -----------------------------------------------------------------
+
+    def position_of(self, rank: int) -> int:
+        """The position on which `rank` runs."""
+        return rank // self.workers_per_node
+
+    def local_rank_of(self, rank: int) -> int:
+        """The number of `rank` among the workers of its node."""
+        return rank % self.workers_per_node
+
+    def node_of(self, rank: int) -> str:
+        """The node on which `rank` runs.
+
+        Raises:
+            ConfigError: There is no such rank, or no node on its position.
+        """
+        if rank not in self.ranks:
+            raise ConfigError(f"no rank {rank} runs; ranks go from 0 to {self.world_size - 1}")
+        position = self.position_of(rank)
+        node = self.members[position] if self.members else None
+        if node is None:
+            raise ConfigError(f"rank {rank} has no node: nobody sits on position {position}")
+        return node
+
+    def ranks_at(self, position: int) -> range:
+        """The ranks of a position."""
+        first = position * self.workers_per_node
+        return range(first, first + self.workers_per_node)
+
+    def ranks_on(self, node: str) -> range:
+        """The ranks that run on `node`: none for a standby."""
+        return self.ranks_at(self.members.index(node)) if node in self.members else range(0)
+
+    def spares(self, nodes: Collection[str]) -> list[str]:
+        """Those of `nodes` that have no position, in counting order."""
+        return in_order(node for node in nodes if node not in self.members)
+
+    # -- who keeps what --------------------------------------------------------------------------
+
+    @property
+    def holders(self) -> Placement:
+        """The placement.
+
+        Raises:
+            ConfigError: There is none yet.
+        """
+        if self.placement is None:
+            raise ConfigError("no placement is known before the job's settings are")
+        return self.placement
+
+    def peers_that_keep(self, rank: int) -> tuple[int, ...]:
+        """The ranks beside the owner that keep a replica of `rank`'s shard, in sending order.
+
+        A shard's replicas go to the workers with the owner's local rank on the other positions.
+        """
+        positions = self.holders.holders[self.position_of(rank)][1:]
+        local_rank = self.local_rank_of(rank)
+        return tuple(p * self.workers_per_node + local_rank for p in positions)
+
+    def kept_shards(self, rank: int) -> tuple[int, ...]:
+        """The shards in `rank`'s slab, its own first."""
+        local_rank = self.local_rank_of(rank)
+        kept = self.holders.kept_by(self.position_of(rank))
+        return tuple(position * self.workers_per_node + local_rank for position in kept)
+
+    def replica_numbers(self, rank: int) -> dict[int, int]:
+        """Each other shard in `rank`'s slab, and which of its replicas this is (1, 2, ...)."""
+        return {
+            shard: self.peers_that_keep(shard).index(rank) + 1
+            for shard in self.kept_shards(rank)[1:]
+        }
+
+    def rank_on(self, node: str, *, keeping: int) -> int:
+        """The rank on `node` in whose slab the shard `keeping` lies: the same local rank."""
+        return self.ranks_on(node)[self.local_rank_of(keeping)]
+
+    # -- other seats -----------------------------------------------------------------------------
+
+    def seated(self, members: Sequence[str | None]) -> "Seats":
+        """The same with these nodes on the positions."""
+        return replace(self, members=tuple(members))
+
+    def placed(self, settings: Settings) -> "Seats":
+        """The same with the placement that `settings` ask for.
+
+        Racks count where every position's is known.
+
+        Raises:
+            ConfigError: There are fewer nodes than replicas, or the strategy does not fit them.
+        """
+        known = [self.rack_of.get(member or "") for member in self.members]
+        racks = [rack for rack in known if rack is not None]
+        placement = plan_placement(
+            nodes=self.nodes,
+            replicas=settings.replicas,
+            strategy=settings.strategy,
+            racks=racks if racks and len(racks) == self.nodes else None,
+        )
+        return replace(self, placement=placement)
+
+
+def node_name(number: int) -> str:
+    """What the machine with this number is called: numbers count up and are never used again."""
+    return f"node-{number}"
+
+
+def in_order(nodes: Iterable[str]) -> list[str]:
+    """Names in counting order: node-2 before node-10."""
+    return sorted(nodes, key=lambda name: (len(name), name))
