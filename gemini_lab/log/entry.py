@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Event)
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of a log.
 
     Attributes:

@@ -50,11 +50,11 @@ class Event(
 
 
 class OfWorker(Event, frozen=True, kw_only=True):
-    """Something about one worker.
+    """Something about one worker; what it says itself has rank and epoch from its session.
 
     Attributes:
-        rank: The worker's. A worker leaves it out, and its session says it.
-        epoch: The worker's; rises with every restart. Left out and said as `rank`.
+        rank: The worker's.
+        epoch: The worker's; it rises with every restart.
     """
 
     rank: int = UNSAID

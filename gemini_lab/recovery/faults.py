@@ -28,7 +28,9 @@ def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str 
     is_final = error is not None and error.error in FINAL_ERRORS
     if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
         return None
-    told = f"{error.error}: {error.text}" if error is not None and is_final else exited.output
+    lines = [line.strip() for line in exited.output.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it printed nothing"
+    told = f"{error.error}: {error.text}" if error is not None and is_final else last
     times = "" if is_final else f" (failure {attempts} without a new iteration)"
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gemini_lab.errors import ConfigError, IntegrityError
-from gemini_lab.log.file import LOG_FILE, read_events
+from gemini_lab.log.events import PersistStarted
+from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.shard.codec import decode_framed
 from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.storage.persistent import PersistentTier
@@ -108,9 +109,9 @@ def tier_url(source: str | Path) -> str:
     if (folder / "persistent").is_dir():
         return str(folder / "persistent")
     if (folder / LOG_FILE).is_file():
-        for event in read_events(folder / LOG_FILE):
-            if event.kind == "persist_started":
-                return str(event.data["url"])
+        for entry in read_log(folder / LOG_FILE):
+            if isinstance(entry.event, PersistStarted):
+                return entry.event.url
     raise ConfigError(
         f"{source} has no persistent tier: no folder 'persistent', no version and no log that "
         "names one; give the run's folder or the tier's URL"

@@ -16,7 +16,8 @@ from gemini_lab.injector.failures import (
     WorkerHang,
 )
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.log.file import read_events
+from gemini_lab.log.events import Collectives, Transfer
+from gemini_lab.log.file import read_log
 
 ITERATIONS = 16
 
@@ -59,18 +60,19 @@ def test_a_cut_link_that_comes_back_costs_nothing(lab, undisturbed):
 def test_the_log_has_every_collective_and_the_way_of_every_version(lab):
     """But for those of the first iteration, which a worker is in before it is watched."""
     run = lab.train(gpt_job(size="tiny", iterations=4), persistent_url=None).wait(200)
-    events = list(read_events(run.folder / "events.jsonl"))
-    told = [event for event in events if event.kind == "collectives"]
-    assert {(e.data["rank"], e.data["iteration"]) for e in told} == {
+    entries = list(read_log(run.log))
+    told = [entry for entry in entries if isinstance(entry.event, Collectives)]
+    assert {(e.event.rank, e.event.iteration) for e in told} == {
         (rank, iteration) for rank in range(4) for iteration in (2, 3, 4)
     }
-    for event in told:
-        data = event.data
-        assert "reduce_scatter_tensor" in data["names"]
-        assert len(data["names"]) == len(data["sizes_bytes"]) == len(data["starts_s"])
-        assert all(a <= b for a, b in zip(data["starts_s"], data["ends_s"], strict=True))
-        assert data["began_s"] + max(data["ends_s"]) <= event.at_s + 0.1
-    ways = [(e.data["rank"], e.data["version"]) for e in events if e.kind == "transfer"]
+    for entry in told:
+        made = entry.event
+        assert "reduce_scatter_tensor" in made.names
+        assert len(made.names) == len(made.sizes_bytes) == len(made.starts_s)
+        assert all(a <= b for a, b in zip(made.starts_s, made.ends_s, strict=True))
+        assert made.began_s + max(made.ends_s) <= entry.at_s + 0.1
+    sent = [entry.event for entry in entries if isinstance(entry.event, Transfer)]
+    ways = [(transfer.rank, transfer.version) for transfer in sent]
     assert sorted(ways) == [(rank, version) for rank in range(4) for version in range(5)]
 
 
@@ -90,8 +92,8 @@ def stop_and_damage(run) -> None:
 
     struck = threading.Event()
 
-    def watch(event):
-        if event.kind == "iteration" and run.iteration >= 6 and not struck.is_set():
+    def watch(entry):
+        if entry.kind == "iteration" and run.iteration >= 6 and not struck.is_set():
             struck.set()
             run.inject(WorkerHang("rank-1"))
             run.inject(BitFlip("rank-1", shard=1))

@@ -22,9 +22,9 @@ def test_a_lab_profiles_a_job_and_stops_it(pair):
     assert profile.traffic_bytes > 0
     assert pair.run.is_over
     assert pair.run.report().plans[-1].profile == profile
-    assert {event.data["rank"] for event in pair.run.events("iteration")} == {0, 1}
+    assert {entry.event.rank for entry in pair.run.events("iteration")} == {0, 1}
     assert pair.run.events("lab_started", "profiled") == [
-        event for event in pair.run.events() if event.kind in {"lab_started", "profiled"}
+        entry for entry in pair.run.events() if entry.kind in {"lab_started", "profiled"}
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from gemini_lab import Job, Lab
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
-from gemini_lab.log.file import read_events
+from gemini_lab.log.file import read_log
 
 ITERATIONS = 18
 PACED = {"link_bytes_per_s": "80 MB/s", "profile_iterations": 2}
@@ -23,7 +23,7 @@ def pair(tmp_path_factory):
 
 
 def events_of(run, *kinds: str):
-    return [event for event in read_events(run.folder / "events.jsonl") if event.kind in kinds]
+    return [entry.event for entry in read_log(run.log) if entry.kind in kinds]
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,16 @@ def test_every_scheme_gives_the_same_losses(pair, undisturbed, settings):
     job = gpt_job(size="tiny", iterations=ITERATIONS)
     run = pair.train(job, persistent_url=None, **{**PACED, **settings}).wait(200)
     assert run.report().losses_match(undisturbed(iterations=ITERATIONS, nodes=2))
-    versions = [event.data["version"] for event in events_of(run, "version_complete")]
+    versions = [event.version for event in events_of(run, "version_complete")]
     assert (max(versions) == ITERATIONS) if settings["scheme"] != "none" else not versions
     planned = events_of(run, "profiled")
     assert len(planned) == (settings["scheme"] in {"naive", "interleaved", "gemini"})
     for event in planned:
-        size_bytes = sum(chunk["size_bytes"] for chunk in event.data["schedule"]["chunks"])
+        size_bytes = event.schedule.sent_bytes
         sent: dict[int, int] = {}
         for one in events_of(run, "transfer"):
-            if one.data["rank"] == 0:
-                version = one.data["version"]
-                sent[version] = sent.get(version, 0) + one.data["sent_bytes"]
+            if one.rank == 0:
+                sent[one.version] = sent.get(one.version, 0) + one.sent_bytes
         assert set(sent.values()) == {size_bytes}
 
 
@@ -64,14 +63,14 @@ def test_two_workers_of_a_node_share_its_link_and_change_no_loss(undisturbed, tm
         run = lab.train(job, persistent_url=None, scheme="gemini", **PACED).wait(250)
     assert run.report().losses_match(undisturbed(iterations=ITERATIONS, nodes=4))
     (planned,) = events_of(run, "profiled")
-    chunks = [event for event in events_of(run, "transfer") if event.data["span"] is not None]
-    newest = max(event.data["version"] for event in chunks)
+    chunks = [event for event in events_of(run, "transfer") if event.span is not None]
+    newest = max(event.version for event in chunks)
     for ranks in ({0, 1}, {2, 3}):
-        sent = [e for e in chunks if e.data["rank"] in ranks and e.data["version"] == newest]
-        assert {event.data["rank"] for event in sent} == ranks
-        lasted_s = max(e.data["end_s"] for e in sent) - min(e.data["start_s"] for e in sent)
-        assert sum(event.data["sent_bytes"] for event in sent) <= 1.01 * 80e6 * lasted_s
-    assert planned.data["profile"]["world_size"] == 4
+        sent = [e for e in chunks if e.rank in ranks and e.version == newest]
+        assert {event.rank for event in sent} == ranks
+        lasted_s = max(e.end_s for e in sent) - min(e.start_s for e in sent)
+        assert sum(event.sent_bytes for event in sent) <= 1.01 * 80e6 * lasted_s
+    assert planned.profile.world_size == 4
 
 
 def test_a_naive_piece_larger_than_the_buffer_is_refused_and_training_goes_on(pair, undisturbed):
@@ -105,8 +104,8 @@ def strike_while_chunks_travel(run, draw: random.Random, *, at_iterations: list[
     """Kill a random rank at a random moment of each of these iterations."""
     left = list(at_iterations)
 
-    def watch(event):
-        is_due = event.kind == "iteration" and left and event.data["iteration"] >= left[0]
+    def watch(entry):
+        is_due = entry.kind == "iteration" and left and entry.event.iteration >= left[0]
         if is_due and run.phase == "training":
             left.pop(0)
             failure = WorkerCrash(f"rank-{draw.randrange(2)}")
@@ -140,12 +139,12 @@ def test_another_sequence_in_mid_run_is_noticed_and_profiled_again(pair, script)
     path = script(textwrap.dedent(CHANGING))
     run = pair.train(Job(script=str(path)), persistent_url=None).wait(200)
     first, second = events_of(run, "profiled")
-    calls = [len(event.data["profile"]["collectives"]) for event in (first, second)]
+    calls = [len(event.profile.collectives) for event in (first, second)]
     assert calls[1] == calls[0] + 1
     notes = run.report().notes
     assert any("all_reduce" in note for note in notes)
     assert any("profiled again" in note for note in notes)
-    assert max(e.data["version"] for e in events_of(run, "version_complete")) == 40
+    assert max(e.version for e in events_of(run, "version_complete")) == 40
 
 
 def test_versions_reach_the_persistent_tier_though_not_every_one_is_sent(pair):

@@ -10,7 +10,7 @@ from gemini_lab import Lab
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.log.file import read_events
+from gemini_lab.log.file import read_log
 
 DRIVER = '''
 """Files that nobody can write or list while a file called `hold` lies beside this module."""
@@ -75,7 +75,7 @@ def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undis
         until(lambda: run.iteration >= 2)
         hold.touch()
         until(lambda: run.iteration == 16)
-        kinds = [event.kind for event in read_events(run.folder / "events.jsonl")]
+        kinds = [entry.kind for entry in read_log(run.log)]
         assert "persist_finished" not in kinds
         assert "recovery_finished" in kinds
         assert not run.is_over, "the last version is on its way"

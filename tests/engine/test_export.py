@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gemini_lab.errors import ConfigError, IntegrityError
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import PersistStarted
 from gemini_lab.log.file import EventLog
 from gemini_lab.shard.codec import decode_framed
 from gemini_lab.shard.layout import ShardLayout
@@ -105,8 +106,8 @@ def test_the_tier_of_a_run_is_found(tmp_path):
     with pytest.raises(ConfigError, match="has no persistent tier"):
         tier_url(tmp_path)
     log = EventLog(tmp_path / "events.jsonl")
-    data = {"version": 3, "url": "s3://bucket/run"}
-    log.append(Event(kind="persist_started", at_s=0.0, node="lab", data=data))
+    started = PersistStarted(version=3, url="s3://bucket/run")
+    log.append(Entry(at_s=0.0, node="lab", event=started))
     log.close()
     assert tier_url(tmp_path) == "s3://bucket/run"
     (tmp_path / "persistent").mkdir()

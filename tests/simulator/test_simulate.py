@@ -204,18 +204,22 @@ def test_a_recorded_run_tells_iterations_recoveries_and_their_steps():
     outages = [hardware(5000.0, 3), hardware(40_000.0, 8, 9)]
     outcome = simulate(PAPER, gemini(PAPER), outages, days=1, record=True)
     by_kind = {}
-    for event in outcome.events:
-        by_kind.setdefault(event.kind, []).append(event)
+    for entry in outcome.events:
+        by_kind.setdefault(entry.kind, []).append(entry.event)
     assert [e.at_s for e in outcome.events] == sorted(e.at_s for e in outcome.events)
-    assert [e.data["tier"] for e in by_kind["recovery_planned"]] == ["memory", "persistent"]
-    steps = [e.data for e in by_kind["recovery_step"] if e.data["recovery"] == 1]
-    assert [s["step"] for s in steps] == ["detect", "serialise", "retrieve", "warm_up"]
-    for event, recovery in zip(by_kind["recovery_finished"], outcome.recoveries, strict=True):
-        assert event.data["duration_s"] == recovery.duration_s
-        assert event.data["version"] == recovery.version
-    repeated = sum(e.data["lost_iterations"] for e in by_kind["recovery_finished"])
+    assert [planned.tier for planned in by_kind["recovery_planned"]] == ["memory", "persistent"]
+    steps = [step for step in by_kind["recovery_step"] if step.recovery == 1]
+    assert [step.step for step in steps] == ["detect", "serialise", "retrieve", "warm_up"]
+    for finished, recovery in zip(by_kind["recovery_finished"], outcome.recoveries, strict=True):
+        assert finished.duration_s == recovery.duration_s
+        assert finished.version == recovery.version
+    repeated = sum(finished.lost_iterations for finished in by_kind["recovery_finished"])
     assert len(by_kind["iteration"]) == int(outcome.versions) + repeated
-    assert by_kind["run_started"][0].data["settings"]["simulated"] is True
+    (started,) = by_kind["run_started"]
+    assert started.simulated.policy == "Gemini"
+    assert len(by_kind["node_joined"]) == PAPER.nodes + PAPER.standbys + len(
+        by_kind["node_requested"]
+    )
 
 
 def test_recording_does_not_change_the_outcome():

@@ -48,7 +48,7 @@ def conductor(notes, *, calls: list[int]) -> tuple[Conductor, Transfer]:
     made = Conductor(
         settings=Settings(scheme="gemini", profile_iterations=PROFILED), group=Group(),
         transfer=transfer, seam=Seam(calls), sizes=[8, 8], sends_to=[1], receives_from={1: 1},
-        emit=lambda _kind, **data: notes.append(data["text"]),
+        emit=lambda event: notes.append(event.text),
     )  # fmt: skip
     return made, transfer
 

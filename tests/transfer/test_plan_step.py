@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
+from gemini_lab.log.events import AnyEvent, Event, Note, Profiled
 from gemini_lab.profiler.observe import SKIP, IterationRecord
 from gemini_lab.profiler.profile import CollectiveRecord
 from gemini_lab.settings import Settings
@@ -60,12 +61,12 @@ class Rank:
         if on_device:
             wire = dist.PrefixStore("wire", store)
             lanes = GlooLanes(CheckpointGroup(wire, rank=rank, world_size=WORLD, timeout_s=60))
-        self.events: list[tuple[str, dict]] = []
+        self.events: list[AnyEvent] = []
         self.seam, self.transfer = Seam(1.0 + 0.2 * rank, calls), Transfer()
         self.conductor = Conductor(
             settings=Settings(profile_iterations=PROFILED, **settings), group=group,
             transfer=self.transfer, seam=self.seam, sizes=sizes, sends_to=[1 - rank],
-            receives_from={1 - rank: 1}, emit=lambda kind, **data: self.events.append((kind, data)),
+            receives_from={1 - rank: 1}, emit=self.events.append,
             lanes=lanes,
         )  # fmt: skip
         self.sent: list[int] = []
@@ -77,8 +78,8 @@ class Rank:
         if self.transfer.route is not None:
             self.transfer.route.close()
 
-    def told(self, kind: str) -> list[dict]:
-        return [data for name, data in self.events if name == kind]
+    def told(self, kind: type[Event]) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
 
 
 def ranks(*, sizes: list[int], calls=CALLS, on_device: bool = False, **settings) -> list[Rank]:
@@ -110,11 +111,11 @@ def test_every_byte_of_every_shard_is_planned_by_its_own_size() -> None:
 
 def test_the_plan_is_told_once_with_all_that_it_was_made_from() -> None:
     first, second = ranks(sizes=[8, 8], scheme="gemini")
-    (told,) = first.told("profiled")
-    assert second.told("profiled") == []
-    assert told["schedule"]["fingerprint"] == first.conductor.schedule.fingerprint
-    assert len(told["profile"]["collectives"]) == 3
-    assert told["calibration"]["bandwidth_bytes_per_s"] > 0
+    (told,) = first.told(Profiled)
+    assert second.told(Profiled) == []
+    assert told.schedule.fingerprint == first.conductor.schedule.fingerprint
+    assert len(told.profile.collectives) == 3
+    assert told.calibration.bandwidth_bytes_per_s > 0
 
 
 def test_once_planned_every_version_is_sent_again() -> None:
@@ -129,8 +130,8 @@ def test_on_a_device_chunks_go_its_own_way_and_the_plan_is_made_for_its_wire_and
         assert isinstance(one.transfer.route, DeviceRoute)
         assert one.seam.gate is one.transfer.route
     assert both[0].conductor.schedule == both[1].conductor.schedule
-    (told,) = both[0].told("profiled")
-    assert told["calibration"]["copy_bytes_per_s"] > 0
+    (told,) = both[0].told(Profiled)
+    assert told.calibration.copy_bytes_per_s > 0
 
 
 def test_a_scheme_that_its_buffer_refuses_leaves_all_ranks_in_the_background() -> None:
@@ -139,9 +140,9 @@ def test_a_scheme_that_its_buffer_refuses_leaves_all_ranks_in_the_background() -
         assert one.conductor.schedule is None
         assert one.transfer.route is None
         assert one.sent[-3:] == list(range(one.sent[-1] - 2, one.sent[-1] + 1))
-    (note,) = both[0].told("note")
-    assert "the scheme was refused" in note["text"]
-    assert both[1].told("note") == []
+    (note,) = both[0].told(Note)
+    assert "the scheme was refused" in note.text
+    assert both[1].told(Note) == []
 
 
 def test_a_job_without_idle_time_sends_all_before_the_update_and_says_its_cost() -> None:
@@ -150,4 +151,4 @@ def test_a_job_without_idle_time_sends_all_before_the_update_and_says_its_cost()
         schedule = one.conductor.schedule
         assert schedule.leftover == schedule.chunks
         assert schedule.delay_s > 0
-    assert any("do not fit" in note["text"] for note in both[0].told("note"))
+    assert any("do not fit" in note.text for note in both[0].told(Note))

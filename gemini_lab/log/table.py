@@ -1,0 +1,83 @@
+"""`python -m gemini_lab.log.table`: every kind of event, as a Markdown table."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from gemini_lab.log.emitters import emitters
+from gemini_lab.log.entry import moments_of
+from gemini_lab.log.events import KINDS, SCHEMA, Event
+
+_UNITS: Final = {"_bytes_per_s": "bytes/s", "_bytes": "bytes", "_s": "s"}
+
+
+def table() -> str:
+    """The Markdown table: kind, meaning, fields with their types and units, who says it."""
+    said_by = emitters()
+    rows = [
+        f"| `{name}` | {_meaning(kind)} | {'<br>'.join(_fields(kind))} "
+        f"| {'<br>'.join(f'`{module}`' for module in said_by.get(name, ()))} |"
+        for name, kind in KINDS.items()
+    ]
+    return "\n".join(["| kind | what happened | fields | said by |", "|---|---|---|---|", *rows])
+
+
+def _meaning(kind: type[Event]) -> str:
+    return _in_a_cell((inspect.getdoc(kind) or "").partition("\n\n")[0])
+
+
+def _fields(kind: type[Event]) -> Iterator[str]:
+    hints, moments, texts = (
+        get_type_hints(kind, include_extras=True),
+        moments_of(kind),
+        _texts(kind),
+    )
+    for field in msgspec.structs.fields(kind):
+        unit = "moment" if field.name in moments else _unit(field.name)
+        of = ", ".join(filter(None, (_type(hints[field.name]), unit)))
+        yield f"`{field.name}` ({of}): {_in_a_cell(texts[field.name])}"
+
+
+def _texts(kind: type[Event]) -> dict[str, str]:
+    """What the docstrings of `kind` and its bases say of each field."""
+    texts: dict[str, str] = {}
+    for base in kind.__mro__:
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for entry in re.split(r"\n(?= {4}\w)", listed):
+            name, _, text = entry.strip().partition(": ")
+            texts.setdefault(name, " ".join(text.split()))
+    return texts
+
+
+def _unit(name: str) -> str:
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
+
+
+def _type(hint: Any) -> str:
+    """A type as people read it."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is type(None):
+        return "none"
+    if origin is None:
+        return str(hint.__name__)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in parts)
+    if origin is tuple:
+        return f"list of {_type(parts[0])}"
+    if origin is dict:
+        return f"{_type(parts[1])} by name"
+    return " or ".join(_type(part) for part in parts)
+
+
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(f"Schema {SCHEMA}. Every entry has `at_s` (float, moment), `node` (str) and `kind`.\n")  # noqa: T201
+    print(table())  # noqa: T201

@@ -1,0 +1,186 @@
+"""Claims about logs on disk: of this schema, of the first one, and while they grow."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry, EventError, encode_entry
+from gemini_lab.log.file import EventLog, SchemaError, read_log
+from gemini_lab.log.follow import LogFeed
+
+HERE = Path(__file__).parent
+OLD_RUN = HERE / "schema_1_run.jsonl"
+OLD_SIMULATION = HERE / "schema_1_simulated.jsonl"
+
+
+def note(number, at_s=1.0):
+    return Entry(at_s=at_s, node="lab", event=events.Note(text=f"remark {number}"))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "events.jsonl"
+
+
+def write(path, *entries):
+    log = EventLog(path)
+    for entry in entries:
+        log.append(entry)
+    log.close()
+
+
+def test_a_log_begins_with_its_schema_at_its_first_moment(path):
+    write(path, note(1, at_s=7.0), note(2, at_s=8.0))
+    first = json.loads(path.read_text().splitlines()[0])
+    assert first == {"at_s": 7.0, "node": "lab", "kind": "log_opened", "schema": events.SCHEMA}
+
+
+def test_what_was_appended_is_read_back_in_order_also_after_a_second_opening(path):
+    write(path, note(1), note(2))
+    write(path, note(3))
+    assert list(read_log(path)) == [note(1), note(2), note(3)]
+
+
+def test_a_last_line_that_was_cut_short_is_left_out(path):
+    write(path, note(1), note(2))
+    path.write_bytes(path.read_bytes()[:-5])
+    assert list(read_log(path)) == [note(1)]
+
+
+def test_a_bad_line_is_named_with_its_number(path):
+    write(path, note(1))
+    with path.open("ab") as log:
+        log.write(b'{"at_s":1.0,"node":"lab","kind":"note"}\n')
+    with pytest.raises(EventError, match=r"line 3: .*'note'.*`text`"):
+        list(read_log(path))
+
+
+@pytest.mark.parametrize("read", [lambda path: list(read_log(path)), lambda p: LogFeed(p).poll()])
+def test_a_log_of_a_newer_schema_is_refused_and_says_which(path, read):
+    path.parent.mkdir()
+    opened = Entry(at_s=1.0, node="lab", event=events.LogOpened(schema=events.SCHEMA + 1))
+    path.write_bytes(encode_entry(opened) + b"\n")
+    with pytest.raises(SchemaError, match=f"schema {events.SCHEMA + 1}"):
+        read(path)
+
+
+# -- the first schema ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [OLD_RUN, OLD_SIMULATION])
+def test_every_line_of_the_first_schema_is_read(old):
+    entries = list(read_log(old))
+    lines = [json.loads(line) for line in old.read_text().splitlines()]
+    assert [(e.at_s, e.node, e.kind) for e in entries] == [
+        (line["at_s"], line["node"], line["kind"]) for line in lines
+    ]
+
+
+@pytest.mark.parametrize("old", [OLD_RUN, OLD_SIMULATION])
+def test_an_old_log_written_anew_says_the_same(old, path):
+    entries = list(read_log(old))
+    write(path, *entries)
+    assert list(read_log(path)) == entries
+
+
+def of(kind, path=OLD_RUN):
+    return [entry.event for entry in read_log(path) if isinstance(entry.event, kind)]
+
+
+def test_an_old_log_keeps_its_losses_to_the_bit():
+    lines = map(json.loads, OLD_RUN.read_text().splitlines())
+    losses = [line["data"]["values"]["loss"] for line in lines if line["kind"] == "iteration"]
+    assert [iteration.value("loss").hex() for iteration in of(events.Iteration)] == [
+        loss.hex() for loss in losses
+    ]
+
+
+def test_an_old_logs_failures_are_told_in_todays_words():
+    crash, loss = of(events.Injected)
+    assert (crash.failure, crash.rank, loss.failure) == ("worker_crash", 1, "node_loss")
+    (exited,) = of(events.WorkerExited)
+    assert (exited.signal, exited.pid) == ("SIGKILL", crash.pid)
+    assert [started.cause for started in of(events.RecoveryStarted)] == [
+        "worker_exited", "node_lost",
+    ]  # fmt: skip
+    planned = of(events.RecoveryPlanned)[-1]
+    assert planned.members == ("node-2", "node-1")
+    assert planned.transfers[0] == events.ShardMove(shard=0, sender="node-1", receiver="node-2")
+
+
+def test_an_old_simulation_says_that_it_is_one():
+    (started,) = of(events.RunStarted, OLD_SIMULATION)
+    assert started.simulated is not None
+    assert started.simulated.gpus_per_node == 8
+    assert started.settings == {"replicas": 2}
+    assert started.placement is not None
+    assert of(events.RunStarted)[0].simulated is None
+
+
+def test_a_loss_of_the_first_schema_that_was_no_number_is_read(path):
+    path.parent.mkdir()
+    data = (
+        '{"rank":0,"epoch":1,"iteration":1,"duration_s":1.0,"waited_s":0.0,"values":{"loss":NaN}}'
+    )
+    run = OLD_RUN.read_text().splitlines()[0]
+    path.write_text(f'{run}\n{{"kind":"iteration","at_s":1.0,"node":"n","data":{data}}}\n')
+    (iteration,) = of(events.Iteration, path)
+    assert repr(iteration.value("loss")) == "nan"
+
+
+@pytest.mark.parametrize("line", ['{"kind":"note","at_s":1,"node":"n","data":{}}', "{}", "[]", "x"])
+def test_a_bad_line_of_the_first_schema_is_refused(path, line):
+    path.parent.mkdir()
+    path.write_text(OLD_RUN.read_text().splitlines()[0] + f"\n{line}\n")
+    with pytest.raises(EventError, match="line 2"):
+        list(read_log(path))
+
+
+# -- a log that grows ------------------------------------------------------------------------------
+
+
+def test_a_feed_gives_each_entry_once_and_waits_for_a_whole_line(path):
+    feed = LogFeed(path)
+    assert feed.poll() == []
+    write(path, note(1), note(2))
+    assert feed.poll() == [note(1), note(2)]
+    line = encode_entry(note(3)) + b"\n"
+    with path.open("ab") as log:
+        log.write(line[:10])
+        log.flush()
+        assert feed.poll() == []
+        assert feed.behind_bytes == 10
+        log.write(line[10:])
+    assert feed.poll() == [note(3)]
+    assert feed.behind_bytes == 0
+
+
+def test_a_feed_gives_no_more_than_it_was_asked_for(path):
+    write(path, *(note(number) for number in range(5)))
+    feed = LogFeed(path)
+    assert [len(feed.poll(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_feed_counts_lines_that_are_no_events_and_goes_on(path):
+    path.parent.mkdir()
+    path.write_bytes(b"odd\n\n")
+    write(path, note(1))
+    with path.open("ab") as log:
+        log.write(b'{"kind":"note"}\n\xff\n')
+    write(path, note(2))
+    feed = LogFeed(path.parent)
+    # EventLog begins no second log in a file that has content, so this one says no schema.
+    assert feed.poll() == [note(1), note(2)]
+    assert feed.bad_lines == 3
+
+
+def test_a_feed_begins_anew_with_a_log_that_was_begun_anew(path):
+    shutil.copyfile(OLD_SIMULATION, (path.parent.mkdir(), path)[1])
+    feed = LogFeed(path)
+    assert len(feed.poll()) == len(OLD_SIMULATION.read_text().splitlines())
+    path.unlink()
+    write(path, note(1))
+    assert feed.poll() == [note(1)]
