@@ -11,6 +11,24 @@ SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gem
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
 
+_ABOVE_ZERO: Final = (
+    "replicas",
+    "chunk_bytes",
+    "keep_versions",
+    "min_progress_s",
+    "start_s",
+    "persist_limit_s",
+    "profile_iterations",
+    "sub_buffers",
+)
+_ABOVE_ZERO_OR_NONE: Final = (
+    "persist_every_s",
+    "persist_every_iterations",
+    "max_overhead",
+    "link_bytes_per_s",
+    "copy_bytes_per_s",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -24,7 +42,11 @@ class Settings:
         persistent_url: Where the persistent tier lies (any fsspec URL); `None` switches it off.
         persist_every_s: A version goes to the persistent tier this often (the paper: 3 hours).
         persist_every_iterations: The same counted in iterations; whichever comes first.
+        persist_limit_s: A version that has not reached the persistent tier by then is given up.
         keep_versions: Persistent versions that are kept; older ones are deleted.
+        give_up_progress_after_s: How long a run waits for versions that may come back (a silent
+            node's memory, a persistent tier that cannot be read) before it goes on from an older
+            one, or from its start. `None`: until a person says so.
         min_progress_s: A worker that finishes no iteration for this long, or for ten times the
             median iteration if that is longer, counts as hung.
         start_s: A worker that has not finished its first iteration by then counts as hung.
@@ -51,7 +73,9 @@ class Settings:
     persistent_url: str | None = None
     persist_every_s: float | None = 3 * 3600.0
     persist_every_iterations: int | None = None
+    persist_limit_s: float = 600.0
     keep_versions: int = 2
+    give_up_progress_after_s: float | None = None
     min_progress_s: float = 30.0
     start_s: float = 900.0
     scheme: str = "background"
@@ -65,16 +89,10 @@ class Settings:
     log_collectives: bool = True
 
     def __post_init__(self) -> None:
-        for name in (
-            "replicas", "chunk_bytes", "keep_versions", "min_progress_s", "start_s",
-            "profile_iterations", "sub_buffers",
-        ):  # fmt: skip
+        for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero (got {getattr(self, name)})")
-        for name in (
-            "persist_every_s", "persist_every_iterations", "max_overhead", "link_bytes_per_s",
-            "copy_bytes_per_s",
-        ):  # fmt: skip
+        for name in _ABOVE_ZERO_OR_NONE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above zero, or null for none (got {value})")

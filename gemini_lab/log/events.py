@@ -138,6 +138,18 @@ class NodeLost(Event, frozen=True, kw_only=True):
     cause: str
 
 
+class NodeExcluded(Event, frozen=True, kw_only=True):
+    """A node is used again only where there is no other: every attempt on it failed.
+
+    Attributes:
+        name: The node's.
+        reason: How the last attempt ended.
+    """
+
+    name: str
+    reason: str
+
+
 class NodeRequested(Event, frozen=True, kw_only=True):
     """The operator was asked for a machine.
 
@@ -517,6 +529,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
 
     Attributes:
         version: What every rank loads; `None` when training starts anew.
+        made_in: The epoch in which that version was made.
         tier: From where the version as a whole comes.
         members: Name of the node on each position; `None` where no machine is left.
         sources: One for each shard, in shard order.
@@ -525,6 +538,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     """
 
     version: int | None
+    made_in: int = 0
     tier: Literal["memory", "persistent", "start"]
     members: tuple[str | None, ...]
     sources: tuple[ShardSource, ...]
@@ -559,15 +573,17 @@ class ShardRestored(OfWorker, frozen=True, kw_only=True):
 
 
 class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
-    """No machine is left for a position.
+    """Nothing starts yet: a machine is missing, or newer versions may still come back.
 
     Attributes:
         missing: Positions without a machine.
         standbys: Names of living nodes without a position.
+        reason: What the run waits for, for people.
     """
 
     missing: tuple[int, ...]
     standbys: tuple[str, ...]
+    reason: str = ""
 
 
 class RecoveryFinished(OfRecovery, frozen=True, kw_only=True):
@@ -642,8 +658,8 @@ class Note(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    LogOpened | LabStarted | NodeJoined | NodeReady | NodeLost | NodeRequested | LinkCut
-    | RootElected | LabClosed
+    LogOpened | LabStarted | NodeJoined | NodeReady | NodeLost | NodeExcluded | NodeRequested
+    | LinkCut | RootElected | LabClosed
     | RunStarted | RunFinished | RunFailed | Protected | Unprotected
     | Iteration | VersionComplete | Transfer | Profiled | Collectives
     | Injected | WorkerExited | WorkerHung

@@ -31,6 +31,7 @@ from gemini_lab.memory.slab_form import (
     slab_bytes,
     write_header,
 )
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.units import format_bytes
 
 __all__ = ["CopyInfo", "ReadBuffer", "Slab", "SlotSpec", "WriteBuffer", "bad_chunks",
@@ -47,14 +48,14 @@ class WriteBuffer:
         digests: Checksums of the chunks sealed so far, `uint64`, in order.
     """
 
-    def __init__(self, buffer: Buffer, version: int, chunk_bytes: int) -> None:
+    def __init__(self, buffer: Buffer, version: int, chunk_bytes: int, lineage: Lineage) -> None:
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
         self._digested_bytes: dict[int, int | None] = {}  # by sealed chunk; None: digest was given
         self.version = version
         self.data = buffer.payload
         self.digests = buffer.table
-        buffer.open(version)
+        buffer.open(version, lineage)
 
     def chunk(self, index: int) -> Bytes:
         """The bytes of one chunk; the last one may be shorter."""
@@ -186,7 +187,7 @@ class Slab:
         self._buffers.clear()
         self.memory = np.empty(0, np.uint8)
 
-    def begin(self, shard: int, version: int) -> WriteBuffer:
+    def begin(self, shard: int, version: int, lineage: Lineage | None = None) -> WriteBuffer:
         """Start to write `version`, over the buffer without the newest complete version before it.
 
         So a version that is written again after a fall-back replaces its own old copy.
@@ -198,29 +199,30 @@ class Slab:
             held = copies[index]
             return (held is not None and held.version < version, held.version if held else -1)
 
-        return WriteBuffer(pair[min(range(BUFFERS), key=worth)], version, self.chunk_bytes)
+        buffer = pair[min(range(BUFFERS), key=worth)]
+        return WriteBuffer(buffer, version, self.chunk_bytes, lineage or NO_LINEAGE)
 
     def copies(self) -> list[CopyInfo]:
         """The complete versions that are here; their payloads are not read."""
         found = [buffer.copy() for pair in self._buffers.values() for buffer in pair]
         return [copy for copy in found if copy is not None]
 
-    def read(self, shard: int, version: int) -> ReadBuffer:
-        """A complete version in place.
+    def read(self, shard: int, version: int, lineage: Lineage | None = None) -> ReadBuffer:
+        """A complete version in place; without a lineage, of whichever.
 
         Raises:
             IntegrityError: It is not here, or not complete.
         """
-        buffer, info = self._find(shard, version)
+        buffer, info = self._find(shard, version, lineage)
         return ReadBuffer(buffer, info, self.chunk_bytes)
 
-    def snapshot(self, shard: int, version: int) -> bytearray:
+    def snapshot(self, shard: int, version: int, lineage: Lineage | None = None) -> bytearray:
         """A private copy of a complete version's payload, verified.
 
         Raises:
             IntegrityError: It is not here, a checksum is wrong, or it was overwritten meanwhile.
         """
-        source = self.read(shard, version)
+        source = self.read(shard, version, lineage)
         payload, digests = bytearray(source.data), source.digests.copy()
         if not source.is_current():
             raise IntegrityError(
@@ -234,9 +236,9 @@ class Slab:
             )
         return payload
 
-    def discard(self, shard: int, version: int) -> None:
+    def discard(self, shard: int, version: int, lineage: Lineage | None = None) -> None:
         """Make a complete version not exist here any more (one that a recovery fell behind)."""
-        self._find(shard, version)[0].discard()
+        self._find(shard, version, lineage)[0].discard()
 
     def _pair(self, shard: int) -> list[Buffer]:
         if shard not in self._buffers:
@@ -246,10 +248,12 @@ class Slab:
             )
         return self._buffers[shard]
 
-    def _find(self, shard: int, version: int) -> tuple[Buffer, CopyInfo]:
+    def _find(
+        self, shard: int, version: int, lineage: Lineage | None = None
+    ) -> tuple[Buffer, CopyInfo]:
         for buffer in self._pair(shard):
             info = buffer.copy()
-            if info is not None and info.version == version:
+            if info is not None and info.version == version and lineage in {None, info.lineage}:
                 return buffer, info
         here = [copy.version for copy in self.copies() if copy.shard == shard]
         raise IntegrityError(

@@ -2,11 +2,11 @@
 
     slab header    magic, size, chunk size, slots, checksum
     per slot, twice:
-        buffer header   seal | shard | version | payload bytes | digest of the digest table
+        buffer header   seal | shard | version | payload bytes | digest of the table | lineage
         digest table    one xxh3_64 a chunk
         payload         page-aligned
 
-The seal is the checksum of the four fields after it, and 0 while a buffer is written. It is the
+The seal is the checksum of the five fields after it, and 0 while a buffer is written. It is the
 first word that a write clears and the last one that it sets, each with one aligned 8-byte store:
 a writer killed at any instruction leaves the other buffer's version whole, and a header with a
 flipped bit is no complete version.
@@ -21,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from gemini_lab.errors import ConfigError, IntegrityError
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.units import format_bytes
 
 Bytes = NDArray[np.uint8]
@@ -29,10 +30,10 @@ Words = NDArray[np.uint64]
 PAGE_BYTES: Final = 4096
 BUFFERS: Final = 2
 """Buffers of each slot: one with a complete version, one being written."""
-_MAGIC: Final = int.from_bytes(b"GEMSLAB1", "little")
+_MAGIC: Final = int.from_bytes(b"GEMSLAB2", "little")
 _WORD: Final = 8
-_SEAL, _SHARD, _VERSION, _PAYLOAD_BYTES, _TABLE_DIGEST = range(5)
-_HEADER_WORDS: Final = 5
+_SEAL, _SHARD, _VERSION, _PAYLOAD_BYTES, _TABLE_DIGEST, _LINEAGE = range(6)
+_HEADER_WORDS: Final = 6
 
 
 def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
@@ -56,6 +57,7 @@ class CopyInfo:
     version: int
     payload_bytes: int
     digest: int
+    lineage: Lineage
 
 
 class Buffer:
@@ -73,20 +75,21 @@ class Buffer:
     def copy(self) -> CopyInfo | None:
         """The complete version in this buffer, if its header is whole."""
         seal, *fields = (int(word) for word in self.header)
-        shard, version, payload_bytes, digest = fields
+        shard, version, payload_bytes, digest, lineage = fields
         if seal != _seal(fields) or shard != self.shard or payload_bytes > self.payload.nbytes:
             return None
-        return CopyInfo(shard, version, payload_bytes, digest)
+        return CopyInfo(shard, version, payload_bytes, digest, Lineage.from_word(lineage))
 
     def discard(self) -> None:
         """Make what is here no complete version, with one store."""
         self.header[_SEAL] = 0
 
-    def open(self, version: int) -> None:
+    def open(self, version: int, lineage: Lineage) -> None:
         """Say that `version` is being written, before a byte of it is."""
         self.discard()
         self.header[_SHARD] = self.shard
         self.header[_VERSION] = version
+        self.header[_LINEAGE] = lineage.word
 
     def complete(self, payload_bytes: int, digests: Words) -> None:
         """Make what was written the complete version; the seal is the very last store."""

@@ -59,6 +59,7 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerStart,
 )
+from gemini_lab.recovery.plan import Stored
 from gemini_lab.storage import persistent_tier
 from gemini_lab.wire.tcp import Channel, connect, serve
 
@@ -333,25 +334,31 @@ class Agent:
                 self.writer.is_full = False
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        copies, damaged = await asyncio.to_thread(self.keeper.inventory)
-        stored = None
+        copies, damaged = await asyncio.to_thread(self.keeper.inventory, order.run)
+        stored, unread = None, ""
         if order.persistent_url is not None:
-            stored = await self._stored_versions(order.persistent_url)
+            stored, unread = await self._stored_versions(order.persistent_url)
         self._to_root(
-            Inventory(epoch=order.epoch, copies=copies, damaged=damaged, persistent=stored)
+            Inventory(
+                epoch=order.epoch,
+                copies=copies,
+                damaged=damaged,
+                persistent=stored,
+                unread=unread,
+            )
         )
 
-    async def _stored_versions(self, url: str) -> list[int]:
-        """What the persistent tier has: nothing where it cannot be read, and a note says so."""
+    async def _stored_versions(self, url: str) -> tuple[list[Stored] | None, str]:
+        """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
         try:
-            listing = asyncio.to_thread(persistent_tier(url).versions)
-            return await asyncio.wait_for(listing, STORAGE_S)
+            listing = asyncio.to_thread(persistent_tier(url).stored)
+            return await asyncio.wait_for(listing, STORAGE_S), ""
         except TimeoutError:
-            text = f"the persistent tier did not answer within {STORAGE_S:.0f} s"
+            unread = f"it did not answer within {STORAGE_S:.0f} s"
         except (GeminiError, OSError) as error:
-            text = f"the persistent tier cannot be read: {error}"
-        self.lab.emit(Note(text=text))
-        return []
+            unread = str(error)
+        self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
+        return None, unread
 
     def _start_workers(self, order: StartWorkers) -> None:
         interface = interface_of(self.address.rpartition(":")[0])

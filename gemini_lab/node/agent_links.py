@@ -2,19 +2,20 @@
 
 Nobody else connects to an agent on the root's behalf, so that two attempts can never close each
 other's connections. A connection that breaks is tried again at once: where the agent answers, the
-link was cut and the agent has joined anew; where it does not, the agent counts as lost, and is
-tried again while it stays registered. Breaks that follow one another are answered ever later.
+link was cut and the agent has joined anew; where its machine refuses, the agent is dead; where
+nobody answers, it is lost, and tried again, because its memory may come back. Breaks that follow
+one another are answered ever later.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.log.events import LinkCut
-from gemini_lab.recovery.messages import Joined, RootHello, RootOrder
+from gemini_lab.recovery.messages import FromAgentMessage, Joined, RootHello, RootOrder
 from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, NodeJoined, NodeLost
 from gemini_lab.wire.tcp import Channel, connect
 
@@ -33,6 +34,7 @@ class AgentLinks:
         token: The lab's secret.
         tell: Called with what happens: agents that join, are lost, or say something.
         emit: Called with events.
+        clock: Now, in seconds since the epoch.
     """
 
     def __init__(
@@ -42,13 +44,15 @@ class AgentLinks:
         token: str,
         tell: Callable[[Happening], None],
         emit: Callable[[Emit], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._hello = hello
         self._token = token
         self._tell = tell
         self._emit = emit
+        self._clock = clock
         self._channels: dict[str, Channel] = {}
-        self._keepers: dict[str, tuple[str, asyncio.Task[None]]] = {}  # address and task
+        self._keepers: dict[str, _Keeper] = {}
 
     @property
     def connected(self) -> frozenset[str]:
@@ -64,16 +68,22 @@ class AgentLinks:
         return [joined for joined in answers if joined is not None]
 
     def follow(self, addresses: Mapping[str, str], *, is_settled: bool) -> None:
-        """Keep connections to these agents; when that is settled, to no others."""
-        for node, (address, _) in list(self._keepers.items()):
-            is_gone = is_settled and node not in addresses
-            if is_gone or addresses.get(node, address) != address:
-                self._end(node)
-            if is_gone:
-                self._tell(NodeLost(at_s=time.time(), node=node, cause="lease"))
+        """Keep connections to these agents; when that is settled, to no others.
+
+        An agent whose lease ran out is lost, but looked after until its machine says it is dead.
+        """
         for node, address in addresses.items():
+            keeper = self._keepers.get(node)
+            if keeper is not None and keeper.address != address:
+                self._end(node)
             if node not in self._keepers:
                 self._keep(node, address)
+            self._keepers[node].is_registered = True
+        for node, keeper in self._keepers.items():
+            if is_settled and keeper.is_registered and node not in addresses:
+                keeper.is_registered = False
+                self.hang_up(node)
+                self._tell(NodeLost(at_s=self._clock(), node=node, cause="lease"))
 
     def send(self, node: str, order: RootOrder) -> None:
         """Tell an agent; one that is not connected misses it, and joins anew."""
@@ -95,70 +105,92 @@ class AgentLinks:
     def _keep(
         self, node: str, address: str, first: "asyncio.Future[NodeJoined | None] | None" = None
     ) -> None:
-        task = asyncio.create_task(self._stay_connected(node, address, first))
-        self._keepers[node] = (address, task)
+        keeper = self._keepers[node] = _Keeper(address=address)
+        keeper.task = asyncio.create_task(self._stay_connected(node, keeper, first))
 
     def _end(self, node: str) -> None:
-        _, task = self._keepers.pop(node)
-        task.cancel()
+        keeper = self._keepers.pop(node)
+        if keeper.task is not None:
+            keeper.task.cancel()
         self.hang_up(node)
 
     async def _stay_connected(
-        self, node: str, address: str, first: "asyncio.Future[NodeJoined | None] | None"
+        self, node: str, keeper: "_Keeper", first: "asyncio.Future[NodeJoined | None] | None"
     ) -> None:
-        joined = await self._link(node, address)
+        """One agent's connection, for as long as it may be there."""
+        joined = await self._link(node, keeper)
         if first is not None:
             first.set_result(joined)
         elif joined is not None:
             self._tell(joined)
         pause_s = FIRST_PAUSE_S
-        while True:
+        while not keeper.is_dead:
             if joined is not None:
                 began_s = time.monotonic()
                 await self._listen(node, self._channels[node])
                 if time.monotonic() - began_s > STEADY_S:
                     pause_s = FIRST_PAUSE_S
-                joined = await self._relink(node, address)
-            else:
-                joined = await self._link(node, address)
-                if joined is not None:
-                    self._tell(joined)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                joined = await self._relink(node, keeper)
+            elif (joined := await self._link(node, keeper)) is not None:
+                self._tell(joined)
+            if joined is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
 
     async def _listen(self, node: str, channel: Channel) -> None:
         """Pass on what an agent says, until the connection ends."""
         while (message := await channel.receive()) is not None:
-            if not isinstance(message, Joined):
-                said = FromAgent(at_s=time.time(), node=node, message=message)  # type: ignore[arg-type]
-                self._tell(said)
+            if isinstance(message, FromAgentMessage):
+                self._tell(FromAgent(at_s=self._clock(), node=node, message=message))
         if self._channels.get(node) is channel:
             self.hang_up(node)
 
-    async def _relink(self, node: str, address: str) -> NodeJoined | None:
+    async def _relink(self, node: str, keeper: "_Keeper") -> NodeJoined | None:
         """The connection broke: was it the link or the agent?"""
-        noticed_s = time.time()
-        joined = await self._link(node, address)
+        noticed_s = self._clock()
+        joined = await self._link(node, keeper)
         if joined is not None:
             self._emit(Emit(event=LinkCut(peer=node)))
             self._tell(joined)
-        else:
+            await asyncio.sleep(FIRST_PAUSE_S)  # links that break at once must not flood the log
+        elif not keeper.is_dead:
             self._tell(NodeLost(at_s=noticed_s, node=node, cause="connection"))
         return joined
 
-    async def _link(self, node: str, address: str) -> NodeJoined | None:
+    async def _link(self, node: str, keeper: "_Keeper") -> NodeJoined | None:
         """Connect to an agent and hear how it is; `None` when it does not answer."""
-        with suppress(OSError, TimeoutError, LaunchError):
-            channel = await connect(address, self._token, self._hello, timeout_s=CONNECT_S)
+        try:
+            channel = await connect(keeper.address, self._token, self._hello, timeout_s=CONNECT_S)
             try:
                 status = await asyncio.wait_for(channel.receive(), CONNECT_S)
             except BaseException:
                 channel.close()
                 raise
-            if isinstance(status, Joined):
-                self._channels[node] = channel
-                return NodeJoined(
-                    at_s=time.time(), node=node, epoch=status.epoch, workers=status.workers
-                )
+        except ConnectionRefusedError:
+            keeper.is_dead = True
+            return None
+        except (OSError, EOFError, TimeoutError, LaunchError):
+            return None
+        if not (isinstance(status, Joined) and keeper.is_registered):
             channel.close()
-        return None
+            return None
+        self._channels[node] = channel
+        return NodeJoined(at_s=self._clock(), node=node, epoch=status.epoch, workers=status.workers)
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """What is known of one agent.
+
+    Attributes:
+        address: Where it listens.
+        is_registered: Whether its lease stands: one whose lease ran out joins when it stands again.
+        is_dead: Whether its machine says that nothing listens there any more.
+        task: What keeps the connection.
+    """
+
+    address: str
+    is_registered: bool = True
+    is_dead: bool = False
+    task: "asyncio.Task[None] | None" = None

@@ -19,6 +19,7 @@ from gemini_lab.recovery.protocol import (
     Instruction,
     JobCancelled,
     JobSubmitted,
+    ProgressGivenUp,
     RequestNodes,
     RootState,
     Send,
@@ -59,15 +60,19 @@ class RootShell:
         self._emit = emit
         self._request_nodes = request_nodes
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        # Moments follow a clock that nobody sets: a step of the machine's must restart nobody.
+        self._clock_offset_s = time.time() - time.monotonic()
         self._links = AgentLinks(
             hello=RootHello(name=record.name, term=record.term),
             token=token,
             tell=self._happenings.put_nowait,
             emit=lambda said: emit(said.event),
+            clock=self._clock,
         )
         self._root: RootAgent | None = None
         self._job_number: int | None = None
         self._cancelled: int | None = None
+        self._given_up: int | None = None
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
@@ -75,12 +80,12 @@ class RootShell:
             items = await self._membership.read()
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
-            root = RootAgent(state=state, at_s=time.time())
+            root = RootAgent(state=state, at_s=self._clock())
             self._emit(RootElected(name=self.record.name, term=self.record.term))
             for joined in await self._links.open(node_addresses(items)):
                 root.living[joined.node] = joined
             self._root = root
-            await self._carry_out(root.take_over(time.time()))
+            await self._carry_out(root.take_over(self._clock()))
             while True:
                 await self._carry_out(root.handle(await self._happenings.get()))
         except Deposed:
@@ -97,11 +102,14 @@ class RootShell:
         """
         if self._root is None:
             return
-        now = time.time()
+        now = self._clock()
         addresses = node_addresses(items)
         self._links.follow(addresses, is_settled=is_settled)
         self._observe_job(items, registered=len(addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
+
+    def _clock(self) -> float:
+        return time.monotonic() + self._clock_offset_s
 
     def _observe_job(self, items: Mapping[str, str], *, registered: int, now: float) -> None:
         if "job" in items:
@@ -114,6 +122,10 @@ class RootShell:
             self._cancelled = int(items["cancel"])
             if self._cancelled == self._job_number:
                 self._happenings.put_nowait(JobCancelled(at_s=now, number=self._cancelled))
+        if "give_up" in items and int(items["give_up"]) != self._given_up:
+            self._given_up = int(items["give_up"])
+            if self._given_up == self._job_number:
+                self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=self._given_up))
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

@@ -18,6 +18,7 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
 )
 from gemini_lab.shard.layout import ShardRecord
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 
 
@@ -57,11 +58,15 @@ class ShardWriter:
     async def write(self, order: Persist) -> None:
         """Write this node's own shards, and say so."""
         try:
-            records = await asyncio.to_thread(self._write, order)
+            lineage, records = await asyncio.to_thread(self._write, order)
         except (GeminiError, OSError) as error:
             self._say_failed(order, error)
         else:
-            self._answer(Persisted(epoch=order.epoch, version=order.version, records=records))
+            self._answer(
+                Persisted(
+                    epoch=order.epoch, version=order.version, lineage=lineage, records=records
+                )
+            )
 
     async def commit(self, order: Commit) -> None:
         """Write the manifest, and say so."""
@@ -75,7 +80,7 @@ class ShardWriter:
             size_bytes = sum(record.size_bytes for record in order.records)
             self._answer(Committed(epoch=order.epoch, version=order.version, size_bytes=size_bytes))
 
-    def _write(self, order: Persist) -> list[ShardRecord]:
+    def _write(self, order: Persist) -> tuple[Lineage, list[ShardRecord]]:
         with full_store(is_full=self.is_full):
             return self._keeper.persist(order.version, order.url)
 

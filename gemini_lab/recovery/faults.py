@@ -1,12 +1,12 @@
 """When to give up: a script that fails for its own reasons, a version that does not load."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log.events import ReplicaRejected, VersionRejected
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
-from gemini_lab.recovery.plan import Copy
+from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.recovery.protocol import Emit, RootState
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
@@ -35,19 +35,41 @@ def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str 
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
 
 
-def after_failed_restore(state: RootState, said: RestoreFailed) -> RootState:
-    """The state without the copy that could not be used, and without its version at last."""
-    failures = {
-        **state.restore_failures,
-        said.version: state.restore_failures.get(said.version, 0) + 1,
-    }
+def node_to_leave(
+    state: RootState, exited: WorkerExited | None, *, spares: Sequence[str]
+) -> str | None:
+    """The node on which every attempt failed, if the job can go on without it.
+
+    Args:
+        state: With the newest attempt counted.
+        exited: The worker that failed; `None` for one that hung.
+        spares: Living nodes without a position.
+    """
+    offenders = set(state.offences)
+    is_final = exited is not None and exited.error and exited.error.error in FINAL_ERRORS
+    if is_final or len(offenders) != 1:
+        return None
+    (node,) = offenders
+    has_spare = any(spare not in state.excluded for spare in spares)
+    return node if has_spare and node not in state.excluded else None
+
+
+def after_failed_restore(state: RootState, said: RestoreFailed, tried: VersionId) -> RootState:
+    """The state without the copy that could not be used, and without its version at last.
+
+    Args:
+        state: Before.
+        said: What its worker said.
+        tried: The version that was to be loaded.
+    """
+    failed_loads = (*state.failed_loads, tried)
     bad_copies, rejected = state.bad_copies, state.rejected
     if said.holder is not None:
-        bad = Copy(shard=said.shard, version=said.version, node=said.holder)
+        bad = Copy(shard=said.shard, version=said.version, node=said.holder, lineage=tried.lineage)
         bad_copies = (*bad_copies, bad)
-    if failures[said.version] >= MAX_RESTORE_FAILURES and said.version not in rejected:
-        rejected = (*rejected, said.version)
-    return replace(state, restore_failures=failures, bad_copies=bad_copies, rejected=rejected)
+    if failed_loads.count(tried) >= MAX_RESTORE_FAILURES and tried not in rejected:
+        rejected = (*rejected, tried)
+    return replace(state, failed_loads=failed_loads, bad_copies=bad_copies, rejected=rejected)
 
 
 def rejections(before: RootState, after: RootState, said: RestoreFailed) -> Iterator[Emit]:
@@ -63,10 +85,10 @@ def rejections(before: RootState, after: RootState, said: RestoreFailed) -> Iter
             reason=said.reason,
         )
     )
-    for version in set(after.rejected) - set(before.rejected):
-        reason = f"it failed to load {after.restore_failures[version]} times"
+    for one in after.rejected[len(before.rejected) :]:
+        reason = f"it failed to load {after.failed_loads.count(one)} times"
         yield Emit(
             event=VersionRejected(
-                recovery=number, epoch=before.epoch, version=version, reason=reason
+                recovery=number, epoch=before.epoch, version=one.version, reason=reason
             )
         )

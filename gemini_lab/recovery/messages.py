@@ -24,9 +24,10 @@ from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import OfWorker, SettingValue
-from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.plan import RecoveryPlan, Stored
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 JsonValue = object  # whatever JSON has
 WorkerStatus = Literal["running", "finished"]
@@ -160,15 +161,20 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         number: Counts the lab's runs.
+        run: The run's identity, 32 random bits: what it makes is told by it from all else.
+        is_resumed: Whether versions of other runs in the persistent tier are this run's to go on
+            from.
         job: What every worker runs.
         seats: How many nodes, standbys and workers; racks. Members are the root agent's to choose.
         settings: What the launcher was told; it replaces what the script's configuration says.
     """
 
     number: int
+    run: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     job: Job
     seats: Seats
     settings: dict[str, SettingValue] = {}
+    is_resumed: bool = False
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -199,6 +205,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What a persistent version's manifest says of the run that made it."""
 
     job: str
+    lineage: Lineage
     fingerprint: str | None
     world_size: int
     settings: dict[str, JsonValue]
@@ -218,8 +225,9 @@ class Fence(RootOrder, frozen=True, kw_only=True):
 
 
 class TakeInventory(RootOrder, frozen=True, kw_only=True):
-    """Say which copies are whole in memory and, given a URL, which versions the tier has."""
+    """Say which copies of a run are whole in memory and, given a URL, what the tier has."""
 
+    run: int
     persistent_url: str | None = None
 
 
@@ -279,6 +287,7 @@ class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shard: int
     version: int
+    lineage: Lineage
     chunk: int
 
 
@@ -287,15 +296,24 @@ class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shard: int
     version: int
+    lineage: Lineage = NO_LINEAGE
 
 
 class Inventory(Message, frozen=True, kw_only=True):
-    """What a node's memory holds; `persistent` is `None` where the tier was not asked for."""
+    """What a node's memory holds, and the persistent tier if it was asked for.
+
+    Attributes:
+        copies: Whole ones of the run; those of other runs are nobody's any more.
+        damaged: Complete ones that differ from their checksums.
+        persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
+        unread: Why it cannot be read.
+    """
 
     epoch: Epoch
     copies: list[KeptCopy]
     damaged: list[DamagedCopy]
-    persistent: list[int] | None = None
+    persistent: list[Stored] | None = None
+    unread: str = ""
 
 
 class PortHeld(Message, frozen=True, kw_only=True):
@@ -310,6 +328,7 @@ class Persisted(Message, frozen=True, kw_only=True):
 
     epoch: Epoch
     version: int
+    lineage: Lineage
     records: list[ShardRecord]
 
 

@@ -3,8 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.shown import Shown
 
 Tier = Literal["memory", "persistent", "start"]
@@ -24,11 +26,28 @@ class PlacementLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One whole, verified copy of a shard in a node's memory."""
+    """One whole, verified copy of a shard in a node's memory, and the history that it is of."""
 
     shard: int
     version: int
     node: str
+    lineage: Lineage = NO_LINEAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A version that is whole in the persistent tier."""
+
+    version: int
+    lineage: Lineage = NO_LINEAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class VersionId:
+    """A version of one history; of two the later one has the greater number, or epoch."""
+
+    version: int
+    lineage: Lineage = NO_LINEAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +74,7 @@ class RecoveryPlan(Shown):
 
     Attributes:
         version: The version that every rank loads; `None` when training starts anew.
+        lineage: The history that it is of.
         tier: From where the version as a whole comes.
         members: The node on each position; `None` where no machine is left.
         sources: One for each shard, in shard order.
@@ -69,6 +89,7 @@ class RecoveryPlan(Shown):
     sources: tuple[Source, ...]
     transfers: tuple[CopyTransfer, ...]
     reason: str
+    lineage: Lineage = NO_LINEAGE
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -89,6 +110,7 @@ class RecoveryPlan(Shown):
             sources=tuple(Source(**source) for source in record["sources"]),
             transfers=tuple(CopyTransfer(**transfer) for transfer in record["transfers"]),
             reason=record["reason"],
+            lineage=Lineage(**record.get("lineage", {})),
         )
 
 
@@ -99,17 +121,21 @@ def plan_recovery(
     copies: Iterable[Copy],
     living: Collection[str],
     standbys: Sequence[str] = (),
-    persistent: Collection[int] = (),
-    rejected: Collection[int] = (),
+    persistent: Iterable[Stored] = (),
+    rejected: Collection[VersionId] = (),
     workers_per_node: int = 1,
+    rack_of: Mapping[str, str] = MappingProxyType({}),
 ) -> RecoveryPlan:
     """The newest version of which every shard is whole somewhere, and how to load it.
 
-    Living nodes keep their positions; standbys take the positions of lost ones in order. The test
-    is made shard by shard: in the ring part of a mixed placement two lost neighbours lose a shard
-    although their group still has living machines (the paper's per-group test misses that). When
-    no version is whole in memory, all nodes load the newest persistent one, also those whose
-    memory is intact: versions of two iterations must not be mixed (paper, section 6.2, case 2).
+    Living nodes keep their positions; of the standbys, the one takes a lost node's position whose
+    memory has most of what is kept there, then one that keeps replicas on different racks, then
+    the first. The test is made shard by shard: in the ring part of a mixed placement two lost
+    neighbours lose a shard although their group still has living machines (the paper's per-group
+    test misses that). Copies count where a worker can send them, so on members that keep the shard,
+    and only copies of one lineage make a version. When no version is whole in memory, all nodes
+    load the newest persistent one, also those whose memory is intact: versions of two iterations
+    must not be mixed (paper, section 6.2, case 2).
 
     Args:
         placement: Who keeps whose shard, by position.
@@ -121,44 +147,104 @@ def plan_recovery(
         rejected: Versions that must not be tried again.
         workers_per_node: Ranks on each position; shard `r` belongs to position
             `r // workers_per_node`.
+        rack_of: The rack of each node whose rack is known.
     """
-    new_members = _fill_positions(members, living, standbys)
-    holders: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for copy in copies:
-        if copy.node in living and copy.version not in rejected:
-            holders[copy.version][copy.shard].append(copy.node)
+    alive = [c for c in copies if c.node in living]
+    spares = [node for node in standbys if node in living and node not in members]
+    kept = _positions_kept(placement)
+    new_members = fill_positions(
+        members=[node if node in living else None for node in members],
+        spares=spares,
+        copies=alive,
+        kept=kept,
+        workers_per_node=workers_per_node,
+        rack_of=rack_of,
+    )
+    position_of = {node: position for position, node in enumerate(new_members) if node is not None}
+    holders: dict[VersionId, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for copy in alive:
+        found = VersionId(version=copy.version, lineage=copy.lineage)
+        position = position_of.get(copy.node)
+        is_usable = position is not None and copy.shard // workers_per_node in kept[position]
+        if is_usable and found not in rejected:
+            holders[found][copy.shard].append(copy.node)
     shards = range(placement.nodes * workers_per_node)
     whole = [v for v, by_shard in holders.items() if all(by_shard.get(s) for s in shards)]
-    stored = [v for v in persistent if v not in rejected]
-    if whole and max(whole) >= max(stored, default=-1):
-        version = max(whole)
-        sources, transfers = _from_memory(
-            placement, new_members, holders[version], workers_per_node
+    in_store = [VersionId(version=one.version, lineage=one.lineage) for one in persistent]
+    stored = [one for one in in_store if one not in rejected]
+    newest_stored = max((one.version for one in stored), default=-1)
+    if whole and max(whole).version >= newest_stored:
+        chosen = max(whole)
+        sources, transfers = _from_memory(placement, new_members, holders[chosen], workers_per_node)
+        return RecoveryPlan(
+            version=chosen.version,
+            lineage=chosen.lineage,
+            tier="memory",
+            members=new_members,
+            sources=sources,
+            transfers=transfers,
+            reason=f"version {chosen.version} is whole in memory",
         )
-        return RecoveryPlan(
-            version=version, tier="memory", members=new_members, sources=sources,
-            transfers=transfers, reason=f"version {version} is whole in memory",
-        )  # fmt: skip
-    reason = _why_not_memory(holders, shards)
-    if stored:
-        version = max(stored)
-        return RecoveryPlan(
-            version=version, tier="persistent", members=new_members,
-            sources=tuple(Source(shard=s, tier="persistent", holder=None) for s in shards),
-            transfers=(), reason=f"{reason}; the persistent tier has version {version}",
-        )  # fmt: skip
+    reason = _why_not_memory({v.version: held for v, held in sorted(holders.items())}, shards)
+    tier: Literal["persistent", "start"] = "persistent" if stored else "start"
+    found_there = f"has version {newest_stored}" if stored else "has none: training starts anew"
     return RecoveryPlan(
-        version=None, tier="start", members=new_members,
-        sources=tuple(Source(shard=s, tier="start", holder=None) for s in shards),
-        transfers=(), reason=f"{reason}; the persistent tier has none: training starts anew",
-    )  # fmt: skip
+        version=newest_stored if stored else None,
+        lineage=max(stored).lineage if stored else NO_LINEAGE,
+        tier=tier,
+        members=new_members,
+        sources=tuple(Source(shard=shard, tier=tier, holder=None) for shard in shards),
+        transfers=(),
+        reason=f"{reason}; the persistent tier {found_there}",
+    )
 
 
-def _fill_positions(
-    members: Sequence[str | None], living: Collection[str], standbys: Sequence[str]
+def fill_positions(
+    *,
+    members: Sequence[str | None],
+    spares: Sequence[str],
+    copies: Collection[Copy],
+    kept: Sequence[Collection[int]],
+    workers_per_node: int = 1,
+    rack_of: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str | None, ...]:
-    spares = iter([node for node in standbys if node in living and node not in members])
-    return tuple(node if node in living else next(spares, None) for node in members)
+    """The members with spares on the empty positions; `None` where none is left.
+
+    Args:
+        members: The node on each position; `None` where one is needed.
+        spares: Nodes to choose from, in the order in which they are to be used.
+        copies: What the nodes have in memory.
+        kept: The positions whose shards each position keeps, its own first.
+        workers_per_node: Ranks on each position.
+        rack_of: The rack of each node whose rack is known.
+    """
+    filled, left = list(members), list(spares)
+    for position in [p for p, node in enumerate(filled) if node is None]:
+        if not left:
+            break
+        others = [filled[p] for p in kept[position] if p != position]
+        racks = {rack_of[node] for node in others if node is not None and node in rack_of}
+
+        def worth(node: str, position: int = position, racks: set[str] = racks) -> tuple[int, bool]:
+            useful = sum(
+                copy.node == node and copy.shard // workers_per_node in kept[position]
+                for copy in copies
+            )
+            return useful, rack_of.get(node) not in racks
+
+        best = max(left, key=worth)  # of equals the first
+        left.remove(best)
+        filled[position] = best
+    return tuple(filled)
+
+
+def _positions_kept(placement: PlacementLike) -> list[list[int]]:
+    """The positions whose shards each position keeps, its own first."""
+    kept: list[list[int]] = [[position] for position in range(placement.nodes)]
+    for owner, keepers in enumerate(placement.holders):
+        for keeper in keepers[1:]:
+            kept[keeper].append(owner)
+    return kept
 
 
 def _from_memory(

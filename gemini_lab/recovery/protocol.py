@@ -10,15 +10,18 @@ import msgspec
 
 from gemini_lab.log.events import AnyEvent
 from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
-from gemini_lab.recovery.plan import Copy
+from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
+from gemini_lab.shard.lineage import Lineage
 
 Phase = Literal[
     "idle", "fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing",
     "done", "failed",
 ]  # fmt: skip
-ACTIVE: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting", "running"})
+ACTIVE: Final = frozenset(
+    {"fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing"}
+)
 RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting"})
 
 
@@ -34,7 +37,12 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """An agent is gone, and how that was noticed: connection or lease."""
+    """An agent is gone, and how that was noticed.
+
+    Attributes:
+        cause: `"dead"`: its machine says that nothing listens there any more, so its memory is
+            gone; `"connection"`, `"lease"` or `"no answer"`: it fell silent, and may come back.
+    """
 
     at_s: float
     node: str
@@ -67,13 +75,21 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressGivenUp:
+    """A person would rather go on from what there is than wait for newer versions."""
+
+    at_s: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time went by."""
 
     at_s: float
 
 
-Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | Tick
+Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | ProgressGivenUp | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +159,13 @@ class RootState:
         fingerprint: Of model, optimizer and world size, by which another model is recognised.
         rejected: Versions not to be tried again.
         bad_copies: Those that failed their checksums.
-        restore_failures: How often each version failed to load.
+        failed_loads: A version for each time that it failed to load.
+        newest: The newest version that is known to have been whole.
+        silent: Nodes that were lost without a sign that their memory is gone.
+        has_given_up: Whether a person let go of versions that may still come back.
         attempts: Workers that failed since the last new iteration.
+        offences: On which node each of them did, newest last.
+        excluded: Nodes that are not used again because every attempt on them failed.
         recoveries: Failures so far, this one included.
         trouble: What the recovery under way answers.
         iteration: Newest finished iteration of all ranks.
@@ -156,10 +177,15 @@ class RootState:
     placed: Seats | None = None
     settings: Settings | None = None
     fingerprint: str | None = None
-    rejected: tuple[int, ...] = ()
+    rejected: tuple[VersionId, ...] = ()
     bad_copies: tuple[Copy, ...] = ()
-    restore_failures: dict[int, int] = field(default_factory=dict)
+    failed_loads: tuple[VersionId, ...] = ()
+    newest: int = 0
+    silent: tuple[str, ...] = ()
+    has_given_up: bool = False
     attempts: int = 0
+    offences: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     recoveries: int = 0
     trouble: Trouble | None = None
     iteration: int = 0
@@ -185,6 +211,11 @@ class RootState:
     def ranks(self) -> range:
         """All ranks of the job."""
         return self.seats.ranks
+
+    @property
+    def lineage(self) -> Lineage:
+        """The history in which versions are made now."""
+        return Lineage(run=self.job.run, epoch=self.epoch)
 
     @property
     def recovery(self) -> int:

@@ -6,11 +6,12 @@ writes to the store, fenced by the root's own key, before it carries out what fo
 
 A run moves through phases:
 
-    idle -> fencing -> inventory -> (waiting) -> rendezvous -> starting -> running
-                ^__________________________________________________________|   any failure
+    idle -> fencing -> inventory <-> (waiting) -> rendezvous -> starting -> running
+                ^___________________________________________________________|   any failure
     running -> finishing -> done;   anything -> failed
 
-A failure in any phase begins again at fencing, with the next epoch; every step can be repeated.
+A failure in any phase begins again at fencing, with the next epoch; every step can be repeated. A
+run waits for machines, and for memory that may come back rather than throw progress away.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,10 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.faults import (
     MAX_ATTEMPTS,
     after_failed_restore,
+    node_to_leave,
     reason_to_give_up,
     rejections,
 )
@@ -42,7 +43,8 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
     WorkerExited,
 )
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.planning import hopes, make_plan
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import (
     ACTIVE,
@@ -57,6 +59,7 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     NodeLost,
     Phase,
+    ProgressGivenUp,
     RequestNodes,
     RootState,
     Send,
@@ -65,10 +68,17 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.saver import Saver
+from gemini_lab.recovery.stakes import reason_to_wait
+from gemini_lab.recovery.telling import finished_event, rejected_copy
+from gemini_lab.recovery.told import planned
 from gemini_lab.seats import in_order
+from gemini_lab.shard.lineage import NO_LINEAGE
 
-PHASE_LIMIT_S: Final = 60.0  # an agent that answers nothing for so long counts as lost
-FINISH_LIMIT_S: Final = 600.0  # for the last version's way to the persistent tier
+FENCE_LIMIT_S: Final = 60.0  # an agent that has not killed its workers by then counts as lost
+INVENTORY_LIMIT_S: Final = 900.0  # reading every checksum of a large memory takes minutes
+RENDEZVOUS_LIMIT_S: Final = 60.0
+FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
+LONGEST_RETRY_S: Final = 30.0
 
 
 class RootAgent:
@@ -86,6 +96,8 @@ class RootAgent:
         self._entered_s = at_s
         self._plan: RecoveryPlan | None = None
         self._inventory: dict[str, Inventory] = {}
+        self._waits_for = ""  # what was last said of that
+        self._retry_s = FIRST_RETRY_S
         self._progress = Progress()
         self._protected: set[int] = set()
         self._restored: set[int] = set()
@@ -105,6 +117,8 @@ class RootAgent:
                 return list(self._on_job(happening))
             case JobCancelled():
                 return list(self._on_cancel(happening.at_s))
+            case ProgressGivenUp():
+                return list(self._on_given_up(happening.at_s))
             case Tick():
                 return list(self._on_tick(happening.at_s))
             case FromAgent():
@@ -113,13 +127,14 @@ class RootAgent:
     def take_over(self, at_s: float) -> list[Instruction]:
         """Go on where the previous root stopped; `living` was filled by NodeJoined before."""
         phase = self.state.phase
-        if phase not in ACTIVE and phase != "finishing":
+        if phase not in ACTIVE:
             return []
         lost = [node for node in self.state.members if node is not None and node not in self.living]
         if lost:
+            self.state = replace(self.state, silent=(*self.state.silent, *lost))
             gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
-        if phase in RESTARTING:
+        if phase in RESTARTING or phase == "finishing":
             return list(self._begin(at_s, cause="root_lost", lost=[]))
         working = {
             rank: status
@@ -131,6 +146,7 @@ class RootAgent:
             return list(self._begin(at_s, cause="worker_exited", lost=[]))
         self._finished = {rank for rank, status in working.items() if status == "finished"}
         self._protected = set(self.state.ranks)
+        self._progress.restart(self.state.ranks, iteration=self.state.iteration, at_s=at_s)
         return list(self._finish_if_all_did(at_s))
 
     def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
@@ -139,9 +155,11 @@ class RootAgent:
         if was_known:
             yield from self._on_relinked(joined)
             return
+        silent = tuple(node for node in self.state.silent if node != joined.node)
+        self.state = replace(self.state, silent=silent)
         yield Emit(event=events.NodeJoined(name=joined.node))
-        if self.state.phase == "waiting":
-            yield from self._decide(joined.at_s)
+        if self.state.phase == "waiting":  # what it has in memory may be what is waited for
+            yield from self._take_inventory(joined.at_s)
         elif self.state.phase in {"fencing", "inventory"}:
             yield self._question(joined.node)
 
@@ -158,7 +176,9 @@ class RootAgent:
                 yield from self._finish_if_all_did(joined.at_s)
 
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
-        if self.living.pop(lost.node, None) is None:
+        was_living = self.living.pop(lost.node, None) is not None
+        yield from self._note_silence(lost, was_living=was_living)
+        if not was_living:
             return
         yield Emit(event=events.NodeLost(name=lost.node, cause=lost.cause))
         if lost.node in self.state.members and self.state.phase in ACTIVE:
@@ -170,6 +190,18 @@ class RootAgent:
         elif self.state.phase in ACTIVE:
             yield from self._ask_for_nodes(f"{lost.node}, a standby, is gone")
 
+    def _note_silence(self, lost: NodeLost, *, was_living: bool) -> Iterator[Instruction]:
+        """Keep in mind whose memory may come back; of the dead nothing does."""
+        silent = [node for node in self.state.silent if node != lost.node]
+        is_seated = lost.node in self.state.members
+        if lost.cause != "dead" and was_living and is_seated:
+            silent.append(lost.node)
+        if tuple(silent) == self.state.silent:
+            return
+        self.state = replace(self.state, silent=tuple(silent))
+        if self.state.phase == "waiting":
+            yield from self._decide(lost.at_s)
+
     def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
         seats = submitted.order.seats
         present = in_order(self.living)[: seats.nodes]
@@ -179,6 +211,12 @@ class RootAgent:
             epoch=self.state.epoch, order=submitted.order, placed=seats.seated(members)
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
+
+    def _on_given_up(self, at_s: float) -> Iterator[Instruction]:
+        """A person lets go of what is waited for."""
+        self.state = replace(self.state, has_given_up=True)
+        if self.state.phase == "waiting":
+            yield from self._decide(at_s)
 
     def _on_cancel(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in ACTIVE:
@@ -199,12 +237,17 @@ class RootAgent:
                 self._finished.add(message.rank)
                 yield from self._finish_if_all_did(said.at_s)
             case RestoreFailed():
-                before = self.state
-                self.state = after_failed_restore(before, message)
-                yield from rejections(before, self.state, message)
-                yield from self._begin(said.at_s, cause="restore_failed", lost=[])
+                yield from self._on_failed_restore(said.at_s, message)
             case Persisted() | PersistFailed() | Committed():
                 yield from self._on_persistence(said.at_s, said.node, message)
+
+    def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
+        lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
+        before = self.state
+        tried = VersionId(version=said.version, lineage=lineage)
+        self.state = after_failed_restore(before, said, tried)
+        yield from rejections(before, self.state, said)
+        yield from self._begin(at_s, cause="restore_failed", lost=[])
 
     def _on_answer(
         self, at_s: float, node: str, answer: Fenced | Inventory | PortHeld
@@ -228,13 +271,14 @@ class RootAgent:
         state = self.state
         is_start = cause == "start"
         trouble = state.trouble
+        is_new = trouble is None and not is_start
         if trouble is not None:
             trouble = replace(trouble, lost=(*trouble.lost, *lost))
-        elif not is_start:
+        elif is_new:
             trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
-            state = replace(state, recoveries=state.recoveries + 1)
+            state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
-        if trouble is not None and trouble.at_s == at_s:
+        if is_new:
             yield Emit(
                 event=events.RecoveryStarted(
                     recovery=self.state.recovery,
@@ -257,7 +301,11 @@ class RootAgent:
         """What every living agent is asked in this phase, latecomers too."""
         epoch = self.state.epoch
         is_fence = self.state.phase == "fencing"
-        return Send(to=node, order=Fence(epoch=epoch) if is_fence else TakeInventory(epoch=epoch))
+        run = self.state.job.run
+        return Send(
+            to=node,
+            order=Fence(epoch=epoch) if is_fence else TakeInventory(epoch=epoch, run=run),
+        )
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in RESTARTING and phase != "fencing":
@@ -284,15 +332,20 @@ class RootAgent:
         if not self._answered >= self.living.keys():
             return
         if self.state.phase == "fencing":
-            self._inventory = {}
-            yield from self._enter("inventory", at_s)
-            for node in self.living:
-                yield self._question(node)
+            yield from self._take_inventory(at_s)
         elif self.state.phase == "inventory":
             if self._needs_storage():
                 yield self._ask_storage()
             else:
                 yield from self._decide(at_s)
+
+    def _take_inventory(self, at_s: float) -> Iterator[Instruction]:
+        """Ask everybody what is whole in memory."""
+        self._inventory = {}
+        yield from self._enter("inventory", at_s)
+        for node in self.living:
+            yield self._question(node)
+        yield from self._advance(at_s)
 
     def _needs_storage(self) -> bool:
         """Whether memory does not suffice and nobody has looked into the persistent tier yet.
@@ -301,7 +354,9 @@ class RootAgent:
         """
         if self.state.read_settings().persistent_url is None:
             return False
-        is_known = any(said.persistent is not None for said in self._inventory.values())
+        is_known = any(
+            said.persistent is not None or said.unread for said in self._inventory.values()
+        )
         return not is_known and self._make_plan().tier != "memory"
 
     def _ask_storage(self) -> Send:
@@ -309,77 +364,68 @@ class RootAgent:
         node = in_order(self.living)[0]
         self._answered.discard(node)
         url = self.state.read_settings().persistent_url
-        return Send(to=node, order=TakeInventory(epoch=self.state.epoch, persistent_url=url))
+        order = TakeInventory(epoch=self.state.epoch, run=self.state.job.run, persistent_url=url)
+        return Send(to=node, order=order)
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
-        """Plan; then hold a port for the rendezvous, or wait for machines."""
+        """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
         if self.state.phase == "inventory":
             yield from self._report_bad_copies()
         before = self.state.members
         self._plan = plan = self._make_plan()
+        reason = self._reason_to_wait(plan, at_s)
+        if reason or plan.missing:
+            yield from self._wait(at_s, plan, reason)
+            return
         self.state = replace(self.state, placed=self.state.seats.seated(plan.members))
         spares = self.state.seats.spares(self.living)
-        if plan.missing:
-            yield from self._wait_for_machines(at_s, plan, spares)
-            return
+        self._retry_s = FIRST_RETRY_S
         yield from self._enter("rendezvous", at_s)
-        yield Emit(event=_planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
+        yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         ready = [node for node in plan.members if node in before]  # a new machine still imports
         host = (ready or plan.members)[0]
         yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
         if len(spares) < self.state.seats.standbys:
             yield from self._ask_for_nodes("a standby was used")
 
-    def _wait_for_machines(
-        self, at_s: float, plan: RecoveryPlan, spares: Sequence[str]
-    ) -> Iterator[Instruction]:
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        """Why this plan would throw progress away; empty if it does not, or is allowed to."""
+        patience_s = self.state.read_settings().give_up_progress_after_s
+        trouble = self.state.trouble
+        waited_s = 0.0 if trouble is None else at_s - trouble.at_s
+        has_waited = patience_s is not None and waited_s >= patience_s
+        if self.state.has_given_up or has_waited or self.state.settings is None:
+            return ""
+        return reason_to_wait(plan, hopes(self.state, self._inventory)) or ""
+
+    def _wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
+        """Nothing starts yet. Positions stay empty: whose memory comes back finds its own."""
         if self.state.phase != "waiting":
             yield from self._enter("waiting", at_s)
+        if plan.missing:
+            machines = f"positions {list(plan.missing)} have no machine"
+            reason = f"{reason}; {machines}" if reason else machines
+            yield from self._ask_for_nodes(machines)
+        if reason == self._waits_for:
+            return
+        self._waits_for = reason
         yield Emit(
             event=events.RecoveryWaiting(
                 recovery=self.state.recovery,
                 epoch=self.state.epoch,
                 missing=plan.missing,
-                standbys=tuple(spares),
+                standbys=tuple(self.state.seats.spares(self.living)),
+                reason=reason,
             )
         )
-        yield from self._ask_for_nodes(f"positions {list(plan.missing)} have no machine")
 
     def _make_plan(self) -> RecoveryPlan:
-        seats = self.state.seats
-        bad = set(self.state.bad_copies)
-        found = (
-            Copy(shard=copy.shard, version=copy.version, node=node)
-            for node, said in self._inventory.items()
-            for copy in said.copies
-        )
-        stored = [v for said in self._inventory.values() for v in said.persistent or ()]
-        return plan_recovery(
-            # Without a placement no worker has called protect yet, and there is nothing to load.
-            placement=seats.placement or plan_placement(nodes=seats.nodes, replicas=1),
-            members=seats.members,
-            copies=[copy for copy in found if copy not in bad] if self.state.settings else [],
-            living=self.living,
-            standbys=in_order(self.living),
-            persistent=stored,
-            rejected=self.state.rejected,
-            workers_per_node=seats.workers_per_node,
-        )
+        return make_plan(self.state, self.living, self._inventory)
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
         for node, said in self._inventory.items():
             for copy in said.damaged:
-                yield Emit(
-                    event=events.ReplicaRejected(
-                        recovery=self.state.recovery,
-                        epoch=self.state.epoch,
-                        shard=copy.shard,
-                        version=copy.version,
-                        holder=node,
-                        chunk=copy.chunk,
-                        reason=f"chunk {copy.chunk} failed its checksum",
-                    )
-                )
+                yield rejected_copy(copy, node, self.state)
 
     def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
         assert self._plan is not None
@@ -410,7 +456,11 @@ class RootAgent:
             case events.Iteration() if not event.restored:
                 yield from self._on_iteration(at_s, event)
             case events.VersionComplete():
-                self._saver.note_complete(event.version, next_version=event.next_version)
+                self._saver.note_complete(
+                    event.rank, event.version, next_version=event.next_version
+                )
+                newest = max(self.state.newest, self._saver.newest_whole(self.state.ranks))
+                self.state = replace(self.state, newest=newest)
 
     def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what."""
@@ -434,55 +484,80 @@ class RootAgent:
         if self.state.phase == "starting" and done > started_from:
             yield from self._resumed(at_s, done)
         elif self.state.phase == "running" and done > self.state.iteration:
-            self.state = replace(self.state, iteration=done, attempts=0)
+            self.state = replace(self.state, iteration=done, attempts=0, offences=())
 
     def _resumed(self, at_s: float, iteration: int) -> Iterator[Instruction]:
         assert self._plan is not None
         yield self._step("warm_up", at_s)
         before = self.state
-        self.state = replace(before, phase="running", trouble=None, iteration=iteration, attempts=0)
+        self.state = replace(
+            before, phase="running", trouble=None, iteration=iteration, attempts=0, offences=()
+        )
+        self._waits_for = ""
         yield WriteState(state=self.state)
         if before.trouble is not None:
-            version = self._plan.version or 0
-            yield Emit(
-                event=events.RecoveryFinished(
-                    recovery=before.recovery,
-                    epoch=before.epoch,
-                    version=version,
-                    iteration=iteration,
-                    duration_s=at_s - before.trouble.at_s,
-                    lost_iterations=max(0, before.iteration - version),
-                )
-            )
+            yield finished_event(before, self._plan, iteration=iteration, at_s=at_s)
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
             return
-        attempts = self.state.attempts + 1
-        self.state = replace(self.state, attempts=attempts)
-        reason = reason_to_give_up(exited, node=node, attempts=attempts)
-        if reason is not None:
-            yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
-        else:
+        self._note_attempt([node])
+        reason = reason_to_give_up(exited, node=node, attempts=self.state.attempts)
+        if reason is None:
             yield from self._begin(at_s, cause="worker_exited", lost=[])
+        elif (left := self._node_to_leave(exited)) is not None:
+            yield from self._leave_node(at_s, left, reason)
+        else:
+            yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
+
+    def _note_attempt(self, nodes: Sequence[str]) -> None:
+        self.state = replace(
+            self.state,
+            attempts=self.state.attempts + 1,
+            offences=(*self.state.offences, *dict.fromkeys(nodes)),
+        )
+
+    def _node_to_leave(self, exited: WorkerExited | None) -> str | None:
+        spares = self.state.seats.spares(self.living)
+        return node_to_leave(self.state, exited, spares=spares)
+
+    def _leave_node(self, at_s: float, node: str, reason: str) -> Iterator[Instruction]:
+        """Whatever runs on this node fails: go on elsewhere before the run is given up."""
+        yield Emit(event=events.NodeExcluded(name=node, reason=reason))
+        self.state = replace(
+            self.state, excluded=(*self.state.excluded, node), attempts=0, offences=()
+        )
+        yield from self._begin(at_s, cause="node_excluded", lost=[node])
 
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self, at_s: float) -> Iterator[Instruction]:
         phase = self.state.phase
-        if phase in {"fencing", "inventory"} and at_s - self._entered_s > PHASE_LIMIT_S:
-            for node in [node for node in self.living if node not in self._answered]:
-                yield HangUp(node=node)
-                yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
-        elif phase == "rendezvous" and at_s - self._entered_s > PHASE_LIMIT_S:
+        elapsed_s = at_s - self._entered_s
+        limit_s = FENCE_LIMIT_S if phase == "fencing" else INVENTORY_LIMIT_S
+        if phase in {"fencing", "inventory"} and elapsed_s > limit_s:
+            yield from self._drop_silent_agents(at_s)
+        elif phase == "waiting" and elapsed_s > self._retry_s:
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+            yield from self._take_inventory(at_s)
+        elif phase == "rendezvous" and elapsed_s > RENDEZVOUS_LIMIT_S:
             yield from self._begin(at_s, cause="no answer", lost=[])
         elif phase in {"starting", "running"}:
             yield from self._check_progress(at_s)
             if self.state.phase == "running":
+                yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)
-        elif phase == "finishing" and at_s - self._entered_s > FINISH_LIMIT_S:
-            yield from self._saver.give_up("the persistent tier took too long", state=self.state)
-            yield from self._done(at_s)
+        elif phase == "finishing":
+            yield from self._saver.give_up_if_late(at_s, state=self.state)
+            if self._saver.version is None:
+                yield from self._done(at_s)
+
+    def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
+        """Agents that live but do not answer count as lost, and are used again last of all."""
+        for node in [node for node in self.living if node not in self._answered]:
+            self.state = replace(self.state, excluded=(*self.state.excluded, node))
+            yield HangUp(node=node)
+            yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
 
     def _check_progress(self, at_s: float) -> Iterator[Instruction]:
         """Hung workers (SIGSTOP, deadlock): no iteration within the deadline."""
@@ -499,9 +574,13 @@ class RootAgent:
                     rank=rank, epoch=self.state.epoch, silent_s=silent_s, deadline_s=limit_s
                 )
             )
-        self.state = replace(self.state, attempts=self.state.attempts + 1)
+        self._note_attempt([self.state.seats.node_of(rank) for rank in hung])
         if self.state.attempts >= MAX_ATTEMPTS:
-            yield from self._fail(at_s, f"no worker made progress for {limit_s:.0f} s, repeatedly")
+            reason = f"no worker made progress for {limit_s:.0f} s, repeatedly"
+            if (left := self._node_to_leave(None)) is not None:
+                yield from self._leave_node(at_s, left, reason)
+            else:
+                yield from self._fail(at_s, reason)
         else:
             yield from self._begin(at_s, cause="worker_hung", lost=[])
 
@@ -557,22 +636,3 @@ class RootAgent:
         if len(self.living) < wanted:
             yield Emit(event=events.NodeRequested(reason=reason))
             yield RequestNodes(wanted=wanted, reason=reason)
-
-
-def _planned(plan: RecoveryPlan, *, recovery: int, epoch: int) -> events.RecoveryPlanned:
-    """The plan as the log has it."""
-    return events.RecoveryPlanned(
-        recovery=recovery,
-        epoch=epoch,
-        version=plan.version,
-        tier=plan.tier,
-        members=plan.members,
-        sources=tuple(
-            events.ShardSource(shard=s.shard, tier=s.tier, holder=s.holder) for s in plan.sources
-        ),
-        transfers=tuple(
-            events.ShardMove(shard=t.shard, sender=t.sender, receiver=t.receiver)
-            for t in plan.transfers
-        ),
-        reason=plan.reason,
-    )

@@ -12,7 +12,6 @@ from gemini_lab.recovery.messages import (
     VersionMeta,
 )
 from gemini_lab.recovery.protocol import Emit, Instruction, RootState, Send
-from gemini_lab.shard.layout import ShardRecord
 
 
 class Saver:
@@ -32,12 +31,20 @@ class Saver:
         self._next = 0  # the version that will be sent after `complete`
         self._last_s = last_s
         self._last_version = 0
-        self._records: dict[str, list[ShardRecord]] = {}
+        self._records: dict[str, Persisted] = {}
+        self._whole: dict[int, int] = {}  # by rank, the newest version that is whole there
 
-    def note_complete(self, version: int, *, next_version: int) -> None:
-        """A version is whole on some rank."""
+    def note_complete(self, rank: int, version: int, *, next_version: int) -> None:
+        """A version is whole on a rank."""
+        self._whole[rank] = version
         self.complete = max(self.complete, version)
         self._next = next_version
+
+    def newest_whole(self, ranks: range) -> int:
+        """The newest version that is whole on every rank; 0 before all have said so."""
+        if len(self._whole) < len(ranks):
+            return 0
+        return min(self._whole.values())
 
     def begin_if_due(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Begin to save the next version, if it is time to and none is on its way."""
@@ -46,9 +53,10 @@ class Saver:
             return
         by_time, by_count = settings.persist_every_s, settings.persist_every_iterations
         is_due = by_time is not None and at_s - self._last_s >= by_time
-        is_due |= by_count is not None and self.complete - self._last_version >= by_count
+        coming = max(self.complete + 1, self._next)
+        is_due |= by_count is not None and coming - self._last_version >= by_count
         if is_due:
-            yield from self.begin(at_s, max(self.complete + 1, self._next), state=state)
+            yield from self.begin(at_s, coming, state=state)
 
     def begin_last(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Training has ended: save its last version, now or after the one on its way."""
@@ -88,11 +96,16 @@ class Saver:
                     )
                 )
                 self._last_version = said.version
-                self.cancel()
+                self._forget()
             case Persisted():
-                self._records[node] = said.records
-                if self._records.keys() >= set(state.members):
-                    yield Send(to=node, order=self._commit_order(said.version, state))
+                self._records[node] = said
+                if self._records.keys() < set(state.members):
+                    return
+                lineages = {one.lineage for one in self._records.values()}
+                if len(lineages) > 1:
+                    yield from self.give_up("its shards are of several histories", state=state)
+                else:
+                    yield Send(to=node, order=self._commit_order(said, state))
 
     def give_up(self, reason: str, *, state: RootState) -> Iterator[Instruction]:
         """The version on its way does not arrive; training goes on."""
@@ -102,20 +115,32 @@ class Saver:
             )
         self.cancel()
 
+    def give_up_if_late(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
+        """A version that does not arrive must not keep later ones from being saved."""
+        limit_s = state.read_settings().persist_limit_s
+        if self.version is not None and at_s - self._last_s > limit_s:
+            reason = f"the persistent tier took longer than {limit_s:.0f} s"
+            yield from self.give_up(reason, state=state)
+
     def cancel(self) -> None:
-        """Forget the version on its way."""
+        """A fence: forget the version on its way, and what ranks had."""
+        self._forget()
+        self._whole = {}
+
+    def _forget(self) -> None:
         self.version, self._records = None, {}
 
-    def _commit_order(self, version: int, state: RootState) -> Commit:
+    def _commit_order(self, said: Persisted, state: RootState) -> Commit:
         settings = state.read_settings()
         return Commit(
             epoch=state.epoch,
-            version=version,
+            version=said.version,
             url=_url(state),
             keep=settings.keep_versions,
-            records=[record for records in self._records.values() for record in records],
+            records=[record for one in self._records.values() for record in one.records],
             meta=VersionMeta(
                 job=state.job.job.title,
+                lineage=said.lineage,
                 fingerprint=state.fingerprint,
                 world_size=state.seats.world_size,
                 settings=settings.to_json(),

@@ -10,6 +10,7 @@ def planned(plan: RecoveryPlan, *, recovery: int, epoch: int) -> RecoveryPlanned
         recovery=recovery,
         epoch=epoch,
         version=plan.version,
+        made_in=plan.lineage.epoch,
         tier=plan.tier,
         members=plan.members,
         sources=tuple(

@@ -14,7 +14,7 @@ import simpy
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeRequested
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.simulator.failures import DAY_S, Outage
 from gemini_lab.simulator.outcome import Outcome, Recovery
 from gemini_lab.simulator.policy import POLICIES, Policy
@@ -305,7 +305,7 @@ class _Run:
             copies=copies,
             living=living - self.dead,
             standbys=self.standbys,
-            persistent=() if self.persisted is None else (self.persisted,),
+            persistent=() if self.persisted is None else (Stored(version=self.persisted),),
         )
 
     def _can_shrink(self, plan: RecoveryPlan) -> bool:

@@ -22,12 +22,15 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.recovery.plan import Stored
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage.shard_file import pack_header, unpack
 from gemini_lab.units import MIB, format_bytes
 
 _FOLDER: Final = "version-"
 _MANIFEST: Final = "manifest.json"
+_OWNER: Final = "owner.json"
 _WRITE_BYTES: Final = 16 * MIB
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -60,6 +63,49 @@ class PersistentTier:
                 f"the persistent tier {url!r} cannot be opened: {error}; install the fsspec "
                 "driver that it names, or use a folder"
             ) from error
+
+    # -- whose it is -----------------------------------------------------------------------------
+
+    def claim(self, run: int, *, is_resumed: bool = False) -> None:
+        """Make the folder `run`'s: two runs in one would take each other's versions for their own.
+
+        Args:
+            run: The run's identity.
+            is_resumed: Whether what another run left here is to be gone on from.
+
+        Raises:
+            ConfigError: It is another run's.
+            GeminiError: The store failed.
+        """
+        owner = self.owner()
+        others = {one.lineage.run for one in self.stored()} - {run}
+        is_strange = owner not in {None, run} or bool(others)
+        if is_strange and not is_resumed:
+            versions = [one.version for one in self.stored()]
+            has = f"it has its versions {versions}" if versions else "it has no version yet"
+            raise ConfigError(
+                f"the persistent tier {self.url} belongs to another run, and {has}; name another "
+                "folder, or go on from that run with --resume (resume=True)"
+            )
+        with self._explained("write to"):
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._put(f"{self._root}/{_OWNER}", [json.dumps({"run": run}).encode()])
+
+    def owner(self) -> int | None:
+        """The run whose folder this is; `None` if it is nobody's.
+
+        Raises:
+            GeminiError: The store failed.
+        """
+        with self._explained("read the owner of"):
+            try:
+                text: bytes = self._fs.cat_file(f"{self._root}/{_OWNER}")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        try:
+            return int(json.loads(text)["run"])
+        except (ValueError, TypeError, KeyError):
+            return None  # torn while it was written: nobody has begun
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -139,6 +185,7 @@ class PersistentTier:
             raise IntegrityError(
                 f"version {version} has shards {shards}; every rank's shard is needed once"
             )
+        self._check_owner(meta)
         older = self._manifests()
         content = {
             "version": version,
@@ -150,6 +197,15 @@ class PersistentTier:
         with self._explained(f"write the manifest of version {version} to"):
             self._put(f"{self._folder(version)}/{_MANIFEST}", [text.encode()])
         self._clean({**older, version: content}, version)
+
+    def _check_owner(self, meta: Mapping[str, Any]) -> None:
+        """A run that has lost its folder to another writes no more into it."""
+        told, owner = meta.get("lineage"), self.owner()
+        if told is not None and owner not in {None, told["run"]}:
+            raise ConfigError(
+                f"the persistent tier {self.url} was taken over by another run; this one's "
+                "versions are in memory alone now"
+            )
 
     def _put(self, path: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write a file so that it is there whole or not at all, where the store can do that."""
@@ -165,11 +221,13 @@ class PersistentTier:
                 os.fsync(file.fileno())
         if is_local:
             os.replace(target, path)  # noqa: PTH105 - a path of fsspec's
+            _sync_folder(path.rpartition("/")[0])  # the new name, too, must outlive a power cut
 
     def _clean(self, manifests: Mapping[int, Mapping[str, Any]], written: int) -> None:
         """Remove versions beyond `keep`, and what never became a version."""
         by_age = sorted(manifests, key=lambda version: manifests[version]["order"])
-        kept = set(by_age[-self.keep :])
+        # What another history has beyond this version stays until this one has passed it.
+        kept = {*by_age[-self.keep :], *(version for version in manifests if version > written)}
         try:
             with self._explained("remove old versions from"):
                 for version in self._folders():
@@ -193,6 +251,17 @@ class PersistentTier:
             GeminiError: The store cannot be read.
         """
         return sorted(self._manifests())
+
+    def stored(self) -> list[Stored]:
+        """The versions that exist and whose they are, oldest first; checked as by `versions`.
+
+        Raises:
+            GeminiError: The store cannot be read.
+        """
+        found = sorted(self._manifests().items())
+        return [
+            Stored(version=version, lineage=_lineage_of(manifest)) for version, manifest in found
+        ]
 
     def manifest(self, version: int) -> dict[str, Any]:
         """A version's manifest: `version`, `shards` (the records), `meta`, `order`.
@@ -303,6 +372,21 @@ class PersistentTier:
             raise GeminiError(
                 f"{what}: {type(error).__name__}: {error}; check the driver and its credentials"
             ) from error
+
+
+def _lineage_of(manifest: Mapping[str, Any]) -> Lineage:
+    """The history that a manifest's version is of."""
+    told = manifest["meta"].get("lineage")
+    return NO_LINEAGE if told is None else Lineage(run=told["run"], epoch=told["epoch"])
+
+
+def _sync_folder(folder: str) -> None:
+    """Have the disk keep the names in a folder of this machine."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

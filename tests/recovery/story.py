@@ -23,7 +23,7 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
     WorkerExited,
 )
-from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.plan import RecoveryPlan, Stored
 from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
@@ -40,15 +40,21 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
+from gemini_lab.shard.lineage import Lineage
 
+RUN = 7
 JOB = JobOrder(
-    number=1, job=Job(script="story.py", cwd="/"), seats=Seats(nodes=4, standbys=1), settings={}
+    number=1,
+    run=RUN,
+    job=Job(script="story.py", cwd="/"),
+    seats=Seats(nodes=4, standbys=1),
+    settings={},
 )
 
 
 def job(**settings: str | float | None) -> JobOrder:
     """The story's job, with what its launcher was told."""
-    return JobOrder(number=1, job=JOB.job, seats=JOB.seats, settings=settings)
+    return JobOrder(number=1, run=RUN, job=JOB.job, seats=JOB.seats, settings=settings)
 
 
 class Story:
@@ -63,7 +69,9 @@ class Story:
         self.requests: list[RequestNodes] = []
         self.copies: dict[str, list[KeptCopy]] = {}
         self.silent: set[str] = set()
+        self.deaf: set[str] = set()  # whose inventories take long
         self.persistent: list[int] = []
+        self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
         for number in range(nodes):
             self.join(f"node-{number}")
@@ -74,9 +82,11 @@ class Story:
         self.copies.setdefault(node, [])
         self.do(self.root.handle(NodeJoined(at_s=self.now_s, node=node)))
 
-    def lose(self, node: str) -> None:
-        self.copies.pop(node)
-        self.do(self.root.handle(NodeLost(at_s=self.now_s, node=node, cause="connection")))
+    def lose(self, node: str, cause: str = "dead") -> None:
+        """A node is gone; of the dead nothing comes back."""
+        if cause == "dead":
+            self.copies.pop(node, None)
+        self.do(self.root.handle(NodeLost(at_s=self.now_s, node=node, cause=cause)))
 
     def say(self, node: str, message: FromAgentMessage) -> None:
         self.do(self.root.handle(FromAgent(at_s=self.now_s, node=node, message=message)))
@@ -125,16 +135,24 @@ class Story:
                     self.answer(instruction)
 
     def answer(self, sent: Send) -> None:
-        if sent.to in self.silent or sent.to not in self.copies:
+        if sent.to in self.silent or sent.to not in self.root.living:
             return
         epoch = sent.order.epoch
         match sent.order:
             case Fence():
                 self.say(sent.to, Fenced(epoch=epoch))
-            case TakeInventory(persistent_url=url):
-                stored = None if url is None else self.persistent
-                held = list(self.copies[sent.to])
-                said = Inventory(epoch=epoch, copies=held, damaged=[], persistent=stored)
+            case TakeInventory(persistent_url=url) if sent.to not in self.deaf:
+                is_read = url is not None and not self.unread
+                made = Lineage(run=RUN, epoch=1)
+                said = Inventory(
+                    epoch=epoch,
+                    copies=list(self.copies[sent.to]),
+                    damaged=[],
+                    persistent=[Stored(version=v, lineage=made) for v in self.persistent]
+                    if is_read
+                    else None,
+                    unread="" if url is None else self.unread,
+                )
                 self.say(sent.to, said)
             case HoldPort():
                 self.say(sent.to, PortHeld(epoch=epoch, address="host:1"))
@@ -189,17 +207,21 @@ class Story:
         for shard, holders in enumerate(plan_placement(nodes=4, replicas=2).holders):
             for position in holders:
                 kept = self.copies[members[position]]
-                kept[:] = [c for c in kept if c.shard != shard or c.version >= iteration - 1]
-                kept.append(KeptCopy(shard, iteration))
-        for rank, node in enumerate(members):
+                kept[:] = [c for c in kept if c.shard != shard or c.version == iteration - 1]
+                kept.append(KeptCopy(shard, iteration, self.root.state.lineage))
+        self.say_complete(iteration)
+
+    def say_complete(self, version: int) -> None:
+        """All ranks say that a version is whole."""
+        for rank, node in enumerate(self.members()):
             whole = events.VersionComplete(
                 rank=rank,
                 epoch=self.epoch,
-                version=iteration,
+                version=version,
                 sent_bytes=1,
                 local_s=0.0,
                 duration_s=0.0,
-                next_version=iteration + 1,
+                next_version=version + 1,
             )
             self.event(node, whole)
 

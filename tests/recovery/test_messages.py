@@ -127,7 +127,7 @@ def test_only_the_root_gives_root_orders():
 def test_a_start_order_says_who_keeps_what():
     order = StartWorkers(
         epoch=4,
-        order={"number": 1, "job": Job(script="t.py"), "seats": SEATS},
+        order={"number": 1, "run": 1, "job": Job(script="t.py"), "seats": SEATS},
         seats=SEATS,
         plan=PLAN,
         rendezvous="host:1",

@@ -1,11 +1,14 @@
 """The recovery plan: which version, from where, to whom."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, Source, Stored, VersionId, plan_recovery
+from gemini_lab.shard.lineage import Lineage
 
 
 def whole(placement: Placement, members: list[str], version: int) -> set[Copy]:
@@ -48,7 +51,7 @@ def test_the_plan_takes_the_newest_version_that_is_whole_and_makes_every_holder_
         copies=copies,
         living=living,
         standbys=standbys,
-        persistent=persistent,
+        persistent=[Stored(version=version) for version in persistent],
     )
     left = {copy for copy in copies if copy.node in living}
     in_memory = [
@@ -112,7 +115,7 @@ def test_two_lost_neighbours_of_a_ring_lose_a_shard_although_their_group_lives()
         copies=whole(placement, members, 9),
         living={"node-0", "node-1", "node-4", "node-5", "node-6"},
         standbys=["node-5", "node-6"],
-        persistent={3},
+        persistent=[Stored(version=3)],
     )
     assert (plan.tier, plan.version) == ("persistent", 3)
     assert "lacks shard 2" in plan.reason
@@ -127,7 +130,7 @@ def test_a_lost_group_sends_all_nodes_to_the_persistent_tier_even_those_with_who
         copies=whole(placement, members, 9),
         living={"node-2", "node-3", "node-4", "node-5"},
         standbys=["node-4", "node-5"],
-        persistent={4, 8},
+        persistent=[Stored(version=4), Stored(version=8)],
     )
     assert plan.version == 8
     assert [source.tier for source in plan.sources] == ["persistent"] * 4
@@ -142,7 +145,7 @@ def test_a_rejected_version_is_not_chosen_again(rejected):
         members=members,
         copies=whole(placement, members, 7) | whole(placement, members, 6),
         living=set(members),
-        rejected=rejected,
+        rejected=[VersionId(version=version) for version in rejected],
     )
     assert plan.version == (6 if rejected == (7,) else None)
 
@@ -162,3 +165,73 @@ def test_ranks_of_one_node_are_sent_by_the_node_that_keeps_them():
     assert {(t.shard, t.sender, t.receiver) for t in plan.transfers} == {
         (shard, "node-1", "node-2") for shard in range(4)
     }
+
+
+OLD, NEW = Lineage(run=1, epoch=1), Lineage(run=1, epoch=2)
+
+
+def made(copies: set[Copy], lineage: Lineage) -> set[Copy]:
+    """The same copies, of another history."""
+    return {replace(copy, lineage=lineage) for copy in copies}
+
+
+def test_copies_of_two_histories_never_make_one_version():
+    """A node that was silent comes back with version 16 of a line that the others have left."""
+    placement, members = plan_placement(nodes=4, replicas=2), names(4)
+    left = {c for c in made(whole(placement, members, 16), OLD) if c.node == "node-1"}
+    line = made(whole(placement, members, 16), NEW) | made(whole(placement, members, 15), NEW)
+    here = {c for c in line if c.node not in {"node-0", "node-1"} or c.version == 15}
+    plan = plan_recovery(
+        placement=placement, members=members, copies=left | here, living=set(members)
+    )
+    assert (plan.version, plan.lineage) == (15, NEW)
+
+
+def test_of_two_histories_of_one_version_the_later_is_taken():
+    placement, members = plan_placement(nodes=2, replicas=2), names(2)
+    both = made(whole(placement, members, 7), OLD) | made(whole(placement, members, 7), NEW)
+    plan = plan_recovery(placement=placement, members=members, copies=both, living=set(members))
+    assert (plan.version, plan.lineage) == (7, NEW)
+
+
+def test_a_node_that_comes_back_gets_the_position_that_its_memory_fits():
+    placement, members = plan_placement(nodes=4, replicas=2), names(4)
+    copies = whole(placement, members, 5)
+    plan = plan_recovery(
+        placement=placement,
+        members=["node-0", None, "node-2", None],
+        copies=copies,
+        living={"node-0", "node-2", "node-3", "node-9"},
+        standbys=["node-9", "node-3"],
+    )
+    assert plan.members == ("node-0", "node-9", "node-2", "node-3")
+    assert plan.sources[3] == Source(shard=3, tier="local", holder="node-3")
+
+
+def test_a_copy_counts_only_where_a_worker_can_send_it():
+    """A standby runs no workers, and a worker's slab has room for what its position keeps."""
+    placement, members = plan_placement(nodes=4, replicas=2), names(4)
+    copies = {c for c in whole(placement, members, 5) if c.shard != 0}
+    on_a_standby = {Copy(shard=0, version=5, node="node-7")}
+    plan = plan_recovery(
+        placement=placement,
+        members=members,
+        copies=copies | on_a_standby,
+        living={*members, "node-7"},
+        standbys=["node-7"],
+    )
+    assert plan.tier == "start"
+
+
+def test_a_standby_is_chosen_that_keeps_replicas_on_different_racks():
+    placement, members = plan_placement(nodes=4, replicas=2), names(4)
+    racks = {"node-0": "a", "node-1": "b", "node-2": "a", "node-3": "b", "x": "a", "y": "b"}
+    plan = plan_recovery(
+        placement=placement,
+        members=members,
+        copies=whole(placement, members, 5),
+        living={"node-0", "node-2", "node-3", "x", "y"},
+        standbys=["x", "y"],
+        rack_of=racks,
+    )
+    assert plan.members[1] == "y"

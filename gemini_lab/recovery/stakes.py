@@ -1,0 +1,60 @@
+"""Whether a plan throws progress away that waiting might save.
+
+Starting anew, or from a version that is older than one that was whole, is never automatic while
+what is newer may still come back: the run waits, says for what, and tries again, until a person or
+a setting decides otherwise.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gemini_lab.recovery.plan import Copy, RecoveryPlan
+from gemini_lab.seats import in_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hopes:
+    """What is known of newer versions than those at hand.
+
+    Attributes:
+        newest: The newest version that is known to have been whole; 0 for none.
+        silent: Nodes that went without a sign that their memory is gone.
+        unread: Why the persistent tier cannot be read; empty if it can, or there is none.
+    """
+
+    newest: int
+    silent: Collection[str] = ()
+    unread: str = ""
+
+
+def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
+    """What the run waits for rather than carry out `plan`; `None` if the plan loses nothing.
+
+    A version that is lost for certain is not waited for: where every node that kept it is known to
+    be dead, the newest persistent version is the best there will ever be.
+    """
+    reached = plan.version or 0
+    if reached >= hopes.newest:
+        return None
+    instead = f"version {reached}" if reached else "the start"
+    lost = f"going on from {instead} would lose {hopes.newest - reached} iterations"
+    if hopes.unread:
+        return f"the persistent tier cannot be read ({hopes.unread}); {lost}"
+    if hopes.silent:
+        nodes = ", ".join(in_order(hopes.silent))
+        return (
+            f"{nodes} fell silent with version {hopes.newest} in memory and may come back; {lost}"
+        )
+    if plan.tier == "start":
+        return f"no copy of version {hopes.newest} is left anywhere; {lost}"
+    return None
+
+
+def newest_seen(copies: Collection[Copy]) -> int:
+    """The newest version that must have been whole, going by what is in memory somewhere.
+
+    A version is begun when the one before it is whole everywhere: so of the versions seen, the
+    newest may never have become whole, but the one before it was.
+    """
+    versions = sorted({copy.version for copy in copies})
+    return versions[-2] if len(versions) > 1 else 0

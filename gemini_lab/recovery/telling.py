@@ -1,0 +1,37 @@
+"""What the root agent knows, as the log has it."""
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import DamagedCopy
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.protocol import Emit, RootState
+
+
+def finished_event(before: RootState, plan: RecoveryPlan, *, iteration: int, at_s: float) -> Emit:
+    """The end of the recovery that `before` was in."""
+    assert before.trouble is not None
+    version = plan.version or 0
+    return Emit(
+        event=events.RecoveryFinished(
+            recovery=before.recovery,
+            epoch=before.epoch,
+            version=version,
+            iteration=iteration,
+            duration_s=at_s - before.trouble.at_s,
+            lost_iterations=max(0, before.iteration - version),
+        )
+    )
+
+
+def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:
+    """A copy that an inventory found damaged."""
+    return Emit(
+        event=events.ReplicaRejected(
+            recovery=state.recovery,
+            epoch=state.epoch,
+            shard=copy.shard,
+            version=copy.version,
+            holder=node,
+            chunk=copy.chunk,
+            reason=f"chunk {copy.chunk} failed its checksum",
+        )
+    )

@@ -1,0 +1,317 @@
+"""What the root agent does not do: mix histories, throw progress away, or wait in silence."""
+
+from dataclasses import replace
+
+import msgspec
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Committed, Persist, ScriptError
+from gemini_lab.recovery.protocol import (
+    JobCancelled,
+    NodeJoined,
+    NodeLost,
+    ProgressGivenUp,
+    RootState,
+)
+
+from .story import Story
+from .test_root import commits, written
+
+# -- two histories ---------------------------------------------------------------------------------
+
+
+def test_a_node_that_thaws_with_a_left_history_does_not_mix_it_into_the_new_one():
+    """The line fell back from 6 to 3; the others reach 6 again when the frozen node is back."""
+    story = Story(nodes=8).start(iterations=3, persistent_url="memory://runs")
+    story.persistent = [3]
+    for iteration in (4, 5, 6):
+        story.iterate(iteration)
+    frozen = list(story.copies["node-1"])  # shards 0 and 1 of version 6
+    story.lose("node-0")
+    story.lose("node-1", "lease")
+    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=1)))
+    assert story.plan().version == 3
+    story.protect()
+    for iteration in (4, 5, 6):
+        story.iterate(iteration)
+    story.copies["node-1"] = frozen
+    story.join("node-1")
+    for node in story.members()[:2]:  # who took the lost group's places goes, with version 6
+        story.lose(node)
+    plan = story.plan()
+    assert (plan.version, plan.tier) == (3, "persistent")
+
+
+def test_a_left_history_that_is_whole_is_gone_on_from_rather_than_the_start():
+    """Both nodes of a group were silent, and a person gave them up; they come back in time."""
+    story = Story(nodes=6).start(iterations=5)
+    story.lose("node-0", "lease")
+    story.lose("node-1", "lease")
+    assert story.root.state.phase == "waiting"
+    story.join("node-0")
+    story.join("node-1")
+    assert (story.plan().version, story.plan().tier) == (5, "memory")
+    assert "node-0" in story.members()
+
+
+def test_a_version_that_was_rejected_counts_again_when_it_was_made_anew():
+    story = Story().start(iterations=4)
+    story.exit(0, -9)
+    story.fail_restore(0, 4, holder="node-0")
+    story.fail_restore(0, 4, holder="node-1")
+    assert story.plan().version == 3
+    story.protect()
+    story.iterate(4)
+    story.exit(0, -9)
+    assert story.plan().version == 4
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def test_a_silent_group_is_waited_for_aloud():
+    story = Story(nodes=6).start(iterations=5)
+    story.lose("node-0", "lease")
+    story.lose("node-1", "lease")
+    assert story.root.state.phase == "waiting"
+    told = story.of(events.RecoveryWaiting)[-1]
+    assert "node-0, node-1 fell silent with version" in told.reason
+    assert "lose 5 iterations" in told.reason
+
+
+def test_it_is_said_once_and_asked_again_ever_later():
+    story = Story(nodes=6).start(iterations=5)
+    story.lose("node-0", "lease")
+    story.lose("node-1", "lease")
+    said, asked = len(story.of(events.RecoveryWaiting)), len(story.orders)
+    for _ in range(600):
+        story.tick(story.now_s + 0.25)
+    assert len(story.of(events.RecoveryWaiting)) == said
+    rounds = (len(story.orders) - asked) / 4
+    assert 5 <= rounds <= 12
+
+
+def test_a_silent_node_that_is_found_dead_is_waited_for_no_more():
+    story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
+    story.persistent = [2]
+    story.lose("node-0", "lease")
+    story.lose("node-1", "lease")
+    assert story.root.state.phase == "waiting"
+    story.lose("node-0", "dead")
+    story.lose("node-1", "dead")
+    assert (story.plan().version, story.plan().tier) == (2, "persistent")
+
+
+def test_a_tier_that_cannot_be_read_is_not_an_empty_one():
+    story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
+    story.unread = "503 Service Unavailable"
+    story.lose("node-0")
+    story.lose("node-1")
+    assert story.root.state.phase == "waiting"
+    assert "503" in story.of(events.RecoveryWaiting)[-1].reason
+    story.unread, story.persistent = "", [4]
+    story.tick(story.now_s + 5)
+    assert (story.plan().version, story.plan().tier) == (4, "persistent")
+
+
+def test_starting_anew_is_left_to_a_person():
+    story = Story(nodes=6).start(iterations=5)
+    story.lose("node-0")
+    story.lose("node-1")
+    assert story.root.state.phase == "waiting"
+    assert "no copy of version" in story.of(events.RecoveryWaiting)[-1].reason
+    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=1)))
+    assert story.plan().tier == "start"
+
+
+def test_a_setting_may_give_up_after_a_time():
+    story = Story(nodes=6).start(iterations=5, give_up_progress_after_s=60)
+    story.lose("node-0")
+    story.lose("node-1")
+    story.tick(story.now_s + 59)
+    assert story.root.state.phase == "waiting"
+    story.tick(story.now_s + 31)
+    assert story.plan().tier == "start"
+
+
+def test_a_new_root_waits_too_going_by_what_memory_shows():
+    first = Story(nodes=6).start(iterations=5)
+    left = RootState.from_text(first.states[0].to_text())  # it has seen no version at all
+    left = RootState.from_text(first.states[-1].to_text())
+    second = Story(nodes=0, state=left)
+    second.copies = {n: c for n, c in first.copies.items() if n not in {"node-0", "node-1"}}
+    for node in second.copies:
+        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch)
+    second.do(second.root.take_over(9.0))
+    assert second.root.state.phase == "waiting"
+    second.do(second.root.handle(NodeLost(at_s=9.0, node="node-0", cause="dead")))
+    assert "node-1 fell silent" in second.of(events.RecoveryWaiting)[-1].reason
+
+
+# -- bad machines ----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_always_fails_on_one_node_is_moved_before_the_run_is_given_up():
+    story = Story().start(iterations=2)
+    for _ in range(3):
+        story.exit(1, 1, "CUDA error: uncorrectable ECC error")
+    assert story.members() == ["node-0", "node-4", "node-2", "node-3"]
+    assert story.of(events.NodeExcluded)[0].name == "node-1"
+    story.protect()
+    story.iterate(3)
+    assert story.root.state.phase == "running"
+
+
+def test_a_node_that_was_left_is_used_again_only_where_there_is_no_other():
+    story = Story(nodes=6).start(iterations=2)
+    for _ in range(3):
+        story.exit(1, 1, "bad node")
+    story.protect()
+    story.iterate(3)
+    story.lose("node-0")
+    assert story.members() == ["node-5", "node-4", "node-2", "node-3"]
+    story.protect()
+    story.iterate(4)
+    story.lose("node-2")
+    assert story.members() == ["node-5", "node-4", "node-1", "node-3"]
+
+
+def test_an_error_of_the_configuration_is_not_a_machines():
+    story = Story().start(iterations=2)
+    story.exit(1, 1, "", ScriptError(error="ConfigError", text="mu must be above 0"))
+    assert story.root.state.phase == "failed"
+    assert "mu must be above 0" in story.of(events.RunFailed)[0].reason
+
+
+# -- hangs -----------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_noticed_though_the_root_changed_meanwhile():
+    first = Story().start(iterations=4)
+    left = RootState.from_text(first.states[-1].to_text())
+    second = Story(nodes=0, state=left)
+    second.copies = dict(first.copies)
+    for rank, node in enumerate(second.copies):
+        second.root.living[node] = NodeJoined(
+            at_s=9.0, node=node, epoch=left.epoch, workers={rank: "running"}
+        )
+    second.now_s = 9.0
+    second.do(second.root.take_over(9.0))
+    second.tick(9.0 + 901)
+    assert "worker_hung" in second.kinds()
+
+
+def test_an_agent_that_does_not_answer_is_not_at_once_a_standby_again():
+    story = Story(nodes=6).start()
+    story.silent.add("node-1")
+    story.exit(0, -9)
+    story.tick(story.now_s + 61)
+    assert story.members()[1] == "node-4"
+    story.silent.clear()
+    story.join("node-1")
+    story.protect()
+    story.iterate(4)
+    story.lose("node-4")
+    assert story.members()[1] == "node-5"
+
+
+def test_a_large_memory_may_take_minutes_to_be_read():
+    story = Story().start()
+    story.deaf = {"node-1"}
+    story.exit(0, -9)
+    assert story.root.state.phase == "inventory"
+    story.tick(story.now_s + 600)
+    assert "node-1" in story.members()
+    assert story.root.state.phase == "inventory"
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_every_fifth_version_is_saved_where_that_was_asked_for():
+    story = Story().start(0, persistent_url="memory://runs", persist_every_iterations=5)
+    saved = []
+    for iteration in range(1, 16):
+        story.iterate(iteration)
+        story.tick(story.now_s + 0.1)
+        started = story.of(events.PersistStarted)
+        if len(started) > len(saved):
+            saved.append(started[-1].version)
+            save(story, saved[-1])
+    assert saved == [5, 10, 15]
+
+
+def save(story: Story, version: int) -> None:
+    for node in story.members():
+        story.say(node, written(story, version))
+    story.say(story.members()[0], Committed(epoch=story.epoch, version=version, size_bytes=1))
+
+
+def test_a_save_that_hangs_does_not_keep_later_ones_from_being_made():
+    story = Story().start(
+        0, persistent_url="memory://runs", persist_every_iterations=2, persist_limit_s=30.0
+    )
+    story.iterate(1)
+    story.tick(story.now_s + 0.1)
+    assert story.of(events.PersistStarted)[-1].version == 2
+    for iteration in range(2, 40):
+        story.iterate(iteration)
+        story.tick(story.now_s + 0.1)
+    assert "longer than 30 s" in story.of(events.PersistFailed)[0].reason
+    assert story.of(events.PersistStarted)[-1].version >= 30
+
+
+def test_a_node_lost_while_the_last_version_is_saved_costs_neither_it_nor_ten_minutes():
+    story = Story().start(4, persistent_url="memory://runs")
+    for rank in range(4):
+        story.finish(rank)
+    assert story.root.state.phase == "finishing"
+    story.lose("node-2")
+    assert (story.plan().version, story.plan().tier) == (4, "memory")
+    story.protect()
+    story.say_complete(4)
+    for rank in range(4):
+        story.finish(rank)
+    assert story.of(events.PersistStarted)[-1].version == 4
+    save(story, 4)
+    assert story.root.state.phase == "done"
+    assert commits(story)[-1].version == 4
+
+
+def test_a_new_root_saves_the_last_version_too():
+    first = Story().start(4, persistent_url="memory://runs")
+    for rank in range(4):
+        first.finish(rank)
+    left = RootState.from_text(first.states[-1].to_text())
+    assert left.phase == "finishing"
+    second = Story(nodes=0, state=left)
+    second.copies, second.settings = dict(first.copies), first.settings
+    for node in second.copies:
+        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch)
+    second.do(second.root.take_over(9.0))
+    assert second.plan().version == 4
+
+
+def test_stop_ends_a_run_that_saves_its_last_version():
+    story = Story().start(4, persistent_url="memory://runs")
+    for rank in range(4):
+        story.finish(rank)
+    assert isinstance(story.orders[-1].order, Persist)
+    story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
+    assert story.root.state.phase == "failed"
+    assert "stopped by its owner" in story.of(events.RunFailed)[0].reason
+
+
+def test_shards_of_two_histories_are_never_one_version_in_the_tier():
+    story = Story().start(0, persistent_url="memory://runs", persist_every_iterations=1)
+    story.iterate(1)
+    story.tick(story.now_s + 0.1)
+    version = story.of(events.PersistStarted)[0].version
+    first, *others = story.members()
+    said = written(story, version)
+    older = replace(said.lineage, epoch=said.lineage.epoch - 1)
+    story.say(first, msgspec.structs.replace(said, lineage=older))
+    for node in others:
+        story.say(node, said)
+    assert not commits(story)
+    assert "several histories" in story.of(events.PersistFailed)[0].reason
