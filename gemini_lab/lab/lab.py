@@ -187,7 +187,13 @@ class Lab:
         )  # fmt: skip
         if "persistent_url" not in settings and self._operator.is_local:
             settings["persistent_url"] = str(run.folder / "persistent")
-        order = JobOrder(number=run.number, job=job, seats=self._seats, settings=settings)
+        order = JobOrder(
+            number=run.number,
+            run=secrets.randbits(32),
+            job=job,
+            seats=self._seats,
+            settings=settings,
+        )
         self._write_control(run)
         run.take(
             _said(
