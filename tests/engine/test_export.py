@@ -30,7 +30,12 @@ def trained(server, folder, case):
     found = server.run(folder, case=case, seed=1, weights=True)
     tier = PersistentTier(str(folder / "persistent"))
     records = [
-        tier.write_shard(6, rank, (folder / f"end-{rank}.bin").read_bytes(), found[rank]["layout"])
+        tier.write_shard(
+            6,
+            rank,
+            (folder / f"end-{rank}.bin").read_bytes(),
+            ShardLayout.from_json(found[rank]["layout"]),
+        )
         for rank in range(2)
     ]
     tier.commit(6, records, {})
@@ -81,7 +86,7 @@ def test_the_command_writes_a_file_for_torch_too(server, tmp_path, capsys):
 
 def test_a_damaged_version_is_stepped_over_and_told(server, tmp_path):
     tier, _ = trained(server, tmp_path, {"stage": 2, "optimizer": "SGD"})
-    layouts = [tier.read_file(6, rank)[1].to_json() for rank in range(2)]
+    layouts = [tier.read_file(6, rank)[1] for rank in range(2)]
     records = [
         tier.write_shard(7, rank, tier.read_shard(6, rank), layouts[rank]) for rank in range(2)
     ]

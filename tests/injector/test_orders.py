@@ -14,6 +14,7 @@ from gemini_lab.injector import (
     WorkerCrash,
     orders,
 )
+from gemini_lab.injector.orders import Action
 
 CAST = Cast(
     members=["node-0", "node-4", "node-2"],
@@ -25,19 +26,19 @@ CAST = Cast(
 
 
 def _told(failure):
-    return [(order.node, dict(order.action)) for order in orders(failure, CAST, seed=9)]
+    return [(order.node, order.action) for order in orders(failure, CAST, seed=9)]
 
 
 def test_a_rank_is_struck_on_the_node_that_runs_it_now():
-    assert _told(WorkerCrash("rank-3")) == [("node-4", {"kind": "worker_crash", "rank": 3})]
+    assert _told(WorkerCrash("rank-3")) == [("node-4", Action(kind="worker_crash", rank=3, seed=9))]
 
 
 def test_a_node_leaves_open_which_of_its_workers_is_struck():
-    assert _told(WorkerCrash("node-4")) == [("node-4", {"kind": "worker_crash"})]
+    assert _told(WorkerCrash("node-4")) == [("node-4", Action(kind="worker_crash", seed=9))]
 
 
 def test_the_root_is_wherever_it_is_now():
-    assert _told(RootLoss()) == [("node-2", {"kind": "node_loss"})]
+    assert _told(RootLoss()) == [("node-2", Action(kind="node_loss"))]
 
 
 def test_nodes_meant_twice_are_lost_once():
@@ -51,7 +52,7 @@ def test_of_a_rack_only_the_nodes_that_are_left_are_lost():
 
 
 def test_a_flipped_bit_follows_the_scenarios_seed():
-    assert _told(BitFlip("node-0", 1)) == [("node-0", {"kind": "bit_flip", "shard": 1, "seed": 9})]
+    assert _told(BitFlip("node-0", 1)) == [("node-0", Action(kind="bit_flip", shard=1, seed=9))]
 
 
 def test_a_full_store_is_full_for_every_node():

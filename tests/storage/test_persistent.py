@@ -1,7 +1,6 @@
 """The persistent tier: whole versions or none, every wrong bit found, every refusal explained."""
 
 import errno
-import json
 import os
 import random
 import shutil
@@ -10,13 +9,14 @@ import uuid
 from pathlib import Path
 
 import fsspec
+import msgspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import safe_open
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
-from gemini_lab.shard.layout import ShardLayout, lay_out
+from gemini_lab.shard.layout import ShardLayout, ShardRecord, lay_out
 from gemini_lab.storage.persistent import PersistentTier
 
 
@@ -48,8 +48,7 @@ def payload(version: int, shard: int) -> bytes:
 
 def save(tier: PersistentTier, version: int, **meta) -> None:
     records = [
-        tier.write_shard(version, shard, payload(version, shard), layout(shard).to_json())
-        for shard in (1, 0)
+        tier.write_shard(version, shard, payload(version, shard), layout(shard)) for shard in (1, 0)
     ]
     tier.commit(version, records, meta)
 
@@ -129,14 +128,14 @@ def test_a_saved_version_is_read_back_with_its_layout(tier):
 
 
 def test_a_version_without_its_manifest_does_not_exist(tier):
-    tier.write_shard(3, 0, payload(3, 0), layout().to_json())
+    tier.write_shard(3, 0, payload(3, 0), layout())
     assert tier.versions() == []
     with pytest.raises(IntegrityError, match=r"version 3 does not exist .* manifest is missing"):
         tier.read_shard(3, 0)
 
 
 def test_the_newest_versions_are_kept_and_nothing_else(tier):
-    tier.write_shard(2, 0, payload(2, 0), layout().to_json())  # never became a version
+    tier.write_shard(2, 0, payload(2, 0), layout())  # never became a version
     for version in (1, 3, 5, 8):
         save(tier, version)
     assert tier.versions() == [5, 8]
@@ -151,9 +150,9 @@ def test_a_version_saved_after_a_fall_back_is_kept(tier):
 
 def test_a_version_can_be_saved_again(tier):
     save(tier, 4)
-    record = tier.write_shard(4, 0, payload(99, 0), layout().to_json())
+    record = tier.write_shard(4, 0, payload(99, 0), layout())
     assert tier.read_shard(4, 0) == payload(4, 0)  # until it is committed
-    other = tier.write_shard(4, 1, payload(4, 1), layout(1).to_json())
+    other = tier.write_shard(4, 1, payload(4, 1), layout(1))
     tier.commit(4, [record, other], {})
     assert tier.read_shard(4, 0) == payload(99, 0)
     assert len(tier._files(4)) == 3
@@ -171,7 +170,7 @@ def test_a_shard_file_opens_with_safetensors_alone(tmp_path):
 
 
 def test_a_version_needs_every_shard(tier):
-    record = tier.write_shard(4, 1, payload(4, 1), layout(1).to_json())
+    record = tier.write_shard(4, 1, payload(4, 1), layout(1))
     with pytest.raises(IntegrityError, match=r"version 4 has shards \[1\]"):
         tier.commit(4, [record], {})
 
@@ -226,7 +225,7 @@ def test_a_manifest_of_another_version_does_not_count(tmp_path):
 
 def test_a_payload_of_another_size_than_its_layout_is_refused(tier):
     with pytest.raises(IntegrityError, match="has 3 bytes, its layout"):
-        tier.write_shard(1, 0, b"abc", layout().to_json())
+        tier.write_shard(1, 0, b"abc", layout())
 
 
 def test_a_shard_that_the_version_has_not_is_refused(tier):
@@ -283,7 +282,7 @@ def test_bytes_that_did_not_arrive_are_noticed(monkeypatch):
     tier = PersistentTier(f"broken://{uuid.uuid4()}")
     monkeypatch.setattr(BrokenStore, "short_bytes", 7)
     with pytest.raises(IntegrityError, match=r"7 of .* bytes reached"):
-        tier.write_shard(1, 0, payload(1, 0), layout().to_json())
+        tier.write_shard(1, 0, payload(1, 0), layout())
 
 
 def test_too_little_free_space_is_told_before_writing(tmp_path):
@@ -348,7 +347,8 @@ def test_a_really_read_only_disk_is_refused_at_the_start(mount):
 def test_records_survive_json(tier):
     records = [
         tier.write_shard(1, shard, np.frombuffer(payload(1, shard), np.uint8).data, text)
-        for shard, text in enumerate([layout(0).to_json(), layout(1).to_json()])
+        for shard, text in enumerate([layout(0), layout(1)])
     ]
-    tier.commit(1, json.loads(json.dumps(records)), {})
+    told = msgspec.json.decode(msgspec.json.encode(records), type=list[ShardRecord])
+    tier.commit(1, told, {})
     assert tier.versions() == [1]

@@ -1,0 +1,231 @@
+"""Stories of a root agent among agents that behave, as plain values and without any I/O."""
+
+from collections.abc import Iterable
+
+from gemini_lab.job import Job
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.messages import (
+    EventSaid,
+    Fence,
+    Fenced,
+    FromAgentMessage,
+    HoldPort,
+    Inventory,
+    JobOrder,
+    KeptCopy,
+    PortHeld,
+    RestoreFailed,
+    ScriptError,
+    ScriptFinished,
+    StartWorkers,
+    TakeInventory,
+    WorkerExited,
+)
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.protocol import (
+    Emit,
+    FromAgent,
+    Instruction,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    RequestNodes,
+    RootState,
+    Send,
+    Tick,
+    WriteState,
+)
+from gemini_lab.recovery.root import RootAgent
+from gemini_lab.seats import Seats
+from gemini_lab.settings import Settings
+
+JOB = JobOrder(
+    number=1, job=Job(script="story.py", cwd="/"), seats=Seats(nodes=4, standbys=1), settings={}
+)
+
+
+def job(**settings: str | float | None) -> JobOrder:
+    """The story's job, with what its launcher was told."""
+    return JobOrder(number=1, job=JOB.job, seats=JOB.seats, settings=settings)
+
+
+class Story:
+    """A root agent among well-behaved agents, whose memory is kept in `copies`."""
+
+    def __init__(self, *, nodes: int = 5, state: RootState | None = None) -> None:
+        self.now_s = 0.0
+        self.root = RootAgent(state=state or RootState(), at_s=0.0)
+        self.states: list[RootState] = []
+        self.events: list[events.AnyEvent] = []
+        self.orders: list[Send] = []
+        self.requests: list[RequestNodes] = []
+        self.copies: dict[str, list[KeptCopy]] = {}
+        self.silent: set[str] = set()
+        self.persistent: list[int] = []
+        self.settings: dict[str, str | int | float | None] = {}
+        for number in range(nodes):
+            self.join(f"node-{number}")
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def join(self, node: str) -> None:
+        self.copies.setdefault(node, [])
+        self.do(self.root.handle(NodeJoined(at_s=self.now_s, node=node)))
+
+    def lose(self, node: str) -> None:
+        self.copies.pop(node)
+        self.do(self.root.handle(NodeLost(at_s=self.now_s, node=node, cause="connection")))
+
+    def say(self, node: str, message: FromAgentMessage) -> None:
+        self.do(self.root.handle(FromAgent(at_s=self.now_s, node=node, message=message)))
+
+    def event(self, node: str, event: events.AnyEvent) -> None:
+        self.say(node, EventSaid(entry=Entry(at_s=self.now_s, node=node, event=event)))
+
+    def exit(
+        self, rank: int, code: int, output: str = "", error: ScriptError | None = None
+    ) -> None:
+        said = WorkerExited(rank=rank, epoch=self.epoch, code=code, output=output, error=error)
+        self.say(self.members()[rank], said)
+
+    def finish(self, rank: int) -> None:
+        self.say(self.members()[rank], ScriptFinished(rank=rank, epoch=self.epoch))
+
+    def fail_restore(self, shard: int, version: int, *, holder: str) -> None:
+        said = RestoreFailed(
+            rank=shard,
+            epoch=self.epoch,
+            shard=shard,
+            version=version,
+            holder=holder,
+            reason="wrong bytes",
+        )
+        self.say(holder, said)
+
+    def tick(self, at_s: float) -> None:
+        self.now_s = at_s
+        self.do(self.root.handle(Tick(at_s=at_s)))
+
+    # -- what agents do about it -------------------------------------------------------------
+
+    def do(self, instructions: Iterable[Instruction]) -> None:
+        """Carry out instructions; agents answer at once."""
+        for instruction in instructions:
+            match instruction:
+                case WriteState():
+                    self.states.append(instruction.state)
+                case Emit():
+                    self.events.append(instruction.event)
+                case RequestNodes():
+                    self.requests.append(instruction)
+                case Send():
+                    self.orders.append(instruction)
+                    self.answer(instruction)
+
+    def answer(self, sent: Send) -> None:
+        if sent.to in self.silent or sent.to not in self.copies:
+            return
+        epoch = sent.order.epoch
+        match sent.order:
+            case Fence():
+                self.say(sent.to, Fenced(epoch=epoch))
+            case TakeInventory(persistent_url=url):
+                stored = None if url is None else self.persistent
+                held = list(self.copies[sent.to])
+                said = Inventory(epoch=epoch, copies=held, damaged=[], persistent=stored)
+                self.say(sent.to, said)
+            case HoldPort():
+                self.say(sent.to, PortHeld(epoch=epoch, address="host:1"))
+
+    # -- what workers do ---------------------------------------------------------------------
+
+    def protect(self) -> None:
+        """All workers call `protect`, and load what the plan says."""
+        seats = self.root.state.seats
+        settings = Settings.parse(self.settings)
+        for rank, node in enumerate(self.members()):
+            said = events.Protected(
+                rank=rank,
+                epoch=self.epoch,
+                shard_bytes=1,
+                settings=settings,
+                fingerprint="same",
+                placement=seats.placed(settings).holders,
+            )
+            self.event(node, said)
+            if self.plan().version is not None:
+                self.event(node, self.receipt(rank))
+
+    def receipt(self, rank: int) -> events.ShardRestored:
+        plan = self.plan()
+        tier = plan.sources[rank].tier
+        assert plan.version is not None
+        assert tier != "start"
+        return events.ShardRestored(
+            rank=rank,
+            epoch=self.epoch,
+            shard=rank,
+            version=plan.version,
+            tier=tier,
+            holder=None,
+            size_bytes=1,
+            verified=True,
+            retrieve_s=0.0,
+            verify_s=0.0,
+            load_s=0.0,
+        )
+
+    def iterate(self, iteration: int) -> None:
+        """All ranks finish an iteration, and its version becomes whole everywhere."""
+        self.now_s += 1.0
+        members = self.members()
+        for rank, node in enumerate(members):
+            done = events.Iteration(
+                rank=rank, epoch=self.epoch, iteration=iteration, duration_s=1.0, waited_s=0.0
+            )
+            self.event(node, done)
+        for shard, holders in enumerate(plan_placement(nodes=4, replicas=2).holders):
+            for position in holders:
+                kept = self.copies[members[position]]
+                kept[:] = [c for c in kept if c.shard != shard or c.version >= iteration - 1]
+                kept.append(KeptCopy(shard, iteration))
+        for rank, node in enumerate(members):
+            whole = events.VersionComplete(
+                rank=rank,
+                epoch=self.epoch,
+                version=iteration,
+                sent_bytes=1,
+                local_s=0.0,
+                duration_s=0.0,
+                next_version=iteration + 1,
+            )
+            self.event(node, whole)
+
+    def start(self, iterations: int = 3, **settings: str | float | None) -> "Story":
+        self.settings = settings
+        self.do(self.root.handle(JobSubmitted(at_s=self.now_s, order=job(**settings))))
+        self.protect()
+        for iteration in range(1, iterations + 1):
+            self.iterate(iteration)
+        return self
+
+    # -- what can be seen of it --------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self.root.state.epoch
+
+    def members(self) -> list[str]:
+        return [str(node) for node in self.root.state.members]
+
+    def plan(self) -> RecoveryPlan:
+        started = [sent.order for sent in self.orders if isinstance(sent.order, StartWorkers)]
+        return started[-1].plan
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def of(self, kind: type[events.Event]) -> list[events.Event]:
+        return [event for event in self.events if isinstance(event, kind)]

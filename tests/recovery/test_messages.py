@@ -1,0 +1,152 @@
+"""Every message crosses as it was said; anything else is refused by its name."""
+
+import json
+import typing
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gemini_lab.errors import CapacityError, GeminiError, MessageError
+from gemini_lab.job import Job
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Note
+from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.messages import (
+    MESSAGES,
+    EventSaid,
+    Fence,
+    Joined,
+    Refused,
+    RootOrder,
+    StartWorkers,
+    decode,
+    encode,
+)
+from gemini_lab.recovery.plan import Copy, plan_recovery
+from gemini_lab.seats import Seats
+from gemini_lab.settings import Settings
+from gemini_lab.shard.layout import ShardLayout, lay_out
+
+SEATS = Seats(nodes=2, standbys=1, members=("node-0", "node-1")).placed(Settings())
+PLAN = plan_recovery(
+    placement=plan_placement(nodes=2),
+    members=("node-0", "node-1"),
+    copies=[Copy(shard=shard, version=3, node="node-0") for shard in (0, 1)],
+    living=("node-0", "node-1"),
+)
+LAYOUT = ShardLayout(
+    rank=0,
+    world_size=1,
+    stage=3,
+    optimizer="Adam",
+    tensors=lay_out([("weights", "float32", (4,))], start_bytes=64),
+    small_offset_bytes=0,
+    small_capacity_bytes=64,
+    payload_bytes=80,
+    weights={"w": (2, 2)},
+    pieces=(),
+    aliases={},
+    frozen=(),
+    frozen_digest="",
+)
+st.register_type_strategy(ShardLayout, st.just(LAYOUT))
+st.register_type_strategy(Entry, st.just(Entry(at_s=1.5, node="node-1", event=Note(text="x"))))
+st.register_type_strategy(Seats, st.just(SEATS))
+st.register_type_strategy(type(PLAN), st.just(PLAN))
+st.register_type_strategy(Job, st.just(Job(script="train.py", args=["--x"], cwd="/")))
+
+
+def some(kind: type) -> st.SearchStrategy:
+    """Messages of a kind, from the types of its fields."""
+    hints = typing.get_type_hints(kind)
+    fields = {
+        field.name: _values(hints[field.encode_name]) for field in msgspec.structs.fields(kind)
+    }
+    return st.builds(kind, **fields)
+
+
+def _values(hint: object) -> st.SearchStrategy:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is int:
+        return st.integers(0, 2**40)
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if hint is object:
+        return st.text(max_size=5)
+    if origin is list:
+        return st.lists(_values(arguments[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=3)
+    if origin is not typing.Literal and arguments:
+        return st.one_of([_values(argument) for argument in arguments])
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint is not Entry:
+        return some(hint)
+    return st.from_type(hint)
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES.keys())
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_message_comes_back_as_it_was_said(kind, data):
+    message = data.draw(some(kind))
+    line = encode(message)
+    assert b"\n" not in line
+    assert type(decode(line)) is kind
+    assert encode(decode(line)) == line
+
+
+@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES.keys())
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_an_unknown_field_is_refused_with_the_messages_name(kind, data):
+    record = json.loads(encode(data.draw(some(kind)))) | {"surprise": 1}
+    with pytest.raises(MessageError, match=record["op"]):
+        decode(json.dumps(record).encode())
+
+
+def test_what_is_no_message_is_refused_with_its_name():
+    for line, told in [
+        (b'{"op":"joined","epoch":1}', "cannot read a joined .*missing required field `workers`"),
+        (b'{"op":"fence","epoch":"3"}', "cannot read a fence .*epoch"),
+        (b'{"op":"dance"}', "cannot read a dance"),
+        (b'{"epoch":1}', "cannot read a message"),
+        (b"[]", "cannot read a message"),
+        (b"\xff\x00", "cannot read a message"),
+    ]:
+        with pytest.raises(MessageError, match=told):
+            decode(line)
+
+
+def test_only_the_root_gives_root_orders():
+    assert isinstance(Fence(epoch=1), RootOrder)
+    assert not isinstance(Joined(epoch=1, workers={}), RootOrder)
+
+
+def test_a_start_order_says_who_keeps_what():
+    order = StartWorkers(
+        epoch=4,
+        order={"number": 1, "job": Job(script="t.py"), "seats": SEATS},
+        seats=SEATS,
+        plan=PLAN,
+        rendezvous="host:1",
+        fingerprint=None,
+    )
+    back = decode(encode(order))
+    assert back.seats.peers_that_keep(0) == (1,)
+    assert back.plan == PLAN
+
+
+def test_an_error_is_raised_again_as_its_own_type():
+    again = decode(encode(Refused.of(CapacityError("too little memory")))).to_error()
+    assert type(again) is CapacityError
+    assert str(again) == "too little memory"
+    strange = Refused.of(ZeroDivisionError("by zero")).to_error()
+    assert type(strange) is GeminiError
+    assert str(strange) == "ZeroDivisionError: by zero"
+
+
+def test_an_events_epoch_is_its_workers():
+    said = EventSaid(entry=Entry(at_s=0.0, node="n", event=Note(text="x")))
+    assert said.epoch is None

@@ -1,0 +1,82 @@
+"""Who sits where: the arithmetic between ranks, positions and nodes, and who keeps what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.seats import Seats, in_order, node_name
+from gemini_lab.settings import Settings
+
+
+@st.composite
+def seats(draw: st.DrawFn) -> Seats:
+    nodes = draw(st.integers(1, 9))
+    members = [node_name(number) for number in draw(st.permutations(range(nodes + 2)))[:nodes]]
+    seated = Seats(nodes=nodes, workers_per_node=draw(st.integers(1, 4)), members=tuple(members))
+    return seated.placed(Settings(replicas=draw(st.integers(1, nodes))))
+
+
+@given(seats())
+def test_every_rank_sits_on_the_node_whose_ranks_it_is_among(seated):
+    for rank in seated.ranks:
+        node = seated.node_of(rank)
+        assert rank in seated.ranks_on(node)
+        assert seated.ranks_on(node)[seated.local_rank_of(rank)] == rank
+
+
+@given(seats())
+def test_a_shard_is_kept_exactly_by_its_owner_and_the_peers_that_keep_it(seated):
+    for shard in seated.ranks:
+        keepers = {rank for rank in seated.ranks if shard in seated.kept_shards(rank)}
+        assert keepers == {shard, *seated.peers_that_keep(shard)}
+        assert len(keepers) == seated.holders.replicas
+        assert seated.kept_shards(shard)[0] == shard
+
+
+@given(seats())
+def test_a_replica_number_says_which_of_the_senders_peers_this_is(seated):
+    for rank in seated.ranks:
+        for shard, number in seated.replica_numbers(rank).items():
+            assert seated.peers_that_keep(shard)[number - 1] == rank
+
+
+@given(seats())
+def test_a_holder_keeps_a_shard_in_the_slab_of_the_same_local_rank(seated):
+    for shard in seated.ranks:
+        for position in seated.holders.holders[seated.position_of(shard)]:
+            keeper = seated.rank_on(seated.members[position], keeping=shard)
+            assert shard in seated.kept_shards(keeper)
+
+
+def test_a_standby_that_takes_a_position_runs_its_ranks():
+    before = Seats(nodes=2, workers_per_node=2, members=("node-0", "node-1"))
+    after = before.seated(("node-0", "node-2"))
+    assert list(after.ranks_on("node-2")) == [2, 3]
+    assert list(after.ranks_on("node-1")) == []
+    assert after.spares(["node-1", "node-0"]) == ["node-1"]
+
+
+def test_racks_part_the_copies_where_every_positions_rack_is_known():
+    racks = {"node-0": "a", "node-1": "a", "node-2": "b", "node-3": "b"}
+    members = tuple(racks)
+    spread = Seats(nodes=4, members=members, rack_of=racks).placed(Settings())
+    for holders in spread.holders.holders:
+        assert {racks[members[position]] for position in holders} == {"a", "b"}
+    unknown = Seats(nodes=4, members=members, rack_of={"node-0": "a"}).placed(Settings())
+    assert unknown.holders.groups == ((0, 1), (2, 3))
+
+
+def test_what_cannot_be_is_refused_with_the_numbers():
+    with pytest.raises(ConfigError, match="nodes=0"):
+        Seats(nodes=0)
+    with pytest.raises(ConfigError, match="ranks go from 0 to 3"):
+        Seats(nodes=4, members=("a", "b", "c", "d")).node_of(4)
+    with pytest.raises(ConfigError, match="nobody sits on position 1"):
+        Seats(nodes=2, members=("a", None)).node_of(1)
+    with pytest.raises(ConfigError, match="replicas=3 needs at least 3 nodes"):
+        Seats(nodes=2).placed(Settings(replicas=3))
+
+
+def test_names_are_in_counting_order():
+    assert in_order(["node-10", "node-9", "node-1"]) == ["node-1", "node-9", "node-10"]
