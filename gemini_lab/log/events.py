@@ -31,6 +31,7 @@ Number = float | Literal["nan", "inf", "-inf"]
 """A number in a log; JSON has no word of its own for those that are not finite."""
 
 UNSAID: Final = -1
+"""The rank and epoch of a worker's event whose session has not spoken yet; no log has it."""
 
 
 def _kind_of(name: str) -> str:
