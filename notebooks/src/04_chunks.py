@@ -242,18 +242,19 @@ def is_accepted(buffer_bytes):
 
 
 # %% tags=["exercise"]
-smallest_bytes = None  # bytes
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a number of bytes.
+smallest_bytes = None
+### BEGIN SOLUTION
 # With room for everything it is accepted; its largest piece is what the buffer must hold.
 roomy = plan(scheme="naive", buffer_bytes=shard_bytes)
 smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
+### END SOLUTION
 
 # %% tags=["check"]
-assert smallest_bytes is not None, "no answer yet: set `smallest_bytes` in the cell above"
-assert is_accepted(smallest_bytes + KIB), "refused, even with a KiB more"
-assert not is_accepted(smallest_bytes - KIB), "a KiB less is accepted too"
-print(f"right: {format_bytes(smallest_bytes)}, {smallest_bytes / shard_bytes:.0%} of the shard")
+from gemini_lab.exercises import Verdict, lab_04
+
+with Verdict():
+    print(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=shard_bytes))
 
 # %% [markdown]
 # ## Exercise 2
@@ -274,22 +275,18 @@ def train_on(*, layer_ms, link_bytes_per_s):
 
 
 # %% tags=["exercise"]
-harder = None  # {"layer_ms": ..., "link_bytes_per_s": ...}
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a dictionary, {"layer_ms": milliseconds, "link_bytes_per_s": bytes a second}
+harder = None
+### BEGIN SOLUTION
 # A slower link takes longer for the checkpoint; faster layers leave it less idle time.
 harder = {"layer_ms": 0, "link_bytes_per_s": 20e6}
+### END SOLUTION
 
 # %% tags=["check"]
-assert harder is not None, "no answer yet: set `harder` in the cell above"
-trial = train_on(**harder)
-planned = trial.report().plans[-1]
-every, left = planned.schedule.every_iterations, format_bytes(planned.schedule.leftover_bytes)
-sent = [e for e in trial.events("version_complete") if e.at_s > planned.at_s]
-versions = sorted({event.data["version"] for event in sent})
-assert every > 1, f"{left} do not fit; that is not enough to make versions rarer"
-assert max(np.diff(versions)) == every, f"the log has {versions}; too few? choose an easier machine"
-print(f"right: {left} do not fit, every {every}. version is sent: {versions}")
+from gemini_lab.exercises import Verdict, lab_04
+
+with Verdict():
+    print(lab_04.exercise_2(harder, train_on=train_on))
 
 # %% [markdown]
 # What does a failure cost now, compared with a version of every iteration? Lab 01 has the formula.
