@@ -19,7 +19,8 @@ def exercise_1(bytes_per_parameter: object, *, profile: Profile, parameters: int
     share = profile.traffic_bytes / (value * parameters)
     said = "more" if share > 1 else "less"
     need(0.98 < share < 1.02, f"the profile has {said} than {value:g}; how often is each one sent?")
-    return f"right: {profile.traffic_bytes / parameters:.2f} bytes for each of {parameters}"
+    found = profile.traffic_bytes / parameters
+    return f"right: {found:.2f} bytes for each of {parameters}, as many as a checkpoint has"
 
 
 def exercise_2(

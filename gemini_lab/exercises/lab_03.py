@@ -31,7 +31,7 @@ def exercise_1(five: object) -> str:
     chance = enumerated_probability(placement, 2)
     need(chance == best_possible(5, 2), f"{len(fatal)} pairs are fatal: {fatal}")
     usual = plan_placement(nodes=5, replicas=2).loads
-    return f"right: only {fatal} are fatal. The price: loads {placement.loads}, usually {usual}"
+    return f"right: only {fatal} are fatal; the price is loads {placement.loads}, not {usual}"
 
 
 def exercise_2(deficit: object) -> str:

@@ -111,7 +111,7 @@ def need(condition: object, sentence: str) -> None:
         WrongAnswerError: It does not; `sentence` says what is not right.
     """
     if not condition:
-        raise WrongAnswerError(sentence)
+        raise WrongAnswerError(f"not yet: {sentence}")
 
 
 def _in_short(error: BaseException) -> str:

@@ -169,9 +169,9 @@ with Verdict():
     print(lab_02.exercise_1(bytes_per_parameter, profile=profile, parameters=parameters))
 
 # %% [markdown]
-# The paper's models train in 16 bit, so it is half as much there: 600 GB an iteration for 100
-# billion parameters. And a checkpoint? Twelve bytes for each parameter, too (fp32 weights and
-# Adam's two moments), but divided among the ranks.
+# The paper's models train in 16 bit, so it is half as much there. Compare it with a checkpoint:
+# twelve bytes for each parameter (fp32 weights and Adam's two moments), but divided among the
+# ranks.
 #
 # ## Exercise 2
 # A profile is good for the job it was made with. Write a job **with the same tiny model** whose

@@ -101,8 +101,8 @@ with Verdict():
     print(lab_03.exercise_1(five))
 
 # %% [markdown]
-# A machine that keeps two remote shards also receives twice the traffic. That is why Algorithm 1
-# prefers the ring.
+# Such a placement has a price, which the check names: a machine receives what it keeps for others
+# over its link, in every iteration. That is why Algorithm 1 prefers the ring.
 #
 # ## 3. The chance at any size: Fig. 9
 # **Predict**: does the chance to survive two lost machines rise or fall as the cluster grows?

@@ -211,8 +211,8 @@ with Verdict():
     print(lab_06.exercise_2(enough, waiting=waiting))
 
 # %% [markdown]
-# So few, since a machine is ordered as soon as one is lost; what counts is that two do not die
-# within the same minutes. That is the *independent* failures of this model: lab 07 lets racks die.
+# **Explain** your number: a machine is ordered as soon as one is lost, so what counts is how many
+# die within the same minutes. They die *independently* in this model: lab 07 lets racks die.
 #
 # **Further reading.** *The Llama 3 Herd of
 # Models* (2024), section 3.3.4, counts 419 unexpected interruptions in 54 days on 16,384 GPUs;

@@ -4,7 +4,9 @@ import ast
 import contextlib
 import statistics
 import symtable
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -103,6 +105,25 @@ def test_cells_are_short(source):
 @each_notebook
 def test_one_cell_takes_papermills_parameters(source):
     assert len(tagged(read(source), "parameters")) == 1
+
+
+def test_lab_05_counts_what_the_log_has_twice():
+    """And not what a recovery says of itself: a new root may know an old iteration only."""
+    (cell,) = (each for each in read(SOURCES[5]).cells if "def done_again(" in each.source)
+    names = {"Counter": Counter}
+    exec(cell.source, names)
+
+    def done(rank, *iterations, **more):
+        return [
+            SimpleNamespace(data={"rank": rank, "iteration": number, **more})
+            for number in iterations
+        ]
+
+    # Rank 0 went with its node, and the log misses its last iteration; version 2 comes back.
+    before = done(0, 1, 2, 3) + done(1, 1, 2, 3, 4)
+    after = done(0, 2, restored=True) + done(0, 3, 4, 5) + done(1, 3, 4, 5)
+    assert names["done_again"](SimpleNamespace(events=lambda _: before + after)) == 2
+    assert names["done_again"](SimpleNamespace(events=lambda _: before)) == 0
 
 
 # -- that they run --------------------------------------------------------------------------------
