@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
+from gemini_lab import RunReport, Scenario
 from gemini_lab.exercises.verdict import given, need
-from gemini_lab.injector import Scenario
-from gemini_lab.report import RunReport
 
 
 def exercise_1(

@@ -3,8 +3,8 @@
 from typing import Final
 
 from gemini_lab.exercises.verdict import WrongAnswerError, another_kind, called, need, number
+from gemini_lab.recovery.wasted_time import shortest_interval_s, wasted_time_s
 from gemini_lab.simulator import Workload
-from gemini_lab.wasted_time import shortest_interval_s, wasted_time_s
 
 _TRIED_S: Final = ((480, 560, 480), (60, 60, 0), (10, 10800, 5))
 """Checkpoint, interval and retrieval times to try a function with."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from gemini_lab import Job
 from gemini_lab.exercises.verdict import given, need, number
-from gemini_lab.job import Job
 from gemini_lab.profiler import Profile
 
 

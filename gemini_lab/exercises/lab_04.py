@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+from gemini_lab import Run
 from gemini_lab.exercises.verdict import WrongAnswerError, given, need, number
-from gemini_lab.run import Run
+from gemini_lab.log.events import VersionComplete
 from gemini_lab.units import KIB, format_bytes, parse_bandwidth
 
 _MACHINE = '{"layer_ms": ..., "link_bytes_per_s": ...}'
@@ -40,8 +41,9 @@ def exercise_2(harder: object, *, train_on: Callable[..., Run]) -> str:
     plans = run.report().plans
     need(plans, "no plan is in the log: the job was not profiled before the run ended")
     every, left = plans[-1].schedule.every_iterations, plans[-1].schedule.leftover_bytes
-    sent = [event for event in run.events("version_complete") if event.at_s > plans[-1].at_s]
-    versions = sorted({event.data["version"] for event in sent})
+    sent = [entry for entry in run.events("version_complete") if entry.at_s > plans[-1].at_s]
+    whole = [entry.event for entry in sent if isinstance(entry.event, VersionComplete)]
+    versions = sorted({each.version for each in whole})
     need(every > 1, f"{format_bytes(left)} do not fit, not enough to make versions rarer")
     apart = max((later - sooner for sooner, later in pairwise(versions)), default=0)
     need(apart == every, f"the log has {versions}; too few to see it? choose an easier machine")

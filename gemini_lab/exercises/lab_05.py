@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from gemini_lab import RunReport
 from gemini_lab.exercises.verdict import WrongAnswerError, given, need
-from gemini_lab.report import RunReport
 
 _TIERS = ("local", "peer", "persistent")
 

@@ -61,7 +61,7 @@ profile
 
 # %%
 wire = lab.run.report().plans[-1].calibration
-shard_bytes = lab.run.events("protected")[0].data["shard_bytes"]
+shard_bytes = lab.run.events("protected")[0].event.shard_bytes
 wire
 
 # %% [markdown]
@@ -194,14 +194,13 @@ for name in ("interleaved", "gemini"):
 
 # %%
 def draw(axes, run):
-    mine = [e.data for e in run.events("collectives", "transfer") if e.data["rank"] == 0]
-    call = [data for data in mine if "began_s" in data][-2]
-    chunks = [data for data in mine if data.get("version") == call["iteration"] - 1]
-    for y, colour, starts, ends in (
-        (1, "C0", call["starts_s"], call["ends_s"]),
-        (0, "C1", *([d[key] - call["began_s"] for d in chunks] for key in ("start_s", "end_s"))),
-    ):
-        bars = [(1000 * s, 1000 * (e - s)) for s, e in zip(starts, ends, strict=True)]
+    call = [e.event for e in run.events("collectives") if e.event.rank == 0][-2]
+    chunks = [e.event for e in run.events("transfer") if e.event.rank == 0]
+    mine = [chunk for chunk in chunks if chunk.version == call.iteration - 1]
+    sent = [(chunk.start_s - call.began_s, chunk.end_s - call.began_s) for chunk in mine]
+    training = [*zip(call.starts_s, call.ends_s, strict=True)]
+    for y, colour, spans in ((1, "C0", training), (0, "C1", sent)):
+        bars = [(1000 * start, 1000 * (end - start)) for start, end in spans]
         axes.broken_barh(bars, (y - 0.4, 0.8), color=colour)
 
 

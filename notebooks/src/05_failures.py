@@ -165,9 +165,8 @@ print(f"goes on from version {last['node loss'].version}")
 
 # %%
 def done_again(run):
-    events = [event.data for event in run.events("iteration")]
-    trained = [data for data in events if not data.get("restored", False)]
-    times = Counter((data["rank"], data["iteration"]) for data in trained)
+    done = [entry.event for entry in run.events("iteration")]
+    times = Counter((each.rank, each.iteration) for each in done if not each.restored)
     return len({iteration for (_, iteration), count in times.items() if count > 1})
 
 

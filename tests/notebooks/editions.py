@@ -8,9 +8,9 @@ from types import ModuleType
 import nbformat
 import pytest
 
-from gemini_lab.cluster.etcd import find_etcd
-from gemini_lab.cluster.launch import find_mpiexec
 from gemini_lab.errors import LaunchError
+from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.mpi import find_mpiexec
 
 FOLDER = Path(__file__).parent.parent.parent / "notebooks"
 SOURCES = sorted((FOLDER / "src").glob("*.py"))

@@ -15,10 +15,11 @@ from editions import SOURCES, read, starts_nodes
 
 import gemini_lab
 from gemini_lab.errors import ConfigError
-from gemini_lab.events import Event
+from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.experiments.timed_runs import AS_IF_LARGE
 from gemini_lab.injector import Scenario
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import VersionComplete
 from gemini_lab.report import Injection, Iteration, Receipt, Recovery, RunReport, Traffic
 from gemini_lab.settings import Settings
 from gemini_lab.units import KIB
@@ -126,6 +127,13 @@ def profile_of(job: gemini_lab.Job) -> ToldProfile:
     return ToldProfile(traffic_bytes=12000, fingerprint=str("10000000" in " ".join(job.args)))
 
 
+def whole(version: int, *, next_version: int) -> VersionComplete:
+    return VersionComplete(
+        rank=0, epoch=1, version=version, sent_bytes=8, local_s=0.0, duration_s=0.0,
+        next_version=next_version,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ToldRun:
     """A run on a machine whose checkpoint fits, or of which every third version leaves."""
@@ -136,9 +144,10 @@ class ToldRun:
         schedule = SimpleNamespace(every_iterations=self.every, leftover_bytes=5 * KIB)
         return SimpleNamespace(plans=(SimpleNamespace(at_s=1.0, schedule=schedule),))
 
-    def events(self, kind: str) -> list[Event]:
+    def events(self, _: str) -> list[Entry]:
         versions = range(10, 20, self.every)
-        return [Event(kind=kind, at_s=2.0, node="node-0", data={"version": v}) for v in versions]
+        said = [whole(version, next_version=version + self.every) for version in versions]
+        return [Entry(at_s=2.0, node="node-0", event=event) for event in said]
 
 
 def train_on(*, layer_ms: float, link_bytes_per_s: float) -> ToldRun:

@@ -14,6 +14,9 @@ import pytest
 from editions import FOLDER, SOURCES, builder, read, starts_nodes, tagged, to_run
 from nbclient import NotebookClient
 
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration
+
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 ALONE = [source for source in SOURCES if not starts_nodes(source)]
 
@@ -113,11 +116,10 @@ def test_lab_05_counts_what_the_log_has_twice():
     names = {"Counter": Counter}
     exec(cell.source, names)
 
-    def done(rank, *iterations, **more):
-        return [
-            SimpleNamespace(data={"rank": rank, "iteration": number, **more})
-            for number in iterations
-        ]
+    def done(rank, *iterations, restored=False):
+        epoch = {"epoch": 1, "duration_s": 0.1, "waited_s": 0.0, "restored": restored}
+        said = [Iteration(rank=rank, iteration=number, **epoch) for number in iterations]
+        return [Entry(at_s=1.0, node="node-0", event=event) for event in said]
 
     # Rank 0 went with its node, and the log misses its last iteration; version 2 comes back.
     before = done(0, 1, 2, 3) + done(1, 1, 2, 3, 4)
