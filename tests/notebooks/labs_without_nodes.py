@@ -20,7 +20,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector import Scenario
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import VersionComplete
-from gemini_lab.report import Injection, Iteration, Receipt, Recovery, RunReport, Traffic
+from gemini_lab.report import Comparison
 from gemini_lab.settings import Settings
 from gemini_lab.units import KIB
 
@@ -59,43 +59,43 @@ def _computed(lab: str) -> Names:
 # -- runs that are told ---------------------------------------------------------------------------
 
 
-def receipt(shard: int, tier: str) -> Receipt:
-    return Receipt(
-        shard=shard, version=3, tier=tier, holder=None, size_bytes=8, verified=True,
-        retrieve_s=0.0, verify_s=0.0, load_s=0.0,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class ToldRecovery:
+    """What checks ask of a recovery."""
+
+    injections: tuple[SimpleNamespace, ...]
+    tier: str
+    receipts: tuple[SimpleNamespace, ...]
+    version: int = 3
+
+    @property
+    def reason(self) -> str:
+        return f"the newest whole version is in {self.tier}"
+
+
+@dataclass(frozen=True)
+class ToldReport:
+    """What checks ask of a report. One has the same losses as another."""
+
+    recoveries: tuple[ToldRecovery, ...] = ()
+
+    @property
+    def injections(self) -> list[str]:
+        return [str(each.node) for one in self.recoveries for each in one.injections]
+
+    def losses_match(self, _: "ToldReport") -> Comparison:
+        return Comparison(compared=1, first_difference=None)
 
 
 def recovery(
     struck: Sequence[tuple[str, str]], *, tier: str = "memory", tiers: Sequence[str] = ()
-) -> Recovery:
+) -> ToldRecovery:
     """One from failures, each a kind and a node."""
-    return Recovery(
-        number=1, cause="node_lost", lost_nodes=(), failed_at_s=1.0, resumed_at_s=2.0, version=3,
-        tier=tier, reason=f"the newest whole version is in {tier}", steps=(), rejected=(),
-        injections=tuple(Injection(at_s=1.0, kind=k, node=n, rank=None) for k, n in struck),
-        receipts=tuple(receipt(shard, each) for shard, each in enumerate(tiers)),
-        lost_iterations=1, lost_progress_s=0.1,
-    )  # fmt: skip
+    injections = tuple(SimpleNamespace(kind=kind, node=node) for kind, node in struck)
+    return ToldRecovery(injections, tier, tuple(SimpleNamespace(tier=each) for each in tiers))
 
 
-def report(*recoveries: Recovery) -> RunReport:
-    once = Iteration(
-        rank=0, number=1, node="node-0", ended_at_s=1.0, duration_s=1.0, waited_s=0.0, loss=0.5
-    )
-    traffic = Traffic(
-        checkpoint_bytes=0, versions=0, recovery_bytes=0, persistent_bytes=0,
-        persistent_versions=(), persistent_failures=(),
-    )  # fmt: skip
-    return RunReport(
-        name="told", simulated=False, script="train.py", nodes=4, ranks=4, started_at_s=0.0,
-        ended_at_s=9.0, outcome="finished", reason="", iterations=(once,), recoveries=recoveries,
-        injections=tuple(each for one in recoveries for each in one.injections), wasted=None,
-        traffic=traffic, roots=(), notes=(),
-    )  # fmt: skip
-
-
-def attempt(scenario: Scenario) -> RunReport:
+def attempt(scenario: Scenario) -> ToldReport:
     """A run with groups of two: the nodes of ranks 0 and 1, and those of 2 and 3."""
     scenario.check(nodes=[f"node-{n}" for n in range(5)], ranks=4)
     by_iteration: dict[int | None, list[tuple[str, str]]] = {}
@@ -105,8 +105,8 @@ def attempt(scenario: Scenario) -> RunReport:
         struck += [(kind, place) for place in planned.failure.places]
     lost = [{node for kind, node in at if kind == "node_loss"} for at in by_iteration.values()]
     fatal = [{"rank-0", "rank-1"} <= nodes or {"rank-2", "rank-3"} <= nodes for nodes in lost]
-    return report(
-        *(
+    return ToldReport(
+        tuple(
             recovery(struck, tier="persistent" if is_fatal else "memory")
             for struck, is_fatal in zip(by_iteration.values(), fatal, strict=True)
         )
@@ -154,20 +154,26 @@ def train_on(*, layer_ms: float, link_bytes_per_s: float) -> ToldRun:
     return ToldRun(every=3 if link_bytes_per_s < 30e6 or layer_ms < 5 else 1)
 
 
-def lose_a_group(**settings: Any) -> RunReport:
+def lose_a_group(**settings: Any) -> ToldReport:
     """Two neighbours die: three copies outlive that."""
     checked = Settings.parse(settings)
     tier = "memory" if checked.replicas > 2 else "persistent"
-    return report(recovery([("node_loss", "node-2"), ("node_loss", "node-3")], tier=tier))
+    struck = [("node_loss", "node-2"), ("node_loss", "node-3")]
+    return ToldReport((recovery(struck, tier=tier),))
 
 
-def lose_rank_3() -> RunReport:
+def lose_rank_3() -> ToldReport:
     tiers = ("local", "local", "local", "peer")
-    return report(recovery([("node_loss", "node-3")], tiers=tiers))
+    return ToldReport((recovery([("node_loss", "node-3")], tiers=tiers),))
 
 
 def _lab_00() -> Names:
-    return {**vars(gemini_lab.injector), "iterations": 100, "attempt": attempt, "quiet": report()}
+    return {
+        **vars(gemini_lab.injector),
+        "iterations": 100,
+        "attempt": attempt,
+        "quiet": ToldReport(),
+    }
 
 
 def _lab_02() -> Names:
@@ -195,7 +201,7 @@ def _lab_04() -> Names:
 
 def _lab_05() -> Names:
     return {
-        "nodes": 4, "quiet": report(), "lose_rank_3": lose_rank_3, "lose_a_group": lose_a_group,
+        "nodes": 4, "quiet": ToldReport(), "lose_rank_3": lose_rank_3, "lose_a_group": lose_a_group,
     }  # fmt: skip
 
 
