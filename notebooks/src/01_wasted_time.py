@@ -15,11 +15,7 @@ import random
 import matplotlib.pyplot as plt
 
 from gemini_lab.experiments.figures import eq1
-from gemini_lab.recovery.wasted_time import (
-    saturated_wasted_time_s,
-    shortest_interval_s,
-    wasted_time_s,
-)
+from gemini_lab.recovery.wasted_time import shortest_interval_s, wasted_time_s
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
@@ -200,6 +196,8 @@ for policy in (strawman(workload), highfreq(workload), gemini(workload)):
 # **Beside the paper.** The paper prints 42 and 105 minutes for MT-NLG.
 
 # %%
+from gemini_lab.recovery.wasted_time import saturated_wasted_time_s
+
 mt_nlg_s = model_named("MT-NLG").checkpoint_bytes / parse_bandwidth("20 Gbit/s")
 print(f"t_ckpt:  paper  42 min, model {mt_nlg_s / 60:5.1f} min (12 bytes a parameter)")
 print(f"wasted:  paper 105 min, model {saturated_wasted_time_s(mt_nlg_s) / 60:5.1f} min (2.5 x)")
