@@ -1,12 +1,12 @@
 # make quickstart   set everything up and run the main job
 # make test         set everything up and run the tests
-# make notebooks    make the notebooks from notebooks/src
-# make students     the same without solutions, into build/students
+# make notebooks    make the labs from notebooks/src, without solutions
+# make solutions    the labs with solutions, as a course for nbgrader in build/course
 
 VENV ?= .venv
 export VENV
 
-.PHONY: quickstart test lint notebooks students set-up
+.PHONY: quickstart test lint notebooks solutions set-up
 
 quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
@@ -22,8 +22,8 @@ lint: set-up
 notebooks: set-up
 	$(VENV)/bin/python notebooks/build.py
 
-students: set-up
-	$(VENV)/bin/python notebooks/build.py --students
+solutions: set-up
+	$(VENV)/bin/python notebooks/build.py --solutions
 
 set-up:
 	.ci/set-up

@@ -15,11 +15,7 @@ import random
 import matplotlib.pyplot as plt
 
 from gemini_lab.experiments.figures import eq1
-from gemini_lab.recovery.wasted_time import (
-    saturated_wasted_time_s,
-    shortest_interval_s,
-    wasted_time_s,
-)
+from gemini_lab.recovery.wasted_time import shortest_interval_s, wasted_time_s
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
@@ -118,29 +114,23 @@ print(f"mean wasted time: {mean_min:.2f} min by Eq. (1), {simulated_min:.2f} min
 
 # %% [markdown]
 # ## Exercise 1
-# Write the best and the worst case as a function of the three times.
+# Write the best and the worst case as a function of the three times. It returns two numbers.
+
 
 # %% tags=["exercise"]
-cases = None  # a function of checkpoint_s, interval_s, retrieval_s; gives (best_s, worst_s)
-
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def best_and_worst_s(checkpoint_s, interval_s, retrieval_s):
+def cases(checkpoint_s, interval_s, retrieval_s):
+    """The wasted time, in seconds, of the best and of the worst case: (best_s, worst_s)."""
+    ### BEGIN SOLUTION
     best_s = checkpoint_s + retrieval_s
     return best_s, best_s + interval_s
+    ### END SOLUTION
 
-
-cases = best_and_worst_s
 
 # %% tags=["check"]
-assert cases is not None, "no answer yet: set `cases` to a function in the cell above"
-for ckpt_s, every_s, rtvl_s in ((480, 560, 480), (60, 60, 0), (10, 10800, 5)):
-    best_s, worst_s = cases(ckpt_s, every_s, rtvl_s)
-    eq1_s = wasted_time_s(checkpoint_s=ckpt_s, interval_s=every_s, retrieval_s=rtvl_s)
-    assert best_s == ckpt_s + rtvl_s, f"just after a checkpoint, not {best_s} s are lost"
-    assert worst_s - best_s == every_s, "worst and best differ by one interval"
-    assert (best_s + worst_s) / 2 == eq1_s, f"the middle has to be Eq. (1)'s {eq1_s} s"
-print("right: the middle of your two cases is Eq. (1)")
+from gemini_lab.exercises import Verdict, lab_01
+
+with Verdict():
+    print(lab_01.exercise_1(cases))
 
 # %% [markdown]
 # ## 4. How often should one checkpoint?
@@ -206,6 +196,8 @@ for policy in (strawman(workload), highfreq(workload), gemini(workload)):
 # **Beside the paper.** The paper prints 42 and 105 minutes for MT-NLG.
 
 # %%
+from gemini_lab.recovery.wasted_time import saturated_wasted_time_s
+
 mt_nlg_s = model_named("MT-NLG").checkpoint_bytes / parse_bandwidth("20 Gbit/s")
 print(f"t_ckpt:  paper  42 min, model {mt_nlg_s / 60:5.1f} min (12 bytes a parameter)")
 print(f"wasted:  paper 105 min, model {saturated_wasted_time_s(mt_nlg_s) / 60:5.1f} min (2.5 x)")
@@ -217,25 +209,20 @@ print(f"wasted:  paper 105 min, model {saturated_wasted_time_s(mt_nlg_s) / 60:5.
 # and leave serialisation aside. Mind *both* sides of its max.
 
 # %% tags=["exercise"]
-store_gbit_per_s = None  # a number; `workload.checkpoint_bytes` and `workload.iteration_s` help
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a number of Gbit/s. `workload.checkpoint_bytes` and `workload.iteration_s` help.
+store_gbit_per_s = None
+### BEGIN SOLUTION
 # Here t_ckpt < T_iter, so Eq. (2) makes the interval one iteration, not t_ckpt:
 # t + T/2 + t = 1.5 T, hence t = T/2. (2.5 t = 1.5 T would ask for more than one an iteration.)
 target_s = workload.iteration_s / 2
 store_gbit_per_s = workload.checkpoint_bytes * 8 / 1e9 / target_s
+### END SOLUTION
 
 # %% tags=["check"]
-assert store_gbit_per_s is not None, "no answer yet: set `store_gbit_per_s` in the cell above"
-t_s = workload.checkpoint_bytes * 8 / (store_gbit_per_s * 1e9)
-interval_s = shortest_interval_s(checkpoint_s=t_s, iteration_s=workload.iteration_s)
-found_s = wasted_time_s(checkpoint_s=t_s, interval_s=interval_s, retrieval_s=t_s)
-wanted_s = 1.5 * workload.iteration_s
-assert abs(found_s / wanted_s - 1) < 0.01, (
-    f"{store_gbit_per_s:.0f} Gbit/s: t_ckpt {t_s:.1f} s, a checkpoint every {interval_s:.1f} s, so "
-    f"{found_s:.1f} s wasted; {wanted_s:.0f} s are wanted"
-)
-print(f"right: {store_gbit_per_s:.0f} Gbit/s, {store_gbit_per_s / 20:.0f} times the paper's store")
+from gemini_lab.exercises import Verdict, lab_01
+
+with Verdict():
+    print(lab_01.exercise_2(store_gbit_per_s, workload=workload))
 
 # %% [markdown]
 # ## 6. What is not in it

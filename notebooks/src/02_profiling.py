@@ -75,15 +75,15 @@ profile
 # fast as the link took it. Will you see that?
 
 # %%
-calls = [e.data for e in lab.run.events("collectives") if e.data["rank"] == 0]
-sent = {e.data["version"] for e in lab.run.events("version_complete")}
+calls = [e.event for e in lab.run.events("collectives") if e.event.rank == 0]
+sent = {e.event.version for e in lab.run.events("version_complete")}
 _, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 axes.set(xlabel="ms since the iteration began (orange: a version travels)", ylabel="iteration")
 for call in calls:
-    pairs = zip(call["starts_s"], call["ends_s"], strict=True)
+    pairs = zip(call.starts_s, call.ends_s, strict=True)
     bars = [(1000 * start, 1000 * (end - start)) for start, end in pairs]
-    is_loaded = call["iteration"] - 1 in sent
-    axes.broken_barh(bars, (call["iteration"] - 0.4, 0.8), color="C1" if is_loaded else "C0")
+    is_loaded = call.iteration - 1 in sent
+    axes.broken_barh(bars, (call.iteration - 0.4, 0.8), color="C1" if is_loaded else "C0")
 
 # %% [markdown]
 # **Explain.** Blue lines are what the profile is made of. Orange ones show why a checkpoint should
@@ -150,43 +150,53 @@ for name, one in (("batch of 2", profile), ("batch of 8", wide)):
 # of every collective as the profile does? Think first: numbers are fp32 here, and you know what is
 # gathered and what is reduced.
 
-# %% tags=["exercise"]
-bytes_per_parameter = None  # a number
+# %%
+parameters = parameter_count(named_size("tiny"))
+print(f"{parameters} parameters, {profile.traffic_bytes} bytes an iteration")
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["exercise"]
+# Your answer: a number of bytes.
+bytes_per_parameter = None
+### BEGIN SOLUTION
 # Weights are gathered twice, gradients reduced once: three times four bytes.
 bytes_per_parameter = 3 * 4
+### END SOLUTION
 
 # %% tags=["check"]
-assert bytes_per_parameter is not None, "no answer yet: set `bytes_per_parameter` in the cell above"
-parameters = parameter_count(named_size("tiny"))
-ratio = profile.traffic_bytes / (bytes_per_parameter * parameters)
-assert 0.98 < ratio < 1.02, f"{ratio:.2f} times as much is in the log; how often is each one sent?"
-print(f"right: {profile.traffic_bytes / parameters:.2f} bytes for each of {parameters} parameters")
+from gemini_lab.exercises import Verdict, lab_02
+
+with Verdict():
+    print(lab_02.exercise_1(bytes_per_parameter, profile=profile, parameters=parameters))
 
 # %% [markdown]
-# The paper's models train in 16 bit, so it is half as much there: 600 GB an iteration for 100
-# billion parameters. And a checkpoint? Twelve bytes for each parameter, too (fp32 weights and
-# Adam's two moments), but divided among the ranks.
+# The paper's models train in 16 bit, so it is half as much there. Compare it with a checkpoint:
+# twelve bytes for each parameter (fp32 weights and Adam's two moments), but divided among the
+# ranks.
 #
 # ## Exercise 2
 # A profile is good for the job it was made with. Write a job **with the same tiny model** whose
-# profile has another fingerprint. (Which of `AS_IF_LARGE` would you change?)
+# profile has another fingerprint. (Which of `AS_IF_LARGE` would you change?) The check profiles it.
+
+
+# %%
+def again(other):
+    return lab.profile(other, link_bytes_per_s=link, profile_iterations=3)
+
 
 # %% tags=["exercise"]
-other_job = None  # gpt_job(size="tiny", iterations=1000, ...)
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a job, gpt_job(size="tiny", iterations=1000, ...).
+other_job = None
+### BEGIN SOLUTION
 # Another rule for what is sent when: gradients all at once.
 buckets = {**AS_IF_LARGE, "reduce_bucket_size": 10_000_000}
 other_job = gpt_job(size="tiny", iterations=1000, zero=buckets)
+### END SOLUTION
 
 # %% tags=["check"]
-assert other_job is not None, "no answer yet: set `other_job` to a gpt_job in the cell above"
-assert other_job.args[:2] == job.args[:2], "another model; keep size='tiny'"
-other = lab.profile(other_job, link_bytes_per_s=link, profile_iterations=3)
-assert other.fingerprint != profile.fingerprint, "the same collectives in the same order"
-print("right:", len(other.collectives), "collectives instead of", len(profile.collectives))
+from gemini_lab.exercises import Verdict, lab_02
+
+with Verdict():
+    print(lab_02.exercise_2(other_job, job=job, profile=profile, profile_of=again))
 
 # %% [markdown]
 # ## Further

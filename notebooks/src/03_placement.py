@@ -85,25 +85,24 @@ print(f"Theorem 1 allows a gap of {chances.theorem_gap(5, 2)}")
 # each, with only **three** fatal pairs. `holders` says for each shard who keeps it, owner first.
 
 # %% tags=["exercise"]
-five = None  # Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=((0, 1), ...))
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a Placement.
+# Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=((0, 1), ...))
+five = None
+### BEGIN SOLUTION
 # The fifth machine's shard is a guest of one of the groups.
 holders = ((0, 1), (1, 0), (2, 3), (3, 2), (4, 0))
 five = Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=holders)
+### END SOLUTION
 
 # %% tags=["check"]
-assert five is not None, "no answer yet: set `five` to a Placement in the cell above"
-assert (five.nodes, five.replicas) == (5, 2), f"five nodes and two replicas, not {five}"
-assert {len(kept) for kept in five.holders} == {2}, "two copies of each shard, not more"
-fatal = fatal_sets(five, 2)
-assert len(fatal) == 3, f"{len(fatal)} pairs are fatal: {fatal}"
-assert chances.enumerated_probability(five, 2) == chances.best_possible(5, 2)
-print(f"right: only {fatal} are fatal. The price: loads {five.loads}, Algorithm 1's {mixed.loads}")
+from gemini_lab.exercises import Verdict, lab_03
+
+with Verdict():
+    print(lab_03.exercise_1(five))
 
 # %% [markdown]
-# A machine that keeps two remote shards also receives twice the traffic. That is why Algorithm 1
-# prefers the ring.
+# Such a placement has a price, which the check names: a machine receives what it keeps for others
+# over its link, in every iteration. That is why Algorithm 1 prefers the ring.
 #
 # ## 3. The chance at any size: Fig. 9
 # **Predict**: does the chance to survive two lost machines rise or fall as the cluster grows?
@@ -159,21 +158,19 @@ for k, printed in ((2, "93.3 %"), (3, "80.0 %")):
 # would make the ring 66.7 % worse. How much worse is it in truth? Give a share, such as 0.667.
 
 # %% tags=["exercise"]
-deficit = None  # a number between 0 and 1
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a number between 0 and 1.
+deficit = None
+### BEGIN SOLUTION
 circle = plan_placement(nodes=16, strategy="ring")
 in_ring, in_groups = (chances.recovery_probability(each, 4) for each in (circle, sixteen))
 deficit = float(1 - in_ring / in_groups)
+### END SOLUTION
 
 # %% tags=["check"]
-assert deficit is not None, "no answer yet: set `deficit` in the cell above"
-kinds = [plan_placement(nodes=16, strategy=strategy) for strategy in ("ring", "group")]
-alive = [chances.enumerated_probability(kind, 4) for kind in kinds]
-assert round(deficit, 3) != 0.667, "that is what the bounds say; both are below the truth"
-truth = float(1 - alive[0] / alive[1])
-assert abs(deficit - truth) < 1e-3, f"not {deficit}, says trying all 1,820 sets of four"
-print(f"right: {deficit:.1%} worse, and all 1,820 sets of four were tried")
+from gemini_lab.exercises import Verdict, lab_03
+
+with Verdict():
+    print(lab_03.exercise_2(deficit))
 
 # %% [markdown]
 # ## 5. Racks
@@ -218,19 +215,18 @@ axes.grid(alpha=0.3)
 # racks** at once, with as few copies as possible.
 
 # %% tags=["exercise"]
-tough = None  # a Placement of 16 nodes, made with plan_placement or by hand
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a Placement of 16 nodes, made with plan_placement or by hand.
+tough = None
+### BEGIN SOLUTION
 # Two copies sit in two racks, and those two can go. Three copies in three racks it must be.
 tough = plan_placement(nodes=16, replicas=3, racks=[f"rack-{node // 4}" for node in range(16)])
+### END SOLUTION
 
 # %% tags=["check"]
-assert tough is not None, "no answer yet: set `tough` to a Placement in the cell above"
-four = [f"rack-{node // 4}" for node in range(16)]
-chance = chances.rack_recovery_probability(tough, four, 2)
-assert chance == 1, f"{1 - chance} of the pairs of racks are fatal"
-assert sum(tough.loads) == 3 * 16, f"{sum(tough.loads)} copies; it can be done with {3 * 16}"
-print("right: three copies in three racks each,", tough)
+from gemini_lab.exercises import Verdict, lab_03
+
+with Verdict():
+    print(lab_03.exercise_3(tough))
 
 # %% [markdown]
 # **Further reading.** Cidon and others, *Copysets: Reducing the Frequency of Data Loss in Cloud

@@ -61,7 +61,7 @@ profile
 
 # %%
 wire = lab.run.report().plans[-1].calibration
-shard_bytes = lab.run.events("protected")[0].data["shard_bytes"]
+shard_bytes = lab.run.events("protected")[0].event.shard_bytes
 wire
 
 # %% [markdown]
@@ -194,14 +194,13 @@ for name in ("interleaved", "gemini"):
 
 # %%
 def draw(axes, run):
-    mine = [e.data for e in run.events("collectives", "transfer") if e.data["rank"] == 0]
-    call = [data for data in mine if "began_s" in data][-2]
-    chunks = [data for data in mine if data.get("version") == call["iteration"] - 1]
-    for y, colour, starts, ends in (
-        (1, "C0", call["starts_s"], call["ends_s"]),
-        (0, "C1", *([d[key] - call["began_s"] for d in chunks] for key in ("start_s", "end_s"))),
-    ):
-        bars = [(1000 * s, 1000 * (e - s)) for s, e in zip(starts, ends, strict=True)]
+    call = [e.event for e in run.events("collectives") if e.event.rank == 0][-2]
+    chunks = [e.event for e in run.events("transfer") if e.event.rank == 0]
+    mine = [chunk for chunk in chunks if chunk.version == call.iteration - 1]
+    sent = [(chunk.start_s - call.began_s, chunk.end_s - call.began_s) for chunk in mine]
+    training = [*zip(call.starts_s, call.ends_s, strict=True)]
+    for y, colour, spans in ((1, "C0", training), (0, "C1", sent)):
+        bars = [(1000 * start, 1000 * (end - start)) for start, end in spans]
         axes.broken_barh(bars, (y - 0.4, 0.8), color=colour)
 
 
@@ -242,18 +241,19 @@ def is_accepted(buffer_bytes):
 
 
 # %% tags=["exercise"]
-smallest_bytes = None  # bytes
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a number of bytes.
+smallest_bytes = None
+### BEGIN SOLUTION
 # With room for everything it is accepted; its largest piece is what the buffer must hold.
 roomy = plan(scheme="naive", buffer_bytes=shard_bytes)
 smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
+### END SOLUTION
 
 # %% tags=["check"]
-assert smallest_bytes is not None, "no answer yet: set `smallest_bytes` in the cell above"
-assert is_accepted(smallest_bytes + KIB), "refused, even with a KiB more"
-assert not is_accepted(smallest_bytes - KIB), "a KiB less is accepted too"
-print(f"right: {format_bytes(smallest_bytes)}, {smallest_bytes / shard_bytes:.0%} of the shard")
+from gemini_lab.exercises import Verdict, lab_04
+
+with Verdict():
+    print(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=shard_bytes))
 
 # %% [markdown]
 # ## Exercise 2
@@ -274,22 +274,18 @@ def train_on(*, layer_ms, link_bytes_per_s):
 
 
 # %% tags=["exercise"]
-harder = None  # {"layer_ms": ..., "link_bytes_per_s": ...}
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a dictionary, {"layer_ms": milliseconds, "link_bytes_per_s": bytes a second}
+harder = None
+### BEGIN SOLUTION
 # A slower link takes longer for the checkpoint; faster layers leave it less idle time.
 harder = {"layer_ms": 0, "link_bytes_per_s": 20e6}
+### END SOLUTION
 
 # %% tags=["check"]
-assert harder is not None, "no answer yet: set `harder` in the cell above"
-trial = train_on(**harder)
-planned = trial.report().plans[-1]
-every, left = planned.schedule.every_iterations, format_bytes(planned.schedule.leftover_bytes)
-sent = [e for e in trial.events("version_complete") if e.at_s > planned.at_s]
-versions = sorted({event.data["version"] for event in sent})
-assert every > 1, f"{left} do not fit; that is not enough to make versions rarer"
-assert max(np.diff(versions)) == every, f"the log has {versions}; too few? choose an easier machine"
-print(f"right: {left} do not fit, every {every}. version is sent: {versions}")
+from gemini_lab.exercises import Verdict, lab_04
+
+with Verdict():
+    print(lab_04.exercise_2(harder, train_on=train_on))
 
 # %% [markdown]
 # What does a failure cost now, compared with a version of every iteration? Lab 01 has the formula.

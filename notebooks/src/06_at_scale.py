@@ -167,29 +167,26 @@ def every(iterations):
 print("by its rule:", simulate(fast, highfreq(fast), weeks, days=15))
 
 # %% tags=["exercise"]
-iterations = None  # a whole number; `every(iterations)` tries one
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a whole number. `every(100)` tries one.
+iterations = None
+### BEGIN SOLUTION
 # Young's rule: the square root of 2 x stall x mean time between failures.
 between_s = 15 * 86400 / len(weeks)
 best_s = (2 * fast.serialise_s * between_s) ** 0.5
 iterations = round(best_s / fast.iteration_s)
+### END SOLUTION
 
 # %% tags=["check"]
-assert iterations is not None, "no answer yet: set `iterations` in the cell above"
-yours = every(iterations).effective_ratio
-best = max(every(each).effective_ratio for each in (4, 8, 12, 16, 20, 24))
-assert yours > best - 0.01, f"{yours:.1%} with {iterations}; {best:.1%} can be had"
-print(f"right: every {iterations} iterations, {yours:.1%} of the time counts (simulated)")
+from gemini_lab.exercises import Verdict, lab_06
+
+with Verdict():
+    print(lab_06.exercise_1(iterations, every=every))
 
 # %% [markdown]
 # ## Exercise 2
 # A machine that died is replaced in four to seven minutes, unless a standby waits. What is the
 # *smallest* number of standbys with which a thousand machines spend less than 0.1 % of their time
 # waiting for machines?
-
-# %% tags=["exercise"]
-enough = None  # a whole number
 
 
 # %%
@@ -200,19 +197,22 @@ def waiting(standbys):
     return outcome.down_s.get("reserve", 0.0) / outcome.wall_s
 
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["exercise"]
+# Your answer: a whole number. `waiting(0)` tries one.
+enough = None
+### BEGIN SOLUTION
 enough = next(count for count in range(10) if waiting(count) < 0.001)
+### END SOLUTION
 
 # %% tags=["check"]
-assert enough is not None, "no answer yet: set `enough` in the cell above"
-with_it, with_less = waiting(enough), waiting(enough - 1) if enough else 1.0
-assert with_it < 0.001, f"{enough} standbys wait {with_it:.2%} of the time"
-assert with_less >= 0.001, f"{enough - 1} are enough, too: {with_less:.3%}"
-print(f"right: {enough}, waiting {with_it:.4%} of the time (simulated); {with_less:.2%} with less")
+from gemini_lab.exercises import Verdict, lab_06
+
+with Verdict():
+    print(lab_06.exercise_2(enough, waiting=waiting))
 
 # %% [markdown]
-# So few, since a machine is ordered as soon as one is lost; what counts is that two do not die
-# within the same minutes. That is the *independent* failures of this model: lab 07 lets racks die.
+# **Explain** your number: a machine is ordered as soon as one is lost, so what counts is how many
+# die within the same minutes. They die *independently* in this model: lab 07 lets racks die.
 #
 # **Further reading.** *The Llama 3 Herd of
 # Models* (2024), section 3.3.4, counts 419 unexpected interruptions in 54 days on 16,384 GPUs;

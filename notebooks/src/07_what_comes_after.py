@@ -124,22 +124,29 @@ print(f"{slow.mean_iteration_s / slow.iteration_s - 1:.1%} slower in the mean (m
 # Find the slowest link, in Gbit/s, that sends **three** copies of every version for free (less than
 # a thousandth of an iteration), to within a tenth.
 
-# %% tags=["exercise"]
-slowest = None  # a number; try `delay_s(50, replicas=3)`
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %%
+def third_copy_s(gbit_per_s):
+    return delay_s(gbit_per_s, replicas=3)
+
+
+# %% tags=["exercise"]
+# Your answer: a number of Gbit/s. `third_copy_s(400)` tries one.
+slowest = None
+### BEGIN SOLUTION
 low, high = 0.1, 1e5
 while high / low > 1.01:
     middle = (low * high) ** 0.5
-    low, high = (low, middle) if delay_s(middle, 3) < 1e-3 * job.iteration_s else (middle, high)
+    is_free = third_copy_s(middle) < job.iteration_s / 1000
+    low, high = (low, middle) if is_free else (middle, high)
 slowest = high
+### END SOLUTION
 
 # %% tags=["check"]
-assert slowest is not None, "no answer yet: set `slowest` in the cell above"
-free_s = 1e-3 * job.iteration_s
-assert delay_s(slowest, 3) < free_s, f"{slowest:.0f} Gbit/s cost {delay_s(slowest, 3):.2f} s"
-assert delay_s(0.9 * slowest, 3) >= free_s, f"{0.9 * slowest:.0f} Gbit/s would do"
-print(f"right: {slowest:.0f} Gbit/s (model)")
+from gemini_lab.exercises import Verdict, lab_07
+
+with Verdict():
+    print(lab_07.exercise_1(slowest, delay_s=third_copy_s, free_s=job.iteration_s / 1000))
 
 # %% [markdown]
 # ## 4. Replicas where they are needed
@@ -169,23 +176,30 @@ for trial in proposal.tried:
 # %%
 plain = plan_placement(nodes=nodes)
 window = {"failures_per_day": rates, "repair_s": 430, "horizon_days": 30}
-print(f"plain: {loss_chance(plain, **window):.4f} (model), last groups {plain.groups[-2:]}")
+
+
+# %%
+def loss(placement):
+    return loss_chance(placement, **window)
+
+
+# %%
+print(f"plain: {loss(plain):.4f} (model), last groups {plain.groups[-2:]}")
 
 # %% tags=["exercise"]
-careful = None  # a Placement; which argument of plan_placement keeps machines apart?
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# Your answer: a Placement. Which argument of plan_placement keeps machines apart?
+careful = None
+### BEGIN SOLUTION
 # "Do not put these together" is what `racks` says: the flaky ones are one failure domain.
 flaky = ["flaky" if rate > failures / 1000 else f"node-{node}" for node, rate in enumerate(rates)]
 careful = plan_placement(nodes=nodes, racks=flaky)
+### END SOLUTION
 
 # %% tags=["check"]
-assert careful is not None, "no answer yet: set `careful` to a Placement in the cell above"
-assert careful.nodes == nodes, f"{nodes} machines, not {careful.nodes}"
-assert max(careful.loads) == 2, f"two shards a machine, not {max(careful.loads)}"
-before, after = loss_chance(plain, **window), loss_chance(careful, **window)
-assert after < before / 2, f"{after:.2g} is not less than half of {before:.2g}"
-print(f"right: {after:.2g} instead of {before:.2g} (model), with no byte more")
+from gemini_lab.exercises import Verdict, lab_07
+
+with Verdict():
+    print(lab_07.exercise_2(careful, plain=plain, loss=loss))
 
 # %% [markdown]
 # ## 5. Racks that die as one
@@ -251,20 +265,30 @@ axes.grid(alpha=0.3)
 # ## Exercise 3
 # A replacement takes eight hours. How many standbys, at least, make Gemini as good as shrinking?
 
-# %% tags=["exercise"]
-standbys_needed = None  # a whole number; `ratio(gemini, 8, standbys=1)` tries one
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
-goal = ratio(shrink, 8)
-standbys_needed = next(n for n in range(nodes) if ratio(gemini, 8, standbys=n) >= goal)
+# %%
+def with_standbys(count):
+    return ratio(gemini, 8, standbys=count)
+
+
+# %%
+as_shrinking = ratio(shrink, 8)
+print(f"shrinking: {as_shrinking:.2%} of the year (simulated)")
+
+
+# %% tags=["exercise"]
+# Your answer: a whole number. `with_standbys(0)` tries one.
+standbys_needed = None
+### BEGIN SOLUTION
+standbys_needed = next(n for n in range(nodes) if with_standbys(n) >= as_shrinking)
+### END SOLUTION
 
 # %% tags=["check"]
-assert standbys_needed is not None, "no answer yet: set `standbys_needed` in the cell above"
-wanted, reached = ratio(shrink, 8), ratio(gemini, 8, standbys_needed)
-assert reached >= wanted, f"{reached:.2%} with {standbys_needed}, shrinking reaches {wanted:.2%}"
-fewer = ratio(gemini, 8, standbys_needed - 1) if standbys_needed else 0.0
-assert fewer < wanted, f"{standbys_needed - 1} would do: {fewer:.2%} against {wanted:.2%}"
-print(f"right: {standbys_needed}, {reached:.2%} against {wanted:.2%} (simulated)")
+from gemini_lab.exercises import Verdict, lab_07
+
+with Verdict():
+    years = {"reached": with_standbys, "wanted": as_shrinking, "nodes": nodes}
+    print(lab_07.exercise_3(standbys_needed, **years))
 
 # %% [markdown]
 # ## Exercise 4
@@ -273,26 +297,29 @@ print(f"right: {standbys_needed}, {reached:.2%} against {wanted:.2%} (simulated)
 # serialise. Write that down as a `Policy`, with a name and assumptions of its own, and see what it
 # is worth.
 
-# %% tags=["exercise"]
-raw_bytes = None  # a Policy; `gemini(job)` gives one, and dataclasses.replace changes fields
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %%
+def a_year(policy):
+    return simulate(job, policy, quiet, days=365)
+
+
+# %% tags=["exercise"]
+# Your answer: a Policy. `gemini(job)` gives one, and dataclasses.replace changes fields.
+raw_bytes = None
+### BEGIN SOLUTION
 raw_bytes = replace(
     gemini(job),
     name="raw bytes",
     assumptions="shards lie in memory as bytes that can be read as they are",
     serialise_s=0.0,
 )
+### END SOLUTION
 
 # %% tags=["check"]
-assert raw_bytes is not None, "no answer yet: set `raw_bytes` to a Policy in the cell above"
-papers = gemini(job)
-assert raw_bytes.assumptions != papers.assumptions, "say what your policy takes for granted"
-kept = (raw_bytes.memory, raw_bytes.persistent, raw_bytes.replicas)
-assert kept == (papers.memory, papers.persistent, papers.replicas), "change nothing else"
-both = [simulate(job, each, quiet, days=365).effective_ratio for each in (papers, raw_bytes)]
-assert both[1] > both[0], f"{both[1]:.3%} is not more than {both[0]:.3%}"
-print(f"right: {both[1]:.3%} instead of {both[0]:.3%} of the year (simulated)")
+from gemini_lab.exercises import Verdict, lab_07
+
+with Verdict():
+    print(lab_07.exercise_4(raw_bytes, papers=gemini(job), simulate=a_year))
 
 # %% [markdown]
 # **Further reading.** Mohan, Phanishayee, Chidambaram, *CheckFreq* (FAST 2021). Yao and others,

@@ -4,15 +4,16 @@ import threading
 import time
 
 import pytest
-from test_notebooks import run_in, tell
+from test_run import finished, planned, run_in, tell
 
 from gemini_lab.lab.progress import describe
+from gemini_lab.log.events import Note, RunFinished
 
 
 @pytest.fixture
 def run(tmp_path):
     run = run_in(tmp_path / "run")
-    tell(run, "recovery_planned", members=["node-0", "node-1"])
+    tell(run, planned("node-0", "node-1"))
     return run
 
 
@@ -24,7 +25,7 @@ def once_followed(run, *acts):
             time.sleep(0.005)
         for act in acts:
             act()
-        tell(run, "run_finished")
+        tell(run, RunFinished(iteration=9))
 
     threading.Thread(target=play).start()
 
@@ -39,7 +40,7 @@ def test_what_rank_0_prints_is_shown_where_it_is_wanted(run, capsys):
 
 
 def test_failures_are_told_and_a_file_gets_no_bar(run, capsys):
-    once_followed(run, lambda: tell(run, "note", text="something odd"))
+    once_followed(run, lambda: tell(run, Note(text="something odd")))
     run.progress(10, show_output=True)
     told = capsys.readouterr()
     assert told.out.strip() == "something odd"
@@ -49,11 +50,11 @@ def test_failures_are_told_and_a_file_gets_no_bar(run, capsys):
 def test_who_has_seen_enough_is_told_nothing_more(run):
     seen, heard = [], []
     end_watch, end_listen = run.watch(seen.append), run.listen(lambda *said: heard.append(said))
-    tell(run, "note", text="one")
+    tell(run, Note(text="one"))
     run.take_output(0, ["one"])
     end_watch()
     end_listen()
-    tell(run, "note", text="two")
+    tell(run, Note(text="two"))
     run.take_output(0, ["two"])
     assert [event.data["text"] for event in seen] == ["one"]
     assert heard == [(0, ["one"])]
@@ -62,5 +63,5 @@ def test_who_has_seen_enough_is_told_nothing_more(run):
 def test_an_iteration_is_no_news(run):
     seen = []
     run.watch(seen.append)
-    tell(run, "iteration", rank=0, iteration=1)
+    tell(run, finished(1))
     assert describe(seen[0]) is None

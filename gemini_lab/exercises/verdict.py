@@ -1,0 +1,122 @@
+"""How every check talks: one sentence about the answer that it was given."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from numbers import Real
+from types import TracebackType
+from typing import TypeVar
+
+from gemini_lab.errors import GeminiError
+
+Kind = TypeVar("Kind")
+
+
+class WrongAnswerError(Exception):
+    """There is no answer, or it is not right; the message says what about it is not."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback: IPython asks for it by this name."""
+        return [str(self)]
+
+
+class Verdict(AbstractContextManager[None]):
+    """Turns whatever goes wrong in its block into a `WrongAnswerError`, and so into a sentence."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, WrongAnswerError):
+            return
+        if isinstance(error, NameError) and trace is not None and trace.tb_next is None:
+            raise WrongAnswerError(
+                f"no answer yet: there is no `{error.name}`; run the cells above, then this one"
+            ) from None
+        if isinstance(error, (Exception, SystemExit)):  # an interrupt has to interrupt
+            raise WrongAnswerError(f"this answer could not be tried: {_in_short(error)}") from None
+
+
+def given(answer: object, kind: type[Kind], *, name: str, words: str) -> Kind:
+    """The answer, once it is known to be of the right kind.
+
+    Args:
+        answer: What the student's variable holds.
+        kind: What it has to be.
+        name: The variable.
+        words: What it has to be, for people, such as `"a Placement"`.
+
+    Raises:
+        WrongAnswerError: There is none, or it is something else.
+    """
+    if not isinstance(answer, kind):
+        raise another_kind(answer, name=name, words=words)
+    return answer
+
+
+def another_kind(answer: object, *, name: str, words: str) -> WrongAnswerError:
+    """What to say of no answer, and of one that is not what `words` ask for."""
+    if answer is None:
+        return WrongAnswerError(f"no answer yet: make `{name}` {words} in the cell above")
+    kind = type(answer).__name__
+    article = "an" if kind[0].lower() in "aeiou" else "a"
+    return WrongAnswerError(f"`{name}` has to be {words}, and yours is {article} {kind}")
+
+
+def number(answer: object, *, name: str, words: str) -> float:
+    """The answer as a finite number.
+
+    Raises:
+        WrongAnswerError: It is none.
+    """
+    if isinstance(answer, bool) or not isinstance(answer, (int, float, Real)):
+        raise another_kind(answer, name=name, words=words)
+    value = float(answer)
+    if not math.isfinite(value):
+        raise WrongAnswerError(f"`{name}` has to be {words}, and yours is {value}")
+    return value
+
+
+def whole_number(answer: object, *, name: str, words: str) -> int:
+    """The answer as an integer; 12.0 is one.
+
+    Raises:
+        WrongAnswerError: It is none.
+    """
+    value = number(answer, name=name, words=words)
+    if not value.is_integer():
+        raise WrongAnswerError(f"`{name}` has to be {words}, and yours is {value:g}")
+    return int(value)
+
+
+def called(function: Callable[..., object], *arguments: float, name: str) -> object:
+    """What the student's function gives.
+
+    Raises:
+        WrongAnswerError: It raises.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        call = f"{name}({', '.join(f'{each:g}' for each in arguments)})"
+        raise WrongAnswerError(f"`{call}` raised {_in_short(error)}") from error
+
+
+def need(condition: object, sentence: str) -> None:
+    """Go on where `condition` holds.
+
+    Raises:
+        WrongAnswerError: It does not; `sentence` says what is not right.
+    """
+    if not condition:
+        raise WrongAnswerError(f"not yet: {sentence}")
+
+
+def _in_short(error: BaseException) -> str:
+    """One line of an error; its name too, unless gemini_lab's own message says enough."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, GeminiError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,9 @@
+"""nbgrader's settings of the course; `make solutions` puts them beside the labs' solutions."""
+
+c = get_config()  # noqa: F821 - nbgrader gives it
+
+c.CourseDirectory.course_id = "gemini_lab"
+# An answer cell without an answer is no error: its check says what is missing.
+c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE"}
+# A lab that starts nodes takes minutes, and so may one of its cells.
+c.ExecutePreprocessor.timeout = 900

@@ -1,0 +1,196 @@
+"""Both editions of each notebook: what stands in them, and that they run."""
+
+import ast
+import contextlib
+import statistics
+import symtable
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import psutil
+import pytest
+from editions import FOLDER, SOURCES, builder, read, starts_nodes, tagged, to_run
+from nbclient import NotebookClient
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration
+
+each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+ALONE = [source for source in SOURCES if not starts_nodes(source)]
+
+
+def test_there_are_notebooks():
+    assert SOURCES
+    assert ALONE
+
+
+# -- what stands in them --------------------------------------------------------------------------
+
+
+@each_notebook
+def test_the_committed_notebook_is_the_students_edition_of_its_source(source):
+    committed = (FOLDER / f"{source.stem}.ipynb").read_text(encoding="utf-8")
+    assert committed == builder().build(source), "run `make notebooks`"
+
+
+def test_check_fails_on_a_notebook_that_differs(tmp_path):
+    build = builder()
+    stale = build.stale_or_written(tmp_path, check=True)
+    assert stale == [f"{source.stem}.ipynb" for source in SOURCES]
+    assert build.stale_or_written(tmp_path, check=False) == []
+    assert build.stale_or_written(tmp_path, check=True) == []
+    (tmp_path / stale[0]).write_text("{}")
+    assert build.stale_or_written(tmp_path, check=True) == stale[:1]
+
+
+def solutions_of(source: Path) -> list[str]:
+    """What stands between the marks."""
+    text = source.read_text(encoding="utf-8")
+    return [part.split("### END SOLUTION")[0] for part in text.split("### BEGIN SOLUTION")[1:]]
+
+
+@each_notebook
+def test_no_line_of_a_solution_is_in_the_students_edition(source):
+    solutions = solutions_of(source)
+    assert len(solutions) == len(tagged(read(source), "exercise")) > 0
+    cells = "\n".join(cell.source for cell in read(source).cells)
+    lines = {line.strip() for part in solutions for line in part.splitlines()} - {"", ")"}
+    assert lines & {line.strip() for line in cells.splitlines()} == set()
+    assert "SOLUTION" not in builder().build(source)
+
+
+@each_notebook
+def test_every_exercise_says_what_is_asked_has_a_place_for_it_and_then_a_check(source):
+    edition = read(source)
+    parts = [
+        cell for cell in edition.cells if {"exercise", "check"} & {*cell.metadata.get("tags", [])}
+    ]
+    order = [tag for cell in parts for tag in cell.metadata.tags if tag in {"exercise", "check"}]
+    assert order == ["exercise", "check"] * (len(parts) // 2)
+    for exercise in tagged(edition, "exercise"):
+        assert exercise.source.splitlines()[-1].strip() == "# YOUR CODE HERE"
+        assert exercise.source.startswith(("# Your answer: ", "def "))
+
+
+def names(source: str) -> tuple[set[str], set[str]]:
+    """What a cell sets, and what it uses, in the functions in it too."""
+    table = symtable.symtable(source, "cell", "exec")
+    is_set = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
+    loads = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    return is_set, {node.id for node in loads if isinstance(node.ctx, ast.Load)}
+
+
+@each_notebook
+def test_only_its_check_needs_an_answer(source):
+    """So a notebook without answers runs to its end."""
+    answers: set[str] = set()
+    for cell in read(source, with_solutions=True).cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "markdown" or "check" in tags:
+            continue
+        is_set, used = names(cell.source)
+        if "exercise" in tags:
+            answers |= is_set
+        else:
+            assert not used & answers - is_set, cell.source
+
+
+@each_notebook
+def test_cells_are_short(source):
+    """Four lines in the middle, ten at most."""
+    lines = [len(c.source.splitlines()) for c in read(source).cells if c.cell_type == "code"]
+    assert max(lines) <= 10
+    assert statistics.median(lines) <= 4
+
+
+@each_notebook
+def test_one_cell_takes_papermills_parameters(source):
+    assert len(tagged(read(source), "parameters")) == 1
+
+
+def test_lab_05_counts_what_the_log_has_twice():
+    """And not what a recovery says of itself: a new root may know an old iteration only."""
+    (cell,) = (each for each in read(SOURCES[5]).cells if "def done_again(" in each.source)
+    names = {"Counter": Counter}
+    exec(cell.source, names)
+
+    def done(rank, *iterations, restored=False):
+        epoch = {"epoch": 1, "duration_s": 0.1, "waited_s": 0.0, "restored": restored}
+        said = [Iteration(rank=rank, iteration=number, **epoch) for number in iterations]
+        return [Entry(at_s=1.0, node="node-0", event=event) for event in said]
+
+    # Rank 0 went with its node, and the log misses its last iteration; version 2 comes back.
+    before = done(0, 1, 2, 3) + done(1, 1, 2, 3, 4)
+    after = done(0, 2, restored=True) + done(0, 3, 4, 5) + done(1, 3, 4, 5)
+    assert names["done_again"](SimpleNamespace(events=lambda _: before + after)) == 2
+    assert names["done_again"](SimpleNamespace(events=lambda _: before)) == 0
+
+
+# -- that they run --------------------------------------------------------------------------------
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Run all cells in `folder`; an error in a cell that is no check is raised."""
+    resources = {"metadata": {"path": folder}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+
+
+def said_by(cell: nbformat.NotebookNode, stream: str) -> str:
+    return "".join(out.get("text", "") for out in cell.outputs if out.get("name") == stream)
+
+
+def verdict_of(check: nbformat.NotebookNode) -> list[str]:
+    """What stands below a check's cell where it failed."""
+    return [line for out in check.outputs if "traceback" in out for line in out.traceback]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("source", [to_run(source) for source in SOURCES])
+def test_each_check_asks_for_an_answer_and_then_takes_the_solution(source, tmp_path):
+    """Each exercise stands there twice: as students find it, and solved."""
+    notebook = read(source, with_solutions=True)
+    students = read(source)
+    asked = []
+    for blank, check in zip(tagged(students, "exercise"), tagged(students, "check"), strict=True):
+        solved = tagged(notebook, "exercise")[len(asked)]
+        notebook.cells[notebook.cells.index(solved) : notebook.cells.index(solved)] = [blank, check]
+        blank.metadata.tags.remove("exercise")
+        check.metadata.tags.remove("check")
+        asked.append(check)
+    execute(notebook, tmp_path)
+    for check in asked:
+        (sentence,) = verdict_of(check)
+        assert sentence.startswith("no answer yet: ")
+        assert "\n" not in sentence
+    for check in tagged(notebook, "check"):
+        assert said_by(check, "stdout").splitlines()[-1].startswith("right: ")
+    warnings = [said_by(cell, "stderr") for cell in notebook.cells if cell.cell_type == "code"]
+    assert "".join(warnings) == ""
+    assert processes_in(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("source", ALONE, ids=lambda source: source.stem)
+def test_the_students_edition_runs_to_its_end_without_an_answer(source, tmp_path):
+    notebook = read(source)
+    execute(notebook, tmp_path)
+    checks = tagged(notebook, "check")
+    assert ["no answer yet" in "".join(verdict_of(check)) for check in checks] == [True] * len(
+        checks
+    )
+    assert notebook.cells[-1].cell_type == "markdown" or notebook.cells[-1].execution_count
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes that were started in `folder`, as all of a notebook's are, and do not end."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if Path(process.cwd()) == folder:
+                found.append(process)
+    _, alive = psutil.wait_procs(found, timeout=10)
+    return alive

@@ -1,0 +1,69 @@
+"""nbgrader takes the solutions' edition as a course, and grades what students hand in."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from editions import FOLDER, builder
+
+LAB = "03_placement"
+
+
+def nbgrader(course: Path, *arguments: str) -> None:
+    """Run it in the course's folder, as a teacher does, with nothing of this user's."""
+    own = {name: str(course / ".jupyter") for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    subprocess.run(
+        [sys.executable, "-m", "nbgrader", *arguments],
+        cwd=course, env=os.environ | own, check=True, capture_output=True, timeout=250,
+    )  # fmt: skip
+
+
+def hand_in(course: Path, student: str, changed: dict[str, str]) -> None:
+    """The notebook that students open, with some cells written anew."""
+    notebook = nbformat.read(FOLDER / f"{LAB}.ipynb", as_version=4)
+    for cell in notebook.cells:
+        grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
+        cell.source = changed.get(grade_id, cell.source)
+    folder = course / "submitted" / student / LAB
+    folder.mkdir(parents=True)
+    nbformat.write(notebook, folder / f"{LAB}.ipynb")
+
+
+@pytest.fixture
+def course(tmp_path):
+    builder().write_course(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def solutions(course):
+    """By `grade_id`."""
+    notebook = nbformat.read(course / "source" / LAB / f"{LAB}.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
+    return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells}
+
+
+@pytest.mark.slow
+def test_nbgrader_releases_the_notebook_that_students_open(course):
+    nbgrader(course, "generate_assignment", LAB)
+    released = nbformat.read(course / "release" / LAB / f"{LAB}.ipynb", as_version=4)
+    assert released == nbformat.read(FOLDER / f"{LAB}.ipynb", as_version=4)
+
+
+@pytest.mark.slow
+def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solutions):
+    ring = 'five = plan_placement(nodes=5, strategy="ring")'
+    cheated = {f"check-{number}": "print('right: I say so')" for number in (1, 2, 3)}
+    hand_in(course, "ada", solutions)
+    hand_in(course, "ben", {**solutions, **cheated, "exercise-1": ring, "exercise-3": "1 / 0"})
+    hand_in(course, "eve", {})
+    nbgrader(course, "generate_assignment", LAB)
+    nbgrader(course, "autograde", LAB)
+    nbgrader(course, "export", "--to=grades.csv")
+    with (course / "grades.csv").open() as grades:
+        points = {row["student_id"]: float(row["score"]) for row in csv.DictReader(grades)}
+    assert points == {"ada": 3.0, "ben": 1.0, "eve": 0.0}
