@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-IMPORT: Final = re.compile(r'^import \{([\w\s,$]+)\}\s+from "\./(\w+)\.js";\n', re.MULTILINE)
+IMPORT: Final = re.compile(
+    r'^import \{((?:\s*[\w$]+\s*,)*\s*[\w$]+\s*)\}\s+from "\./(\w+)\.js";\n', re.MULTILINE
+)
 EXPORT: Final = re.compile(r"^export (?=(?:async )?(?:function|class|const|let) )", re.MULTILINE)
 LEFT_OVER: Final = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 

@@ -1,7 +1,7 @@
 """The traffic timeline, to look at: in a notebook, on a Panel page, and in a saved file.
 
-All three run the modules in `js/`, joined. The live ones are fed by a `Pump` each, which sends what is new in
-packed columns and holds back while the browser has not drawn what it was sent.
+All three run the modules in `js/`, joined. The live ones are fed by a `Pump` each, which sends what
+is new in packed columns and holds back while the browser has not drawn what it was sent.
 """
 
 import base64

@@ -55,7 +55,7 @@ export class Bars {
 
   // Note from when to when the blocks reach that hold rows from `row` on.
   index(row) {
-    const count = Math.ceil(this.length / BLOCK), { from, to } = this.blocks;
+    const count = Math.ceil(this.length / BLOCK), { from } = this.blocks;
     if (count > from.length) {
       for (const key of ["from", "to"]) {
         const wider = new Float64Array(2 * count);

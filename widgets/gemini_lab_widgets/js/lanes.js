@@ -11,7 +11,8 @@ export function drawLanes({ c, run, frame, theme, raster }) {
   c.textBaseline = "middle";
   c.font = fontFor(frame.laneHeight);
   run.rows.list.forEach((row, at) => {
-    const [upperTop, upper] = frame.half(at, COLLECTIVE), [lowerTop, lower] = frame.half(at, TRANSFER);
+    const [upperTop, upper] = frame.half(at, COLLECTIVE);
+    const [lowerTop, lower] = frame.half(at, TRANSFER);
     for (const [line, y, height] of [[2 * at, upperTop, upper], [2 * at + 1, lowerTop, lower]]) {
       c.drawImage(raster.canvas, 0, line, raster.columns, 1, frame.gutter, y, frame.plot, height);
     }

@@ -46,7 +46,7 @@ function drawLoss({ c, run, frame, theme }, mark) {
   const from = Math.max(frame.x(mark.start_s), frame.gutter);
   if (from >= to) return;
   c.strokeStyle = theme.muted;
-  c.lineWidth = 1;
+  c.lineWidth = 1.5;
   c.globalAlpha = 0.35;
   hatch(c, { x: from, y, w: to - from, h, from, to, step: 9 });
   c.globalAlpha = 1;

@@ -13,7 +13,8 @@ export class Rows {
   arrange(replicas) {
     const order = this.lanes.map((name, lane) => ({ name, lane }));
     const collator = new Intl.Collator("en", { numeric: true });
-    order.sort((a, b) => (b.name === "lab") - (a.name === "lab") || collator.compare(a.name, b.name));
+    order.sort((a, b) => (b.name === "lab") - (a.name === "lab")
+      || collator.compare(a.name, b.name));
     let size = Math.ceil(order.length / MOST_ROWS);
     if (size > 1) size = Math.ceil(size / replicas) * replicas;
     this.list = [];

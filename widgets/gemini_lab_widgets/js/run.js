@@ -66,8 +66,8 @@ export class Run {
     return text.length > 40 ? `${text.slice(0, 39)}…` : text;
   }
 
-  // What lies at time `t` in a half of row `row`: the narrowest bar within `slack` seconds, else the
-  // iteration, and the exposed part; -1 for none.
+  // What lies at time `t` in a half of row `row`: the narrowest bar within `slack` seconds, else
+  // the iteration, and the exposed part; -1 for none.
   find(row, isInUpper, t, slack) {
     const { bars, rows } = this;
     let bar = -1, exposed = -1, best = Infinity, iteration = -1;

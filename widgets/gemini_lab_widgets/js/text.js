@@ -28,7 +28,8 @@ export function clock(s, step) {
 
 // The least round step at which `span` seconds get no more than `room` ticks.
 export function niceStep(span, room) {
-  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400];
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200,
+    86400];
   const least = span / Math.max(1, room);
   if (least > 1) return steps.find((step) => step >= least) ?? 86400 * Math.ceil(least / 86400);
   const power = 10 ** Math.floor(Math.log10(least));

@@ -29,7 +29,8 @@ export const STYLE = `
   font-size:12px}
 .gl-timeline .gl-key i{width:16px;height:10px;border-radius:2px;display:inline-block}
 .gl-timeline canvas{display:block;width:100%;touch-action:pan-y;cursor:crosshair}
-.gl-timeline .gl-tip{position:absolute;z-index:5;pointer-events:none;max-width:340px;padding:6px 9px;
+.gl-timeline .gl-tip{position:absolute;z-index:5;pointer-events:none;max-width:340px;
+  padding:6px 9px;
   background:var(--gl-surface);color:var(--gl-text);border:1px solid var(--gl-muted);font-size:12px;
   border-radius:6px;box-shadow:0 2px 10px rgba(0,0,0,.25);font-variant-numeric:tabular-nums;
   overflow-wrap:anywhere}

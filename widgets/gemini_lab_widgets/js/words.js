@@ -22,9 +22,11 @@ export function barWords(run, i) {
         bars.part[i] < 0 ? "in the background" : `chunks of idle span ${bars.part[i]}`];
     case VERSION: return [`version ${number}`, rank, amount, peer];
     case EXPOSED: return [`exposed: ${size} of version ${number}`, rank, `for ${length}`];
-    case RESTORE: return [`shard of rank ${bars.rank[i]}, version ${number}`, `from ${node} ${peer}`,
-      amount, "a recovery reads a replica"];
-    case WAIT: return [`iteration ${number} waits ${length}`, rank, "for its checkpoint to be whole"];
+    case RESTORE:
+      return [`shard of rank ${bars.rank[i]}, version ${number}`, `from ${node} ${peer}`, amount,
+        "a recovery reads a replica"];
+    case WAIT:
+      return [`iteration ${number} waits ${length}`, rank, "for its checkpoint to be whole"];
     default: return [`iteration ${number}`, rank, `${length}, of which it waited `
       + seconds(bars.part[i] / 1e6)];
   }
