@@ -2,7 +2,8 @@ import js from "@eslint/js";
 
 const BROWSER = [
   "Blob", "DecompressionStream", "Element", "MutationObserver", "ResizeObserver",
-  "Response", "atob", "cancelAnimationFrame", "document", "fetch", "getComputedStyle", "location", "performance",
+  "Response", "atob",
+  "cancelAnimationFrame", "document", "fetch", "getComputedStyle", "location", "performance",
   "requestAnimationFrame", "setTimeout", "window",
 ];
 
