@@ -67,7 +67,7 @@ def test_equal_names_in_two_modules_stay_apart(node, write):
     entry = write(
         a="const STEP = 1;\nexport function a() { return STEP; }\n",
         b='import { a } from "./a.js";\n\nconst STEP = 10;\nexport const b = () => a() + STEP;\n',
-        c='import { a } from "./a.js";\nimport { b }\n  from "./b.js";\nexport const c = a() + b();',
+        c='import { a } from "./a.js";\nimport {b}\n from "./b.js";\nexport const c = a() + b();',
     )
     assert node("--input-type=module", "-", text=f"{joined(entry)}console.log(c);") == "12\n"
 
