@@ -11,6 +11,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parent / "widgets")]
 import house  # noqa: E402 - found by the line above
 import reference  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx.domains.python import PyObject  # noqa: E402
 
 project = "gemini_lab"
 author = "The gemini_lab maintainers"
@@ -60,4 +61,7 @@ def setup(app: Sphinx) -> None:
     """Write the pages that are made from the code, and know the drawing of the house."""
     reference.write(FOLDER / "reference")
     app.add_directive("house", house.House)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("autodoc-process-docstring", read_markdown)

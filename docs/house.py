@@ -11,45 +11,48 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 
 FLOORS: Final = (
-    ("A person holds", (
+    ("A person holds", ((
         ("lab", "Lab, Run,|controls"),
         ("cli", "the command|gemini-lab"),
         ("experiments", "figures, benches,|peers"),
         ("training", "a job worth|protecting"),
-    )),
-    ("Processes act", (
+    ),)),
+    ("Processes act", ((
         ("launch", "MPI, etcd,|operators"),
         ("node", "agent, root,|workers"),
         ("engine", "protect; ZeRO|state out and in"),
         ("transfer", "chunks between|collectives"),
-    )),
-    ("Bytes lie and travel", (
+    ),)),
+    ("Bytes lie and travel", ((
         ("memory", "the slab, which|outlives a worker"),
         ("storage", "the persistent|tier"),
         ("shard", "what lies where|in a version"),
         ("wire", "one encoder,|one decoder"),
-    )),
+    ),)),
     ("Stages decide: plain data in, plain data out", (
-        ("profiler", "when is the|network idle?"),
-        ("placement", "who keeps whose|replica?"),
-        ("pipeliner", "which chunk in|which span?"),
-        ("injector", "what breaks,|and when?"),
-        ("recovery", "what is loaded|from where?"),
+        (("simulator", "runs the same stages at a thousand machines"),),
+        (
+            ("profiler", "when is the|network idle?"),
+            ("placement", "who keeps whose|replica?"),
+            ("pipeliner", "which chunk in|which span?"),
+            ("injector", "what breaks,|and when?"),
+            ("recovery", "what is loaded|from where?"),
+        ),
     )),
-    ("", (("simulator", "the same stages at a thousand machines"),)),
-    ("Values", (
+    ("Values", ((
         ("seats", "who sits|where"),
         ("settings", "a job's|settings"),
         ("job", "what is|to be run"),
         ("units", "bytes and|seconds"),
         ("errors", "one tree|of errors"),
-    )),
+    ),)),
 )  # fmt: skip
 """Rooms of `gemini_lab`, floor by floor: a room uses those of its own floor and below."""
 
 WIDTH, MAIN, PAD, GAP = 760, 624, 10, 8
-ROOM, TITLE, BETWEEN = 58, 20, 12
-LOW_ROOM = 40
+TITLE, BETWEEN = 20, 12
+LINE = 14
+Row = tuple[tuple[str, str], ...]
 
 
 class House(Directive):
@@ -62,45 +65,46 @@ class House(Directive):
 
 def rooms() -> list[str]:
     """The names of all rooms, from the top."""
-    return [name for _, floor in FLOORS for name, _ in floor]
+    return [name for _, rows in FLOORS for row in rows for name, _ in row]
 
 
 def drawing() -> str:
     """The house as one SVG element."""
     parts, y = [], 2.0
-    for title, floor in FLOORS:
-        height = _height(title, floor)
-        parts.append(_floor(title, floor, y, height))
-        y += height + BETWEEN
-        if floor is not FLOORS[-1][1] and title:
-            parts.append(_arrow(MAIN / 2, y - BETWEEN + 1, y - 1))
-    parts.append(_log(y - BETWEEN))
+    for number, (title, rows) in enumerate(FLOORS):
+        if number:
+            parts.append(_arrow(MAIN / 2, y + 1, y + BETWEEN - 1))
+            y += BETWEEN
+        floor, height = _floor(title, rows, y)
+        parts.append(floor)
+        y += height
+    parts.append(_log(y))
     return (
-        f'<svg class="house" viewBox="0 0 {WIDTH} {y - BETWEEN + 2:.0f}" role="img" '
+        f'<svg class="house" viewBox="0 0 {WIDTH} {y + 2:.0f}" role="img" '
         f'aria-label="{escape(_told())}">{"".join(parts)}</svg>'
     )
 
 
-def _height(title: str, floor: tuple[tuple[str, str], ...]) -> float:
-    room = ROOM if any("|" in text for _, text in floor) else LOW_ROOM
-    return room + (TITLE if title else 0) + PAD
+def _floor(title: str, rows: tuple[Row, ...], y: float) -> tuple[str, float]:
+    """A floor from `y` down, and its height."""
+    parts, top = [_text(PAD + 2, y + 17, title, "title")], y + TITLE + PAD / 2
+    for row in rows:
+        height = 28.0 + LINE * max(len(text.split("|")) for _, text in row)
+        parts.append(_row(row, top, height))
+        top += height + PAD / 2
+    kind = "floor pure" if title.startswith("Stages") else "floor"
+    return _box(2, y, MAIN - 4, top - y, kind) + "".join(parts), top - y
 
 
-def _floor(title: str, floor: tuple[tuple[str, str], ...], y: float, height: float) -> str:
-    width = (MAIN - 2 * PAD - GAP * (len(floor) - 1)) / len(floor)
-    is_pure = title.startswith("Stages") or not title
-    kind = "floor pure" if is_pure else "floor"
-    parts = [_box(2, y, MAIN - 4, height, kind)]
-    top = y + (TITLE if title else 0) + PAD / 2
-    if title:
-        parts.append(_text(PAD + 2, y + 17, title, "title"))
-    for number, (name, text) in enumerate(floor):
+def _row(row: Row, top: float, height: float) -> str:
+    width = (MAIN - 2 * PAD - GAP * (len(row) - 1)) / len(row)
+    parts = []
+    for number, (name, text) in enumerate(row):
         x = PAD + number * (width + GAP)
-        room = height - (top - y) - PAD / 2
-        parts.append(_box(x, top, width, room, "room"))
+        parts.append(_box(x, top, width, height, "room"))
         parts.append(_text(x + width / 2, top + 17, name, "name"))
         parts += [
-            _text(x + width / 2, top + 33 + 14 * line, words, "what")
+            _text(x + width / 2, top + 33 + LINE * line, words, "what")
             for line, words in enumerate(text.split("|"))
         ]
     return "".join(parts)
@@ -131,8 +135,7 @@ def _log(bottom: float) -> str:
 
 def _told() -> str:
     floors = "; ".join(
-        f"{title or 'on the stages'}: {', '.join(name for name, _ in floor)}"
-        for title, floor in FLOORS
+        f"{title}: {', '.join(name for row in rows for name, _ in row)}" for title, rows in FLOORS
     )
     return (
         f"The rooms of gemini_lab from the top. {floors}. Each floor uses those below it. "
