@@ -20,7 +20,7 @@ from gemini_lab_widgets.traffic import Traffic
 
 ENTRY: Final = Path(__file__).parent / "js" / "hosts.js"
 MAX_UNDRAWN: Final = 2
-"""Messages that may be under way; while so many are, nothing is sent."""
+"""Messages that may be under way; while there are this many, nothing is sent."""
 
 MAX_ROWS: Final = 100_000
 """Bars in one message: 4 MB, well below what a websocket lets through."""
@@ -147,7 +147,7 @@ class Timeline:
         self._newest: Traffic | None = None
 
     def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:
-        """Show what is new in `traffic`; call it some 10 times a second while a run goes on."""
+        """Show what is new in `traffic`; call it about 10 times a second while a run goes on."""
         self._newest = traffic
         for pump in self._pumps:
             pump.update(traffic, behind_s=behind_s)

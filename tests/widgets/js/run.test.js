@@ -87,7 +87,7 @@ test("who cannot see the picture is told what it shows", () => {
   const marks = [{ kind: "injected", start_s: 3, end_s: null, text: "node loss" }];
   const run = runOf(NODES, BARS, { newest_s: 10, marks, hidden_bytes: 1, exposed_bytes: 1 });
   assert.equal(summary(run), "Traffic timeline: 2 nodes, 6 bars in 10.0 s. hidden 50 %, "
-    + "exposed 50 %. 1 failures injected, 0 recoveries.");
+    + "exposed 50 %. 1 failure injected, 0 recoveries.");
 });
 
 test("it is said on what the share rests", () => {

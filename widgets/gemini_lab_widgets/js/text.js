@@ -1,5 +1,9 @@
 // Numbers as people read them.
 
+export function counted(n, one, many) {
+  return `${n} ${n === 1 ? one : many}`;
+}
+
 export function bytes(n) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
     if (Math.abs(n) < 1024) return unit === "B" ? `${Math.round(n)} B` : `${n.toFixed(1)} ${unit}`;

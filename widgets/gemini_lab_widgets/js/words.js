@@ -1,7 +1,7 @@
 // What is said of a run, for eyes and for screen readers.
 
 import { COLLECTIVE, EXPOSED, RESTORE, TRANSFER, VERSION, WAIT } from "./kinds.js";
-import { bytes, clock, seconds } from "./text.js";
+import { bytes, clock, counted, seconds } from "./text.js";
 
 export const HINT = "Drag to move, + and − or ctrl+wheel to zoom, arrows to move, , and . to step "
   + "through checkpoint chunks; click one for the way to its receiver.";
@@ -12,7 +12,7 @@ export function barWords(run, i) {
   const node = run.name(rows.lanes[bars.lane[i]]), rank = `rank ${bars.rank[i]} on ${node}`;
   const size = bytes(bars.size[i]), length = seconds(bars.duration[i]);
   const rate = bars.duration[i] > 0 ? `${bytes(bars.size[i] / bars.duration[i])}/s` : "at once";
-  const peer = bars.peer[i] < 0 ? "receiver not told" : `to ${rows.lanes[bars.peer[i]]}`;
+  const peer = bars.peer[i] < 0 ? "receiver unknown" : `to ${rows.lanes[bars.peer[i]]}`;
   const amount = `${size} in ${length}: ${rate}`;
   switch (bars.kind[i]) {
     case COLLECTIVE:
@@ -58,7 +58,7 @@ export function hiddenShare(run) {
 export function shareExplained(run) {
   return "Checkpoint bytes are exposed while a training collective of the same node "
     + "was under way, and while the step waited for them; they are hidden the rest of the time. "
-    + `${bytes(run.meta.open_bytes ?? 0)} are not judged yet.`;
+    + `${bytes(run.meta.open_bytes ?? 0)} are still to be judged.`;
 }
 
 // On what the share rests, where that is not the whole log.
@@ -67,7 +67,7 @@ export function basis(run) {
   const isJudged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0) > 0;
   if (meta.basis === "waits" && isJudged) notes.push("by waits alone: the log has no collectives");
   if (meta.is_simulated) notes.push("simulated");
-  if (bars.base > 0) notes.push(`the oldest ${bars.base.toLocaleString("en")} bars were let go`);
+  if (bars.base > 0) notes.push(`the oldest ${bars.base.toLocaleString("en")} bars were dropped`);
   return notes.join(" · ");
 }
 
@@ -85,7 +85,9 @@ export function lag(run) {
 export function summary(run) {
   const { rows, bars, newest, marks } = run;
   const count = (kind) => marks.filter((mark) => mark.kind === kind).length;
-  return `Traffic timeline: ${rows.lanes.length} nodes, ${bars.base + bars.length} bars in `
-    + `${seconds(newest)}. ${hiddenShare(run)}. ${count("injected")} failures injected, `
-    + `${count("recovery")} recoveries.`;
+  const failures = counted(count("injected"), "failure", "failures");
+  return `Traffic timeline: ${counted(rows.lanes.length, "node", "nodes")}, `
+    + `${counted(bars.base + bars.length, "bar", "bars")} in ${seconds(newest)}. `
+    + `${hiddenShare(run)}. ${failures} injected, `
+    + `${counted(count("recovery"), "recovery", "recoveries")}.`;
 }
