@@ -27,7 +27,7 @@ FLOORS: Final = (
         ("memory", "the slab, which|outlives a worker"),
         ("storage", "the persistent|tier"),
         ("shard", "what lies where|in a version"),
-        ("wire", "one encoder,|one decoder"),
+        ("wire", "carries|messages"),
     ),)),
     ("Stages decide: plain data in, plain data out", (
         (("simulator", "runs the same stages at a thousand machines"),),
@@ -49,6 +49,7 @@ FLOORS: Final = (
 )  # fmt: skip
 """Rooms of `gemini_lab`, floor by floor: a room uses those of its own floor and below."""
 
+BESIDE: Final = ("log", "report")
 WIDTH, MAIN, PAD, GAP = 760, 624, 10, 8
 TITLE, BETWEEN = 20, 12
 LINE = 14
@@ -65,7 +66,7 @@ class House(Directive):
 
 def rooms() -> list[str]:
     """The names of all rooms, from the top."""
-    return [name for _, rows in FLOORS for row in rows for name, _ in row]
+    return [*(name for _, rows in FLOORS for row in rows for name, _ in row), *BESIDE]
 
 
 def drawing() -> str:
@@ -121,7 +122,7 @@ def _log(bottom: float) -> str:
     parts.append(_text(middle, 77, "controls", "what"))
     parts.append(_arrow(middle, half - BETWEEN + 3, half + 1))
     parts.append(_box(x, half + 2, width, bottom - half - 2, "floor log"))
-    for line, words in enumerate(("log", "report")):
+    for line, words in enumerate(BESIDE):
         parts.append(_text(middle, half + 34 + 112 * line, words, "name"))
     for line, words in enumerate(("one class a kind", "of event; every", "room emits them")):
         parts.append(_text(middle, half + 52 + 14 * line, words, "what"))
@@ -139,7 +140,7 @@ def _told() -> str:
     )
     return (
         f"The rooms of gemini_lab from the top. {floors}. Each floor uses those below it. "
-        "Beside all of them the log, which gemini_lab_widgets reads."
+        f"Beside all of them: {', '.join(BESIDE)}, which gemini_lab_widgets reads."
     )
 
 

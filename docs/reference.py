@@ -133,4 +133,9 @@ def _events() -> str | None:
     said = subprocess.run(
         [sys.executable, "-m", EVENTS], capture_output=True, text=True, check=True, timeout=120
     )
-    return said.stdout
+    head = (
+        "# Events\n\nEvery kind of event in a run's log, made from `gemini_lab.log.events`. A line "
+        "of the log is a JSON\nobject: `at_s`, `node`, `kind`, and the fields below. Moments are "
+        "Unix time in real runs, and seconds\nsince the start in simulated ones.\n\n"
+    )
+    return head + said.stdout[said.stdout.index("| kind") :]
