@@ -1,12 +1,14 @@
 # make quickstart   set everything up and run the main job
 # make test         set everything up and run the tests
+# make lint         formatter, linter, types and import contracts
+# make docs         the site, into build/docs
 # make notebooks    make the labs from notebooks/src, without solutions
 # make solutions    the labs with solutions, as a course for nbgrader in build/course
 
 VENV ?= .venv
 export VENV
 
-.PHONY: quickstart test lint notebooks solutions set-up
+.PHONY: quickstart test lint docs notebooks solutions set-up
 
 quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
@@ -18,6 +20,10 @@ lint: set-up
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+docs: set-up
+	$(VENV)/bin/python -m sphinx --fail-on-warning --quiet docs build/docs
+	@echo "the site is at build/docs/index.html"
 
 notebooks: set-up
 	$(VENV)/bin/python notebooks/build.py

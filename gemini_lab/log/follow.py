@@ -8,7 +8,7 @@ from gemini_lab.log.file import LOG_FILE, LineReader
 
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE_BYTES: Final = 1 << 26
-"""A line that goes on for longer is no event."""
+"""A longer line is not an event."""
 
 
 def log_of(path: Path) -> Path:

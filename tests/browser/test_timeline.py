@@ -7,7 +7,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from gemini_lab_widgets.timeline import MODULE, Pump, Timeline, standalone_html
+from gemini_lab_widgets.modules import joined
+from gemini_lab_widgets.timeline import ENTRY, Pump, Timeline, standalone_html
 from gemini_lab_widgets.traffic import Traffic
 
 from gemini_lab.log.events import Event
@@ -310,7 +311,7 @@ def test_a_notebook_widget_is_fed_in_binary_and_says_what_it_drew(page):
             padded.set(bytes, 3);
             window.take({ meta }, [new DataView(padded.buffer, 3)]);
         }""",
-        [MODULE.read_text(encoding="utf-8"), meta, base64.b64encode(columns).decode()],
+        [joined(ENTRY), meta, base64.b64encode(columns).decode()],
     )
     page.wait_for_function("window.heard.length === 2")
     assert page.evaluate("window.heard") == [{"ready": True}, {"drawn": meta["seq"]}]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 
 class Kind(IntEnum):
-    """What a bar shows; the numbers are those in timeline.js."""
+    """What a bar shows; the numbers are those in js/kinds.js."""
 
     ITERATION = 0  # one optimizer step of a rank; number: iteration, part: microseconds waited
     COLLECTIVE = 1  # a training collective; number: iteration

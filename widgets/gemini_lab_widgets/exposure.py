@@ -39,7 +39,7 @@ def judge(sendings: Iterable[Sending], busy: Iterable[Interval]) -> list[Judged]
 
     A sending is *exposed* while a training collective of its node was under way, and while the
     step waited for the version to be whole; it is *hidden* the rest of the time (paper, section
-    5: checkpoint traffic belongs into the idle spans of the network).
+    5: checkpoint traffic belongs in the idle spans of the network).
 
     Args:
         sendings: In any order.

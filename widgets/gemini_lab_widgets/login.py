@@ -12,7 +12,7 @@ from tornado.web import OutputTransform, RequestHandler, create_signed_value, de
 
 COOKIE_DAYS: Final = 7
 PAUSE_S: Final = 1.0
-"""A wrong password is answered only after so long, one at a time."""
+"""A wrong password is answered only after this long, one at a time."""
 
 LOGIN_PAGE: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>gemini_lab</title>

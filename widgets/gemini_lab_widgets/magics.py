@@ -96,7 +96,7 @@ def train_text(
         settings: For `Lab.train`.
     """
     if not text.strip():
-        raise ConfigError("the cell is empty; below %%gemini belongs a training script")
+        raise ConfigError("the cell is empty; put a training script below %%gemini")
     mark = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     script = lab.folder / "cells" / f"cell-{mark}.py"
     script.parent.mkdir(parents=True, exist_ok=True)

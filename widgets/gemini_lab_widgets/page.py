@@ -17,11 +17,11 @@ TICK_MS: Final = 100
 VIEWS_S: Final = 0.5
 """Between two drawings of all other views."""
 SHARE: Final = 10
-"""The tables may take one part in so many of the server's time."""
+"""The tables may take one part in this many of the server's time."""
 QUIET_S: Final = 15.0
-"""A run without an event for so long is said to be silent."""
+"""A run without an event for this long is said to be silent."""
 BEHIND_S: Final = 2.0
-"""A page that takes so long to draw is said to be late."""
+"""A page that takes this long to draw is said to be late."""
 FULL: Final = """
 {% block postamble %}<meta name="color-scheme" content="light dark">
 <style>body { min-height: 90vh; display: grid; place-items: center; text-align: center;
@@ -102,12 +102,12 @@ def _delay(behind_s: float) -> str:
 
 
 def visit(follower: Follower, present: set[Document], *, most: int) -> None:
-    """Fill the current document for a new visitor, or say that the house is full.
+    """Fill the current document for a new visitor, or say that all places are taken.
 
     Args:
         follower: The run to show.
         present: The visitors' documents; this one's is added, and leaves with its session.
-        most: So many may look at once.
+        most: How many may look at once.
     """
     document = pn.state.curdoc
     if len(present) >= most:

@@ -273,12 +273,12 @@ def whole(data: Mapping[str, Any], name: str, default: int | None = None) -> int
 
     Raises:
         KeyError: It is not there.
-        ValueError: It is no whole number, or an absurd one.
+        ValueError: It is not a whole number, or an absurd one.
     """
     value = data[name] if default is None else data.get(name, default)
     number = int(value)
     if number != value or not 0 <= number <= LARGEST:
-        raise ValueError(f"{name} is no number that a run has")
+        raise ValueError(f"{name} is not a number that a run can have")
     return number
 
 

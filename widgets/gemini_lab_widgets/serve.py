@@ -185,7 +185,9 @@ def _check(address: str, password: str | None, visitors: int, *, public: bool) -
     try:
         is_loopback = IPv4Address(address).is_loopback
     except ValueError as error:
-        raise ConfigError(f"{address!r} is no IPv4 address; use one such as 127.0.0.1") from error
+        raise ConfigError(
+            f"{address!r} is not an IPv4 address; use one such as 127.0.0.1"
+        ) from error
     if not is_loopback and not public:
         raise ConfigError(f"{address} is reachable from other machines. {WHY_LOOPBACK}")
     if password is not None and len(password) < SHORTEST_PASSWORD:
@@ -194,7 +196,7 @@ def _check(address: str, password: str | None, visitors: int, *, public: bool) -
             "a longer one, or none to get a random one"
         )
     if visitors < 1:
-        raise ConfigError(f"at least one visitor has to be let in (got {visitors})")
+        raise ConfigError(f"at least one visitor has to be allowed in (got {visitors})")
 
 
 def _free_port(address: str) -> int:

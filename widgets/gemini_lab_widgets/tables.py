@@ -139,7 +139,7 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What were to happen if one node died now.
+    """What would happen if one node died now.
 
     Attributes:
         position: The node's.

@@ -1,7 +1,7 @@
 """The traffic timeline, to look at: in a notebook, on a Panel page, and in a saved file.
 
-All three run `timeline.js`. The live ones are fed by a `Pump` each, which sends what is new in
-packed columns and holds back while the browser has not drawn what it was sent.
+All three run the modules in `js/`, joined. The live ones are fed by a `Pump` each, which sends what
+is new in packed columns and holds back while the browser has not drawn what it was sent.
 """
 
 import base64
@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.traffic import Traffic
 
-MODULE: Final = Path(__file__).with_name("timeline.js")
+ENTRY: Final = Path(__file__).parent / "js" / "hosts.js"
 MAX_UNDRAWN: Final = 2
-"""Messages that may be under way; while so many are, nothing is sent."""
+"""Messages that may be under way; while there are this many, nothing is sent."""
 
 MAX_ROWS: Final = 100_000
 """Bars in one message: 4 MB, well below what a websocket lets through."""
@@ -146,7 +147,7 @@ class Timeline:
         self._newest: Traffic | None = None
 
     def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:
-        """Show what is new in `traffic`; call it some 10 times a second while a run goes on."""
+        """Show what is new in `traffic`; call it about 10 times a second while a run goes on."""
         self._newest = traffic
         for pump in self._pumps:
             pump.update(traffic, behind_s=behind_s)
@@ -161,9 +162,9 @@ class Timeline:
         import anywidget  # noqa: PLC0415 - only notebooks need it
 
         class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
-            """What `timeline.js` draws."""
+            """What `js/timeline.js` draws."""
 
-            _esm = MODULE
+            _esm = joined(ENTRY)
 
         view = TrafficTimeline()
         pump = self._pump(lambda meta, columns: view.send({"meta": meta}, [columns]))
@@ -194,9 +195,9 @@ def _panel_class() -> Any:
     from panel.custom import JSComponent  # noqa: PLC0415 - only pages need it
 
     class TrafficTimeline(JSComponent):  # type: ignore[misc]
-        """What `timeline.js` draws."""
+        """What `js/timeline.js` draws."""
 
-        _esm = MODULE
+        _esm = joined(ENTRY)
 
     return TrafficTimeline
 
@@ -224,7 +225,7 @@ def standalone_html(traffic: Traffic) -> str:
     place = f"gl-timeline-{next(_ids)}"
     told = json.dumps(meta).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     return (
-        f'<div id="{place}"></div>\n<script type="module">\n{MODULE.read_text(encoding="utf-8")}\n'
+        f'<div id="{place}"></div>\n<script type="module">\n{joined(ENTRY)}\n'
         f'const place = document.getElementById("{place}");\n'
         f'mountSaved(place, {told}, "{packed}").catch((error) => {{\n'
         "  place.textContent = `The timeline cannot be shown in this browser: ${error.message}`;\n"

@@ -359,7 +359,7 @@ def _interval(data: Mapping[str, Any]) -> Interval:
 
 def _finite(time_s: float) -> float:
     if not isfinite(time_s):
-        raise ValueError(f"{time_s} is no time")
+        raise ValueError(f"{time_s} is not a time")
     return time_s
 
 

@@ -41,7 +41,7 @@ def draw(outcome: Outcome) -> Picture:
                  for t, n in sorted(outcome.by_tier.items())]  # fmt: skip
         y = _bar(canvas, y + 14, "recoveries", tiers, said=f"{len(outcome.recoveries)} in all")
         y = canvas.notes(
-            y + 22, [f"a recovery wastes {_span(outcome.wasted_s)} in the mean, as in Eq. (1)"]
+            y + 22, [f"a recovery wastes {_span(outcome.wasted_s)} on average, as in Eq. (1)"]
         )
     return Picture(canvas=canvas, table=_table(outcome), plain=repr(outcome))
 

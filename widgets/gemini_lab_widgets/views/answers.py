@@ -71,7 +71,7 @@ def _list(shards: Iterable[int]) -> str:
 def describe(table: Replicas) -> str:
     """The map in one or two sentences."""
     if not table.copies:
-        return "The log tells no placement yet."
+        return "The log has no placement yet."
     whole = sum(copy.state == "whole" for copy in table.copies)
     copies = f"{whole} of {len(table.copies)} copies are whole"
     if whole == len(table.copies):

@@ -85,7 +85,7 @@ class MemoryView(View):
         self.plot.visible = bool(rows)
         notes = list(table.notes)
         if left_out:
-            notes.append(f"{left_out} nodes with less taken are not drawn")
+            notes.append(f"{left_out} nodes that use less are not drawn")
         self._say(describe(table), notes=notes)
 
 

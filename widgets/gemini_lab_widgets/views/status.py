@@ -124,7 +124,7 @@ def _whole(status: Status) -> tuple[str, str]:
 def _survivable(status: Status) -> tuple[str, str, str]:
     most = status.survivable
     if most is None:
-        return "unknown", "the log tells no placement yet", ""
+        return "unknown", "the log has no placement yet", ""
     if most < 0:
         return "none", "no version is whole in memory", RED
     note = f"version {status.survivable_version:,} stays in memory"

@@ -100,7 +100,7 @@ def _brief(table: Wasted) -> str:
     hows = dict.fromkeys(f"{row.label}: {row.how}" for row in table.rows)
     return (
         "Eq. (1) of the paper: t_ckpt + 1/(2f) is the progress that a failure at any moment loses "
-        f"in the mean, t_rtvl the time to fetch the newest whole version. Here, {'; '.join(hows)}."
+        f"on average, t_rtvl the time to fetch the newest whole version. Here, {'; '.join(hows)}."
     )
 
 

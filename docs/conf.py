@@ -1,0 +1,67 @@
+"""How the site is built; `make docs` calls Sphinx with this."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parent / "widgets")]
+
+import house  # noqa: E402 - found by the line above
+import reference  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+from sphinx.domains.python import PyObject  # noqa: E402
+
+project = "gemini_lab"
+author = "The gemini_lab maintainers"
+version = release = reference.version()
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["_build"]
+nitpicky = False  # annotations name classes of other packages, whose sites are not asked
+
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = "gemini_lab"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#00598c", "color-brand-content": "#00598c"},
+    "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
+}
+
+
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)(?=(\w?))")
+
+
+def read_markdown(*event: Any) -> None:
+    """Docstrings are written in Markdown's way, where `name` is code, also before an s."""
+    lines: list[str] = event[-1]
+    text = CODE.sub(lambda found: f"``{found[1]}``{chr(92) if found[2] else ''}", "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
+def setup(app: Sphinx) -> None:
+    """Write the pages that are made from the code, and know the drawing of the house."""
+    reference.write(FOLDER / "reference")
+    app.add_directive("house", house.House)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
+    app.connect("autodoc-process-docstring", read_markdown)

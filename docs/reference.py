@@ -1,0 +1,141 @@
+"""The reference's pages: one for the public names, one a stage, and the table of events.
+
+They are made anew from the code with each build; nobody edits them.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import gemini_lab
+
+STAGES = ("profiler", "placement", "pipeliner", "injector", "recovery")
+ROOMS = (*STAGES, "simulator")
+EVENTS = "gemini_lab.log.table"
+
+
+def version() -> str:
+    """The installed package's version."""
+    return metadata.version("gemini-lab")
+
+
+def write(folder: Path) -> None:
+    """Write all pages into `folder`, and touch only those that differ."""
+    pages = {"index.md": _index(), "public.rst": _public()}
+    pages |= {f"{room}.rst": _room(f"gemini_lab.{room}") for room in ROOMS}
+    events = _events()
+    if events is not None:
+        pages["events.md"] = events
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        if old.name not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def public_names() -> dict[str, str]:
+    """Where each of `gemini_lab.__all__` is described, as `module.name`."""
+    in_rooms = {
+        id(value): full for room in ROOMS for full, value in _names(f"gemini_lab.{room}").items()
+    }
+    return {
+        name: in_rooms.get(id(getattr(gemini_lab, name)), f"gemini_lab.{name}")
+        for name in gemini_lab.__all__
+    }
+
+
+def _index() -> str:
+    pages = ["public", *ROOMS]
+    if importlib.util.find_spec(EVENTS) is not None:
+        pages.append("events")
+    return (
+        "# Reference\n\nMade from the docstrings of the version that you read about. What is not "
+        "here is private and\nmay change without notice.\n\n"
+        "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(pages) + "\n```\n"
+    )
+
+
+def _public() -> str:
+    """The names of the package itself; those of a stage are described there."""
+    elsewhere, here = [], []
+    for name, full in public_names().items():
+        if full == f"gemini_lab.{name}":
+            here.append(_described(full, getattr(gemini_lab, name)))
+        else:
+            elsewhere.append(
+                f"- :py:obj:`gemini_lab.{name} <{full}>`: {_first_line(getattr(gemini_lab, name))}"
+            )
+    head = _heading("Public names", "What ``import gemini_lab`` gives.")
+    listed = "Described with their stage\n--------------------------\n\n" + "\n".join(elsewhere)
+    return f"{head}.. py:module:: gemini_lab\n\n{''.join(here)}{listed}\n"
+
+
+def _room(module: str) -> str:
+    package = importlib.import_module(module)
+    head = _heading(module, inspect.getdoc(package) or "")
+    described = "".join(_described(full, value) for full, value in _names(module).items())
+    return f"{head}.. py:module:: {module}\n\n{described}"
+
+
+def _names(module: str) -> dict[str, object]:
+    """The public names of a package: its `__all__`, else what its modules define."""
+    package = importlib.import_module(module)
+    listed = getattr(package, "__all__", None)
+    if listed is not None:
+        return {f"{module}.{name}": getattr(package, name) for name in listed}
+    return {
+        f"{part.__name__}.{name}": value
+        for part in _modules(package)
+        for name, value in vars(part).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == part.__name__
+    }
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(found.name)
+
+
+def _described(full: str, value: object) -> str:
+    """A directive that has Sphinx read the docstring."""
+    if inspect.isclass(value):
+        return f".. autoclass:: {full}\n   :members:\n   :exclude-members: __init__, __new__\n\n"
+    if callable(value):
+        return f".. autofunction:: {full}\n\n"
+    module, _, name = full.rpartition(".")
+    return f".. py:data:: {name}\n   :module: {module}\n\n"
+
+
+def _first_line(value: object) -> str:
+    return (inspect.getdoc(value) or "").partition("\n")[0]
+
+
+def _heading(title: str, text: str) -> str:
+    return f"{title}\n{'=' * len(title)}\n\n{text}\n\n"
+
+
+def _events() -> str | None:
+    """The table of the kinds of events, where the package can say it."""
+    if importlib.util.find_spec(EVENTS) is None:
+        return None
+    said = subprocess.run(
+        [sys.executable, "-m", EVENTS], capture_output=True, text=True, check=True, timeout=120
+    )
+    head = (
+        "# Events\n\nEvery kind of event in a run's log, made from `gemini_lab.log.events`. A line "
+        "of the log is a JSON\nobject: `at_s`, `node`, `kind`, and the fields below. Moments are "
+        "Unix time in real runs, and seconds\nsince the start in simulated ones.\n\n"
+    )
+    return head + said.stdout[said.stdout.index("| kind") :]

@@ -1,0 +1,140 @@
+"""The site builds without a warning, holds every public name, and all its links lead somewhere."""
+
+import importlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import gemini_lab
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = [
+    *sorted(page for page in DOCS.rglob("*.md") if "reference" not in page.parts),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder with the built site; any warning fails."""
+    pytest.importorskip("sphinx", reason="sphinx is not installed: pip install 'gemini-lab[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", DOCS, folder],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture
+def own_modules(monkeypatch):
+    """`docs/` on the path, as it is while the site is built."""
+    monkeypatch.syspath_prepend(str(DOCS))
+
+
+class Links(HTMLParser):
+    """The ids, links and things that a page loads."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.ids, self.links, self.loaded = set(), [], []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.ids |= {values[key] for key in ("id", "name") if values.get(key)}
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        elif tag in {"script", "link", "img"}:
+            self.loaded += [values[key] for key in ("src", "href") if values.get(key)]
+
+
+def pages(site):
+    return {page.relative_to(site).as_posix(): Links(page) for page in site.rglob("*.html")}
+
+
+def test_every_internal_link_leads_somewhere(site):
+    found = pages(site)
+    astray = []
+    for name, page in found.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (site / name).parent / unquote(parts.path) if parts.path else site / name
+            path = target.resolve().relative_to(site.resolve()).as_posix()
+            is_there = (site / path).is_file()
+            if not is_there or (
+                parts.fragment and path in found and unquote(parts.fragment) not in found[path].ids
+            ):
+                astray.append(f"{name}: {link}")
+    assert not astray
+
+
+def test_a_page_loads_nothing_from_elsewhere(site):
+    foreign = {
+        (name, url) for name, page in pages(site).items() for url in page.loaded
+        if urlsplit(url).netloc
+    }  # fmt: skip
+    assert not foreign
+
+
+def test_every_public_name_is_described(site, own_modules):
+    del own_modules
+    homes = importlib.import_module("reference").public_names()
+    ids = {anchor for page in pages(site).values() for anchor in page.ids}
+    assert set(homes) == set(gemini_lab.__all__)
+    assert [home for home in homes.values() if home not in ids] == []
+
+
+@pytest.mark.parametrize("stage", ["profiler", "placement", "pipeliner", "injector", "simulator"])
+def test_every_name_of_a_stage_is_described(site, stage):
+    ids = Links(site / "reference" / f"{stage}.html").ids
+    package = importlib.import_module(f"gemini_lab.{stage}")
+    assert [name for name in package.__all__ if f"{package.__name__}.{name}" not in ids] == []
+
+
+def test_the_drawing_is_on_the_page_and_tells_its_rooms_in_words(site, own_modules):
+    del own_modules
+    page = (site / "architecture.html").read_text(encoding="utf-8")
+    told = re.search(r'<svg class="house"[^>]*aria-label="([^"]*)"', page)[1]
+    assert [room for room in importlib.import_module("house").rooms() if room not in told] == []
+
+
+def test_every_room_of_the_drawing_exists_and_every_room_is_drawn(own_modules):
+    del own_modules
+    package = ROOT / "gemini_lab"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    modules = {path.stem for path in package.glob("[a-z]*.py")}
+    drawn = set(importlib.import_module("house").rooms())
+    assert rooms <= drawn <= rooms | modules
+
+
+def test_files_that_the_pages_name_exist():
+    named = re.compile(r"`((?:gemini_lab|widgets|tests|notebooks|docs)/[\w/.]*[\w/])`")
+    missing = [
+        f"{page.name}: {path}"
+        for page in WRITTEN
+        for path in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
+def test_links_between_written_pages_hold_without_the_site():
+    """On a code host the pages are read as they are."""
+    link = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+    astray = [
+        f"{page.name}: {target}"
+        for page in [*WRITTEN, ROOT / "README.md", ROOT / "notebooks" / "README.md"]
+        for target in link.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists() and not target.startswith("reference/")
+    ]
+    assert not astray

@@ -1,0 +1,54 @@
+// The three places of a timeline: an anywidget in a notebook, a Panel component, a saved page.
+
+import { Timeline } from "./timeline.js";
+
+// Put a timeline into `element`; its `push(meta, buffer, drawn)` feeds it.
+export function mount(element) {
+  const root = document.createElement("div");
+  element.appendChild(root);
+  const timeline = new Timeline(root);
+  requestAnimationFrame(() => { timeline.restyle(); timeline.resize(); });
+  return timeline;
+}
+
+// Show a saved run: `packed` is base64 of gzip of the columns.
+export async function mountSaved(element, meta, packed) {
+  const zipped = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const plain = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const timeline = mount(element);
+  timeline.push(meta, await new Response(plain).arrayBuffer());
+  return timeline;
+}
+
+// An aligned buffer of whatever the host hands over.
+export function asBuffer(data) {
+  if (data === undefined || data === null) return new ArrayBuffer(0);
+  if (data instanceof ArrayBuffer) return data;
+  return data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
+}
+
+// anywidget and Panel both call this; each message is acknowledged once it has been drawn.
+export function render({ model, el }) {
+  const isPanel = typeof model.send_msg === "function";
+  const send = (message) => (isPanel ? model.send_msg(message) : model.send(message));
+  const holder = document.createElement("div");
+  holder.style.width = "100%";
+  if (!isPanel) el.appendChild(holder);
+  const timeline = mount(holder);
+  const take = (message, buffers) => {
+    const meta = message.meta ?? message.data?.meta;
+    const buffer = asBuffer(isPanel ? (message.columns ?? message.data?.columns) : buffers?.[0]);
+    if (meta) timeline.push(meta, buffer, () => send({ drawn: meta.seq }));
+  };
+  model.on("msg:custom", take);
+  send({ ready: true });
+  const leave = () => {
+    model.off("msg:custom", take);
+    timeline.destroy();
+  };
+  if (!isPanel) return leave;
+  model.on("remove", leave);
+  return holder;
+}
+
+export default { render };

@@ -1,0 +1,46 @@
+// The whole run on a fixed number of columns, for the strip below the lanes.
+
+import { COLLECTIVE, EXPOSED, TRANSFER, VERSION, WAIT } from "./kinds.js";
+
+export const OVERVIEW = 1024;
+
+// What a kind adds to: training, checkpoints, or what training felt; -1 for nothing.
+function sumOf(kind) {
+  if (kind === COLLECTIVE) return 0;
+  if (kind === TRANSFER || kind === VERSION) return 1;
+  return kind === EXPOSED || kind === WAIT ? 2 : -1;
+}
+
+// Every bar is added once, all again only when time outgrows the columns.
+export class Overview {
+  constructor() {
+    this.reset();
+  }
+
+  reset() {
+    Object.assign(this, { taken: 0, t0: 0, t1: 0 });
+    this.sums = [0, 1, 2].map(() => new Float32Array(OVERVIEW));
+  }
+
+  update(bars) {
+    const end = bars.base + bars.length;
+    if (!bars.length) return;
+    if (bars.last > this.t1 || bars.first < this.t0 || this.taken < bars.base || !this.taken) {
+      this.reset();
+      this.t0 = bars.first;
+      this.t1 = bars.first + Math.max(1, (bars.last - bars.first) * 1.3);
+      this.taken = bars.base;
+    }
+    const scale = OVERVIEW / (this.t1 - this.t0);
+    for (let i = this.taken - bars.base; i < bars.length; i++) {
+      const which = sumOf(bars.kind[i]);
+      if (which < 0) continue;
+      const x0 = (bars.start[i] - this.t0) * scale;
+      const x1 = x0 + bars.duration[i] * scale, sums = this.sums[which];
+      for (let c = Math.max(0, Math.floor(x0)); c <= Math.min(OVERVIEW - 1, x1); c++) {
+        sums[c] += Math.min(c + 1, x1) - Math.max(c, x0) + 1e-3;
+      }
+    }
+    this.taken = end;
+  }
+}

@@ -1,0 +1,127 @@
+// How much of each pixel column every layer covers, and in which colours that is seen.
+//
+// The cost of a picture hardly depends on how bars lie: each is added to the columns that it
+// covers, and the sums become the pixels of an image with one line a half lane.
+
+import { rgb } from "./theme.js";
+
+// The layer of each kind; a version being whole is a tick, which is drawn apart.
+const LAYER = Int8Array.of(0, 1, 2, 3, 3, 4, -1, 5);
+const LAYERS = 6;
+// What lies over the tint of iterations in either half of a lane: layer, colour, and how strongly
+// the briefest bar is seen, so that none is lost between two pixels.
+const HALVES = [
+  [[1, "collective", 0.16], [2, "exposed", 0.6]],
+  [[3, "checkpoint", 0.35], [4, "exposed", 0.6], [5, "restore", 0.6]],
+];
+
+export class Coverage {
+  constructor() {
+    this.columns = this.rows = 0;
+    this.sums = new Float32Array(0);
+  }
+
+  // Add up the bars between `t0` and `t1`; returns how many there were.
+  cover(bars, rows, columns, t0, t1) {
+    this.columns = columns;
+    this.rows = rows.list.length;
+    const cells = this.rows * LAYERS * columns;
+    if (this.sums.length < cells) this.sums = new Float32Array(cells);
+    else this.sums.fill(0, 0, cells);
+    // Within a row and layer what one rank told twice for the same time counts once.
+    this.reached = new Float64Array(this.rows * LAYERS).fill(-Infinity);
+    this.teller = new Int32Array(this.rows * LAYERS).fill(-2);
+    let seen = 0;
+    bars.blocksIn(t0, t1, (from, to) => { seen += this.add(bars, rows, from, to, t0, t1); });
+    return seen;
+  }
+
+  add(bars, rows, from, to, t0, t1) {
+    const { start, duration, lane, kind, rank } = bars;
+    const { reached, teller, columns } = this;
+    const scale = columns / (t1 - t0), rowOf = rows.of;
+    let seen = 0;
+    for (let i = from; i < to; i++) {
+      const layer = LAYER[kind[i]];
+      let begin = start[i];
+      const end = begin + duration[i];
+      if (layer < 0 || begin > t1 || end < t0) continue;
+      seen++;
+      const place = rowOf[lane[i]] * LAYERS + layer;
+      const who = (lane[i] << 12) ^ rank[i];
+      if (teller[place] !== who) teller[place] = who;
+      else if (begin < reached[place]) begin = reached[place];
+      if (end > reached[place] || begin === start[i]) reached[place] = end;
+      if (end < begin) continue;
+      const x0 = Math.max(0, (begin - t0) * scale), x1 = Math.min(columns, (end - t0) * scale);
+      this.spread(place * columns, x0, x1);
+    }
+    return seen;
+  }
+
+  // Add a bar from column `x0` to `x1`, both fractions, to the line that begins at `line`.
+  spread(line, x0, x1) {
+    const { sums, columns } = this;
+    const c0 = Math.min(columns - 1, x0 | 0), c1 = Math.min(columns - 1, x1 | 0);
+    if (c0 === c1) {
+      sums[line + c0] += Math.max(x1 - x0, 1e-4);
+      return;
+    }
+    sums[line + c0] += c0 + 1 - x0;
+    for (let c = c0 + 1; c < c1; c++) sums[line + c] += 1;
+    sums[line + c1] += x1 - c1;
+  }
+
+  // The sums as colours, into RGBA `pixels`: line 2r is the upper half of row r, 2r+1 the lower.
+  colour(pixels, theme, rows) {
+    const surface = rgb(theme.surface), training = rgb(theme.training);
+    const halves = HALVES.map((half) => half.map(([layer, name, least]) =>
+      ({ layer, shade: rgb(theme[name]), least })));
+    for (let row = 0; row < this.rows; row++) {
+      halves.forEach((half, lower) => {
+        this.colourLine(pixels, 2 * row + lower, row, 1 / rows.list[row].size, half, surface,
+          training);
+      });
+    }
+  }
+
+  colourLine(pixels, line, row, share, half, surface, training) {
+    const { columns, sums } = this, at = (layer) => (row * LAYERS + layer) * columns;
+    const tint = at(0), layers = half.map(({ layer, ...look }) => ({ from: at(layer), ...look }));
+    for (let c = 0; c < columns; c++) {
+      const tinted = Math.min(1, sums[tint + c] * share);
+      let r = surface[0] + (training[0] - surface[0]) * tinted;
+      let g = surface[1] + (training[1] - surface[1]) * tinted;
+      let b = surface[2] + (training[2] - surface[2]) * tinted;
+      for (const { from, shade, least } of layers) {
+        const sum = sums[from + c];
+        if (sum === 0) continue;
+        const alpha = Math.min(1, Math.max(sum * share, least));
+        r += (shade[0] - r) * alpha;
+        g += (shade[1] - g) * alpha;
+        b += (shade[2] - b) * alpha;
+      }
+      pixels[line * columns + c] = 0xff000000 | (b << 16) | (g << 8) | r;
+    }
+  }
+}
+
+// A coverage as a small image that a canvas stretches over its lanes.
+export class Raster extends Coverage {
+  constructor() {
+    super();
+    this.canvas = document.createElement("canvas");
+  }
+
+  paint(theme, rows) {
+    const { columns, canvas } = this, lines = Math.max(1, 2 * this.rows);
+    if (canvas.width !== columns || canvas.height !== lines || !this.image) {
+      canvas.width = columns;
+      canvas.height = lines;
+      this.context = canvas.getContext("2d");
+      this.image = this.context.createImageData(columns, lines);
+    }
+    this.colour(new Uint32Array(this.image.data.buffer), theme, rows);
+    this.context.putImageData(this.image, 0, 0);
+  }
+}

@@ -1,0 +1,104 @@
+// What a viewer knows of a run: its bars, rows, names and marks, message by message.
+
+import { Bars } from "./bars.js";
+import { COMPLETE, EXPOSED, ITERATION, isCopy, isUpper } from "./kinds.js";
+import { Overview } from "./overview.js";
+import { Rows } from "./rows.js";
+
+export class Run {
+  constructor() {
+    this.bars = new Bars();
+    this.rows = new Rows();
+    this.overview = new Overview();
+    this.names = [];
+    this.marks = [];
+    this.meta = {};
+    this.origin = 0; // the run's time of what is drawn at 0
+    this.newest = 0;
+  }
+
+  // Take in one message: what changed, and `count` packed bars; true when lanes are to be arranged.
+  take(meta, buffer) {
+    if (meta.reset) this.reset(meta);
+    this.meta = { ...this.meta, ...meta };
+    this.newest = Math.max(0, (meta.newest_s ?? this.origin) - this.origin);
+    if (meta.lanes?.length) this.rows.lanes.push(...meta.lanes);
+    if (meta.names?.length) this.names.push(...meta.names);
+    if (meta.marks) this.marks = meta.marks.map((mark) => this.moved(mark));
+    const isNew = Boolean(meta.lanes?.length || meta.reset);
+    if (isNew) this.arrange(); // before the bars come, so that each has a row
+    if (meta.count) this.bars.append(meta.count, buffer, this.origin);
+    return isNew;
+  }
+
+  reset(meta) {
+    this.bars.clear(meta.limit);
+    this.overview.reset();
+    this.rows.lanes = [];
+    this.names = [];
+    this.origin = meta.origin_s ?? 0;
+  }
+
+  moved(mark) {
+    const end = mark.end_s === null ? null : mark.end_s - this.origin;
+    return { ...mark, start_s: mark.start_s - this.origin, end_s: end };
+  }
+
+  arrange() {
+    this.rows.arrange(this.meta.replicas ?? 1);
+  }
+
+  // From when to when there is something to see.
+  extent() {
+    const { bars } = this;
+    const from = bars.length ? Math.min(0, bars.first) : 0;
+    const to = Math.max(this.newest, bars.length ? bars.last : 0, from + 0.1);
+    return [from, to];
+  }
+
+  // The simulator speaks for all nodes in the lab's name.
+  name(node) {
+    return node === "lab" && this.meta.is_simulated ? "all nodes" : node;
+  }
+
+  label(row) {
+    const text = this.name(row.label);
+    return text.length > 40 ? `${text.slice(0, 39)}…` : text;
+  }
+
+  // What lies at time `t` in a half of row `row`: the narrowest bar within `slack` seconds, else
+  // the iteration, and the exposed part; -1 for none.
+  find(row, isInUpper, t, slack) {
+    const { bars, rows } = this;
+    let bar = -1, exposed = -1, best = Infinity, iteration = -1;
+    bars.blocksIn(t - slack, t + slack, (from, to) => {
+      for (let i = from; i < to; i++) {
+        const start = bars.start[i], end = start + bars.duration[i], kind = bars.kind[i];
+        if (start > t + slack || end < t - slack || rows.of[bars.lane[i]] !== row) continue;
+        if (kind === ITERATION) {
+          if (start <= t && t <= end) iteration = i;
+        } else if (kind === EXPOSED) {
+          if (!isInUpper) exposed = i;
+        } else if (kind !== COMPLETE && isInUpper === isUpper(kind)) {
+          // A bar under the point goes before one beside it, and then the shorter one.
+          const off = Math.max(0, start - t, t - end), rank = off * 1e6 + bars.duration[i];
+          if (rank < best) [best, bar] = [rank, i];
+        }
+      }
+    });
+    return { bar: bar < 0 ? iteration : bar, exposed };
+  }
+
+  // The next copy after bar `now` of its lane, or after time `from` where that is -1; before it
+  // where `direction` is -1; -1 for none.
+  next(now, from, direction) {
+    const { bars } = this;
+    let found = -1, nearest = Infinity;
+    for (let i = 0; i < bars.length; i++) {
+      if (!isCopy(bars.kind[i]) || (now >= 0 && bars.lane[i] !== bars.lane[now])) continue;
+      const ahead = (bars.start[i] - from) * direction;
+      if (ahead > 0 && ahead < nearest) [found, nearest] = [i, ahead];
+    }
+    return found;
+  }
+}

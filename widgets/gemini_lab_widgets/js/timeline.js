@@ -1,0 +1,231 @@
+// The traffic timeline: one lane a node, training collectives above, checkpoint chunks below.
+//
+// It joins what a viewer knows (run.js), where that lies (frame.js), what is drawn (raster.js,
+// lanes.js, marks.js, axis.js), what is said (words.js), the page's elements (parts.js) and the
+// viewer's hands (hands.js). It asks nothing of the network.
+
+import { drawAxis, drawStrip } from "./axis.js";
+import { Frame } from "./frame.js";
+import { Hands } from "./hands.js";
+import { TRANSFER } from "./kinds.js";
+import { drawDetails, drawLanes } from "./lanes.js";
+import { drawChosen, drawMarks } from "./marks.js";
+import { Parts } from "./parts.js";
+import { fontFor } from "./pen.js";
+import { Raster } from "./raster.js";
+import { Run } from "./run.js";
+import { bytes } from "./text.js";
+import { DARK, isDarkAround, LIGHT } from "./theme.js";
+import { barWords, basis, behindMs, hiddenShare, HINT, lag, markWords, shareExplained, summary }
+  from "./words.js";
+
+// With more bars in the window than this, edges and words would only cover one another.
+const DETAILED = 6000;
+
+export class Timeline {
+  constructor(root) {
+    this.run = new Run();
+    this.frame = new Frame();
+    this.raster = new Raster();
+    this.chosen = null; // number of the selected bar
+    this.isFresh = true;
+    this.draws = 0;
+    this.drawMs = 0;
+    this.waiting = []; // what to call after the next draw
+    this.parts = new Parts(root, {
+      all: () => this.show("all"), follow: () => this.follow(),
+      out: () => this.zoom(1.6), in: () => this.zoom(1 / 1.6),
+    });
+    this.context = this.parts.canvas.getContext("2d");
+    this.hands = new Hands(this);
+    this.watch();
+    this.restyle();
+    this.resize();
+  }
+
+  // Draw anew when the room or the host's theme changes.
+  watch() {
+    const { canvas, root } = this.parts;
+    this.resizer = new ResizeObserver(() => {
+      if (canvas.clientWidth && canvas.clientWidth !== this.frame.width) this.resize();
+    });
+    this.resizer.observe(root);
+    this.scheme = window.matchMedia("(prefers-color-scheme: dark)");
+    this.restyled = () => this.restyle();
+    this.scheme.addEventListener("change", this.restyled);
+    this.observer = new MutationObserver(this.restyled);
+    for (const element of [document.documentElement, document.body]) {
+      this.observer.observe(element, { attributes: true,
+        attributeFilter: ["class", "style", "data-theme", "data-jp-theme-light"] });
+    }
+  }
+
+  // Take in one message; `drawn` is called once what it brought has been drawn.
+  push(meta, buffer, drawn) {
+    if (meta.reset) this.chosen = null;
+    if (this.run.take(meta, buffer)) this.resize();
+    if (this.isFresh && meta.count) {
+      this.isFresh = false;
+      this.frame.startWith(this.run.newest, meta.is_over);
+    }
+    if (drawn) this.waiting.push(drawn);
+    this.dirty();
+  }
+
+  dirty() {
+    this.pending ??= requestAnimationFrame(() => {
+      this.pending = null;
+      this.draw();
+    });
+  }
+
+  resize() {
+    const { canvas, root } = this.parts, { run, frame, context } = this;
+    context.font = fontFor(Frame.laneHeight(run.rows.list.length));
+    frame.fit(canvas.clientWidth || root.clientWidth - 22,
+      run.rows.list.map((row) => context.measureText(run.label(row)).width));
+    this.ratio = window.devicePixelRatio || 1;
+    canvas.style.height = `${frame.height}px`;
+    canvas.width = Math.round(frame.width * this.ratio);
+    canvas.height = Math.round(frame.height * this.ratio);
+    this.dirty();
+  }
+
+  restyle() {
+    this.theme = isDarkAround(this.parts.root, this.scheme.matches) ? DARK : LIGHT;
+    this.parts.showTheme(this.theme);
+    this.dirty();
+  }
+
+  // -- the window
+
+  show(mode) {
+    this.frame.mode = mode;
+    this.dirty();
+  }
+
+  follow() {
+    this.show(this.frame.mode === "follow" ? "free" : "follow");
+  }
+
+  zoom(factor, about) {
+    this.frame.zoom(factor, about);
+    this.frame.settle(this.run.extent());
+    this.dirty();
+  }
+
+  look(t0, t1) {
+    this.frame.look(t0, t1);
+    this.frame.settle(this.run.extent());
+    this.dirty();
+  }
+
+  toggle(row) {
+    this.run.rows.toggle(row);
+    this.run.arrange();
+    this.resize();
+  }
+
+  // -- drawing
+
+  draw() {
+    const began = performance.now(), { context: c, run, frame, theme, raster, ratio } = this;
+    const scene = { c, run, frame, theme, raster };
+    frame.settle(run.extent());
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    c.fillStyle = theme.surface;
+    c.fillRect(0, 0, frame.width, frame.height);
+    const columns = Math.max(1, Math.round(frame.plot * ratio));
+    const seen = raster.cover(run.bars, run.rows, columns, ...frame.window);
+    raster.paint(theme, run.rows);
+    drawLanes(scene);
+    c.save();
+    c.beginPath();
+    c.rect(frame.gutter, 0, frame.plot, frame.bottom);
+    c.clip();
+    if (seen <= DETAILED) drawDetails(scene);
+    drawMarks(scene);
+    this.drawChosen(scene);
+    c.restore();
+    drawAxis(scene);
+    drawStrip(scene);
+    this.draws += 1;
+    this.drawMs = performance.now() - began;
+    this.tell();
+    for (const drawn of this.waiting.splice(0)) drawn();
+  }
+
+  drawChosen(scene) {
+    const i = this.chosen === null ? -1 : this.chosen - this.run.bars.base;
+    const way = i < 0 ? undefined : drawChosen(scene, i), { dataset } = this.parts.root;
+    if (way === undefined) delete dataset.arrow;
+    else dataset.arrow = way;
+  }
+
+  // -- words
+
+  tell() {
+    const { run, frame, parts } = this, { bars } = run;
+    parts.readout.textContent = hiddenShare(run);
+    parts.readout.title = shareExplained(run);
+    parts.basis.textContent = basis(run);
+    parts.lag.textContent = lag(run);
+    parts.showMode(frame.mode);
+    parts.root.setAttribute("aria-label", summary(run));
+    Object.assign(parts.root.dataset, {
+      events: bars.base + bars.length, last: run.newest.toFixed(3), draws: this.draws,
+      drawMs: this.drawMs.toFixed(2), mode: frame.mode, behindMs: behindMs(run),
+      window: frame.window.map((t) => t.toFixed(6)).join(" "),
+    });
+  }
+
+  // What lies under a point of the canvas.
+  at(x, y) {
+    const { run, frame } = this, row = frame.rowAt(y);
+    if (x < frame.gutter || row < 0 || row >= run.rows.list.length) return { bar: -1, exposed: -1 };
+    const isInUpper = y < frame.half(row, TRANSFER)[0];
+    return run.find(row, isInUpper, frame.time(x), (3 * frame.span) / frame.plot);
+  }
+
+  hover(x, y) {
+    const { run, frame } = this, { bar, exposed } = this.at(x, y);
+    const lines = bar < 0 ? [] : barWords(run, bar);
+    if (exposed >= 0) lines.push(`${bytes(run.bars.size[exposed])} of it exposed here`);
+    if (y < frame.bottom && x > frame.gutter) {
+      for (const mark of run.marks) {
+        const from = frame.x(mark.start_s), to = mark.end_s === null ? from : frame.x(mark.end_s);
+        if (mark.text && x >= from - 4 && x <= to + 4) lines.push(markWords(mark));
+      }
+    }
+    this.parts.showTip(lines, x, y, frame.width);
+  }
+
+  choose(i) {
+    const { run, parts } = this;
+    this.chosen = i < 0 ? null : run.bars.base + i;
+    parts.said.textContent = i < 0 ? HINT : barWords(run, i).join(" · ");
+    this.dirty();
+  }
+
+  // Select the next or previous copy of the same lane, and show it.
+  step(direction) {
+    const { run: { bars }, frame } = this;
+    const now = this.chosen === null ? -1 : this.chosen - bars.base;
+    const from = now >= 0 ? bars.start[now] : frame.window[direction > 0 ? 0 : 1];
+    const found = this.run.next(now, from, direction);
+    if (found < 0) return;
+    const start = bars.start[found], end = start + bars.duration[found];
+    if (start < frame.window[0] || end > frame.window[1]) {
+      const span = Math.max(frame.span, 2 * (end - start));
+      this.look((start + end - span) / 2, (start + end + span) / 2);
+    }
+    this.choose(found);
+  }
+
+  destroy() {
+    cancelAnimationFrame(this.pending);
+    this.resizer.disconnect();
+    this.observer.disconnect();
+    this.scheme.removeEventListener("change", this.restyled);
+  }
+}

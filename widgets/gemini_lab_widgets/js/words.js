@@ -1,0 +1,93 @@
+// What is said of a run, for eyes and for screen readers.
+
+import { COLLECTIVE, EXPOSED, RESTORE, TRANSFER, VERSION, WAIT } from "./kinds.js";
+import { bytes, clock, counted, seconds } from "./text.js";
+
+export const HINT = "Drag to move, + and − or ctrl+wheel to zoom, arrows to move, , and . to step "
+  + "through checkpoint chunks; click one for the way to its receiver.";
+
+// A heading for bar `i`, and lines below it.
+export function barWords(run, i) {
+  const { bars, rows } = run, number = bars.number[i];
+  const node = run.name(rows.lanes[bars.lane[i]]), rank = `rank ${bars.rank[i]} on ${node}`;
+  const size = bytes(bars.size[i]), length = seconds(bars.duration[i]);
+  const rate = bars.duration[i] > 0 ? `${bytes(bars.size[i] / bars.duration[i])}/s` : "at once";
+  const peer = bars.peer[i] < 0 ? "receiver unknown" : `to ${rows.lanes[bars.peer[i]]}`;
+  const amount = `${size} in ${length}: ${rate}`;
+  switch (bars.kind[i]) {
+    case COLLECTIVE:
+      return [run.names[bars.name[i]].replaceAll("_", " "), rank, amount, `iteration ${number}`];
+    case TRANSFER:
+      return [`version ${number} ${peer}`, rank, amount,
+        bars.part[i] < 0 ? "in the background" : `chunks of idle span ${bars.part[i]}`];
+    case VERSION: return [`version ${number}`, rank, amount, peer];
+    case EXPOSED: return [`exposed: ${size} of version ${number}`, rank, `for ${length}`];
+    case RESTORE:
+      return [`shard of rank ${bars.rank[i]}, version ${number}`, `from ${node} ${peer}`, amount,
+        "a recovery reads a replica"];
+    case WAIT:
+      return [`iteration ${number} waits ${length}`, rank, "for its checkpoint to be whole"];
+    default: return [`iteration ${number}`, rank, `${length}, of which it waited `
+      + seconds(bars.part[i] / 1e6)];
+  }
+}
+
+// What stands in bar `i` where there is room: in full, and in short.
+export function barLabel(run, i) {
+  const { bars } = run, kind = bars.kind[i], version = `v${bars.number[i]}`;
+  if (kind === WAIT) return ["waits", version];
+  if (kind !== COLLECTIVE) return [`${version} · ${bytes(bars.size[i])}`, version];
+  const name = run.names[bars.name[i]].replace(/(_into)?_tensor$/, "").replaceAll("_", " ");
+  return [name, name];
+}
+
+export function markWords(mark) {
+  const took = mark.end_s === null ? "" : `, ${seconds(mark.end_s - mark.start_s)}`;
+  return `${mark.text}${took} (at ${clock(mark.start_s, 0.01)})`;
+}
+
+// How much of the checkpoint traffic training did not feel.
+export function hiddenShare(run) {
+  const { meta, bars } = run, judged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0);
+  if (!(judged > 0)) return bars.length ? "no checkpoint traffic judged yet" : "no traffic yet";
+  const exposed = (100 * meta.exposed_bytes) / judged;
+  const rounded = exposed > 0 && exposed < 1 ? exposed.toFixed(1) : exposed.toFixed(0);
+  return `hidden ${+(100 - rounded).toFixed(1)} %, exposed ${+rounded} %`;
+}
+
+export function shareExplained(run) {
+  return "Checkpoint bytes are exposed while a training collective of the same node "
+    + "was under way, and while the step waited for them; they are hidden the rest of the time. "
+    + `${bytes(run.meta.open_bytes ?? 0)} are still to be judged.`;
+}
+
+// On what the share rests, where that is not the whole log.
+export function basis(run) {
+  const { meta, bars } = run, notes = [];
+  const isJudged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0) > 0;
+  if (meta.basis === "waits" && isJudged) notes.push("by waits alone: the log has no collectives");
+  if (meta.is_simulated) notes.push("simulated");
+  if (bars.base > 0) notes.push(`the oldest ${bars.base.toLocaleString("en")} bars were dropped`);
+  return notes.join(" · ");
+}
+
+export function behindMs(run) {
+  return Math.max(0, Math.round(1000 * (run.meta.behind_s ?? 0)));
+}
+
+export function lag(run) {
+  if (run.meta.more) return "loading …";
+  if (run.meta.is_recorded || run.meta.is_over) return "run is over";
+  return `${behindMs(run)} ms behind`;
+}
+
+// The whole picture in two sentences, for who cannot see it.
+export function summary(run) {
+  const { rows, bars, newest, marks } = run;
+  const count = (kind) => marks.filter((mark) => mark.kind === kind).length;
+  const failures = counted(count("injected"), "failure", "failures");
+  return `Traffic timeline: ${counted(rows.lanes.length, "node", "nodes")}, `
+    + `${counted(bars.base + bars.length, "bar", "bars")} in ${seconds(newest)}. `
+    + `${hiddenShare(run)}. ${failures} injected, `
+    + `${counted(count("recovery"), "recovery", "recoveries")}.`;
+}
