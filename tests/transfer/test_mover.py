@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from .kill_transfer import VERSIONS
+from .kill_mover import VERSIONS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])
 def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how, tried):
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kill_transfer.py")), how],
+        [sys.executable, str(Path(__file__).with_name("kill_mover.py")), how],
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
