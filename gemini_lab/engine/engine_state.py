@@ -174,13 +174,16 @@ class EngineState:
             small_offset_bytes=0,
             small_capacity_bytes=small_capacity_bytes,
             payload_bytes=tensors[-1].offset_bytes + tensors[-1].size_bytes,
-            weights={n: tuple(getattr(w, "ds_shape", w.shape)) for n, w in named.items()
-                     if n not in frozen},
+            weights={
+                n: tuple(getattr(w, "ds_shape", w.shape))
+                for n, w in named.items()
+                if n not in frozen
+            },
             pieces=tuple(self._partitions.pieces(numbers)),
             aliases=_aliases(module),
             frozen=tuple(frozen),
             frozen_digest=_digest_over_ranks(list(frozen.values())) if frozen else "",
-        )  # fmt: skip
+        )
 
     def _tensor(self, index: int) -> torch.Tensor | None:
         """A live tensor of the payload; None if the optimizer has not made it yet."""

@@ -33,7 +33,6 @@ class CheckpointTraffic:
         mover: Moves the versions.
         seam: Watches training's collectives, if anything needs it to.
         conductor: Says which versions leave and how, under the schemes that use idle spans.
-        logs_collectives: Whether each iteration's collectives are told.
         emit: Says an event.
     """
 
@@ -44,14 +43,13 @@ class CheckpointTraffic:
         *,
         seam: CommSeam | None,
         conductor: Conductor | None,
-        logs_collectives: bool,
         emit: Emit,
     ) -> None:
         self._scheme = settings.scheme
         self._mover = mover
         self._seam = seam
         self._conductor = conductor
-        self._logs_collectives = logs_collectives
+        self._logs_collectives = settings.log_collectives
         self._emit = emit
         self._newest_sent: int | None = None
 
@@ -145,14 +143,8 @@ def open_traffic(
         ),
         mark=lambda: planner.mark,
     )
-    # On CUDA, to ask for a collective's times is to wait for the device.
-    logs_collectives = settings.log_collectives and (is_scheduled or not on_device)
-    seam = conductor = None
-    if link is not None or is_scheduled or logs_collectives:
-        pacer = None if link is None else LinkPacer(link, node_of=node_of, shares=GLOO)
-        clock = DeviceClock() if on_device else WallClock()
-        seam = CommSeam(clock=clock, pace=pacer, recording=is_scheduled or logs_collectives)
-        seam.attach()
+    seam = _open_seam(settings, link=link, node_of=node_of, on_device=on_device)
+    conductor = None
     if is_scheduled and seam is not None:
         conductor = Conductor(
             planner,
@@ -164,14 +156,7 @@ def open_traffic(
             seam=seam,
             emit=emit,
         )
-    return CheckpointTraffic(
-        settings,
-        mover,
-        seam=seam,
-        conductor=conductor,
-        logs_collectives=logs_collectives,
-        emit=emit,
-    )
+    return CheckpointTraffic(settings, mover, seam=seam, conductor=conductor, emit=emit)
 
 
 def _open_wire(
@@ -196,6 +181,24 @@ def _open_wire(
         empty=None if bus_bytes_per_s is None else own_link(bus_bytes_per_s).carry,
         lanes=lanes,
     )
+
+
+def _open_seam(
+    settings: Settings,
+    *,
+    link: LinkBucket | None,
+    node_of: Callable[[int], Hashable],
+    on_device: bool,
+) -> CommSeam | None:
+    """A seam in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
+    # Only profiling is worth it on CUDA: to ask for a collective's times is to wait for the device.
+    is_logged = settings.log_collectives and not on_device
+    recording = settings.scheme in SCHEDULED or is_logged
+    if link is None and not recording:
+        return None
+    pacer = None if link is None else LinkPacer(link, node_of=node_of, shares=GLOO)
+    clock = DeviceClock() if on_device else WallClock()
+    return CommSeam(clock=clock, pace=pacer, recording=recording).attach()
 
 
 def _say_moved(emit: Emit, moved: MovedVersion, next_version: int) -> None:

@@ -39,9 +39,15 @@ def schedule() -> ChunkSchedule:
         for n, size_bytes in enumerate(sizes)
     ]
     return ChunkSchedule(
-        scheme="gemini", chunks=tuple(chunks), every_iterations=1, buffer_bytes=12000,
-        sub_buffers=2, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
-    )  # fmt: skip
+        scheme="gemini",
+        chunks=tuple(chunks),
+        every_iterations=1,
+        buffer_bytes=12000,
+        sub_buffers=2,
+        iteration_s=1.0,
+        predicted_iteration_s=1.0,
+        fingerprint="",
+    )
 
 
 class DeadlySlab(Slab):

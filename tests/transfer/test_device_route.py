@@ -26,9 +26,15 @@ def schedule(chunks: list[tuple[int | None, int]], *, replicas: int, parts: int)
             found.append(Chunk(span=span, replica=replica, offset_bytes=at, size_bytes=size_bytes))
             at += size_bytes
     return ChunkSchedule(
-        scheme="gemini", chunks=tuple(found), every_iterations=1, buffer_bytes=1024,
-        sub_buffers=parts, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
-    )  # fmt: skip
+        scheme="gemini",
+        chunks=tuple(found),
+        every_iterations=1,
+        buffer_bytes=1024,
+        sub_buffers=parts,
+        iteration_s=1.0,
+        predicted_iteration_s=1.0,
+        fingerprint="",
+    )
 
 
 class Rank:

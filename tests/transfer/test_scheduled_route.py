@@ -28,9 +28,15 @@ def schedule(sizes: list[int], *, replicas: int = 1, sub_buffers: int = 2) -> Ch
         for n, size_bytes in enumerate(sizes)
     ]
     return ChunkSchedule(
-        scheme="gemini", chunks=tuple(chunks), every_iterations=1, buffer_bytes=1024,
-        sub_buffers=sub_buffers, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
-    )  # fmt: skip
+        scheme="gemini",
+        chunks=tuple(chunks),
+        every_iterations=1,
+        buffer_bytes=1024,
+        sub_buffers=sub_buffers,
+        iteration_s=1.0,
+        predicted_iteration_s=1.0,
+        fingerprint="",
+    )
 
 
 class Rank:
