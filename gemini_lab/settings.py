@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.units import MIB, parse_bandwidth, parse_bytes
+from gemini_lab.units import MIB, format_bytes, parse_bandwidth, parse_bytes
 
 SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gemini")
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
@@ -105,6 +105,16 @@ class Settings:
                 f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
                 "sub-buffers; raise it"
             )
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What the settings emulate, for every result that is made with them."""
+        found = []
+        if self.link_bytes_per_s is not None:
+            found.append(f"each node on a link paced to {format_bytes(self.link_bytes_per_s)}/s")
+        if self.copy_bytes_per_s is not None:
+            found.append(f"sub-buffers emptied at {format_bytes(self.copy_bytes_per_s)}/s")
+        return tuple(found)
 
     @classmethod
     def parse(cls, block: Mapping[str, Any]) -> "Settings":

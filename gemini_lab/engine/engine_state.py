@@ -9,7 +9,7 @@ changes at any time and is captured as bytes right after the step.
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ import xxhash
 from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.engine import small_state
+from gemini_lab.engine.contract import Stateful, ZeroEngine
 from gemini_lab.engine.zero import own_part, partitions_of
 from gemini_lab.errors import (
     CapacityError,
@@ -30,6 +31,7 @@ from gemini_lab.shard.layout import ShardLayout, TensorSpec, lay_out, require_sa
 from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview
+Value = TypeVar("Value")
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 
@@ -56,16 +58,16 @@ class EngineState:
 
     def __init__(
         self,
-        engine: Any,
+        engine: ZeroEngine,
         *,
-        data: Any = None,
-        client_state: dict[str, Any] | None = None,
+        data: Stateful | Sequence[Stateful] | None = None,
+        client_state: dict[str, Value] | None = None,
         small_capacity_bytes: int | None = None,
     ) -> None:
-        self._engine = engine
+        self._engine: Any = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
         self._data = [] if data is None else [*data] if isinstance(data, Sequence) else [data]
-        self._client_state = client_state
+        self._client_state: dict[str, Any] | None = client_state
         self._slots = list(self._lay_slots())
         self.layout: ShardLayout = self._lay_out(small_capacity_bytes)
         self._identity = zlib.compress(encode(self.layout.identity))
@@ -172,13 +174,16 @@ class EngineState:
             small_offset_bytes=0,
             small_capacity_bytes=small_capacity_bytes,
             payload_bytes=tensors[-1].offset_bytes + tensors[-1].size_bytes,
-            weights={n: tuple(getattr(w, "ds_shape", w.shape)) for n, w in named.items()
-                     if n not in frozen},
+            weights={
+                n: tuple(getattr(w, "ds_shape", w.shape))
+                for n, w in named.items()
+                if n not in frozen
+            },
             pieces=tuple(self._partitions.pieces(numbers)),
             aliases=_aliases(module),
             frozen=tuple(frozen),
             frozen_digest=_digest_over_ranks(list(frozen.values())) if frozen else "",
-        )  # fmt: skip
+        )
 
     def _tensor(self, index: int) -> torch.Tensor | None:
         """A live tensor of the payload; None if the optimizer has not made it yet."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.zero import Partitions
 from gemini_lab.errors import UnsupportedError
 
@@ -15,7 +16,7 @@ _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_st
 
 
 def capture(
-    partitions: Partitions, data: Sequence[Any], client_state: dict[str, Any] | None
+    partitions: Partitions, data: Sequence[Stateful], client_state: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The small state as it is now: plain values and small tensors, for the codec."""
     engine = partitions.engine
@@ -35,7 +36,7 @@ def capture(
 def restore(
     small: Mapping[str, Any],
     partitions: Partitions,
-    data: Sequence[Any],
+    data: Sequence[Stateful],
     client_state: dict[str, Any] | None,
 ) -> None:
     """Put back what `capture` gave; the optimizer's tensors were put back before."""

@@ -51,14 +51,21 @@ def mean_profile(profile: Profile, tables: Sequence[Sequence[int]]) -> Profile:
         if seen:
             spans.append(
                 IdleSpan(
-                    start_s=fmean(seen), duration_s=fmean(durations), std_s=max(stds),
-                    after=after, before_update=before_update,
+                    start_s=fmean(seen),
+                    duration_s=fmean(durations),
+                    std_s=max(stds),
+                    after=after,
+                    before_update=before_update,
                 )
-            )  # fmt: skip
+            )
     return replace(
-        profile, collectives=collectives, idle_spans=tuple(spans), iteration_s=fmean(head[0]),
-        iteration_std_s=max(head[1]), update_s=fmean(head[2]),
-    )  # fmt: skip
+        profile,
+        collectives=collectives,
+        idle_spans=tuple(spans),
+        iteration_s=fmean(head[0]),
+        iteration_std_s=max(head[1]),
+        update_s=fmean(head[2]),
+    )
 
 
 def _gaps(profile: Profile) -> list[tuple[int, bool]]:

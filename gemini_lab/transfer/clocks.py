@@ -1,9 +1,19 @@
 """What a collective's times are read from: the CPU's clock, or the device's events."""
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+
+class Clock(Protocol):
+    """Gives stamps, whatever they are, and says later how far they are apart."""
+
+    def stamp(self) -> Any:
+        """A mark of this moment."""
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from one stamp to another."""
 
 
 class WallClock:

@@ -1,251 +1,177 @@
-"""Says when versions leave, and how: profiles the running job, plans with it, and watches it.
+"""Does what a running job's planner orders: measures the wire, plans chunks, and changes the route.
 
-A job begins in the background. After some iterations it is profiled: every second iteration runs
-without checkpoint traffic and is recorded, and the version that was not sent before it is the price
-(a failure then costs one iteration more). When all ranks have a profile they agree on one, measure
-the wire, and plan; from then on chunks leave in their spans. When the sequence of collectives
-changes on any rank, all go back to the background and profile again.
-
-All ranks must send the same versions in the same way. So these decisions follow only from what all
-ranks know alike: version numbers, and the marks that the ranks exchanged with the newest version.
+What is decided, and that all ranks decide it alike, is `pipeliner.online`'s.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, cast
+from typing import Protocol
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.pipeliner.agreement import encode, mean_profile
 from gemini_lab.pipeliner.machine import Calibration
-from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
-from gemini_lab.profiler.observe import SKIP, Profiler, SequenceChange
+from gemini_lab.pipeliner.online import MakePlan, OnlinePlanner, Order, UseBackground
+from gemini_lab.pipeliner.ranks import plan_for_ranks
+from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.profiler.observe import IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.calibration import SIZES, calibrate, paced_sizes
-from gemini_lab.transfer.device import DeviceRoute
-from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.lanes import Lanes
-from gemini_lab.transfer.route import Route, ScheduledRoute
-from gemini_lab.transfer.seam import CommSeam
-from gemini_lab.transfer.transfer import Transfer
+from gemini_lab.transfer.device_route import DeviceRoute
+from gemini_lab.transfer.route import Route
+from gemini_lab.transfer.scheduled_route import ScheduledRoute
+from gemini_lab.transfer.seam import Gate
+from gemini_lab.transfer.version import Peers, Wire
 
-PATIENCE: Final = 3
-"""After so many times the iterations of a profile without one, the job counts as unsteady."""
-_POLL_S: Final = 60.0
+
+class Mover(Protocol):
+    """What moves versions, as far as the conductor tells it anything: see `VersionMover`."""
+
+    def follow(self, route: Route | None) -> None:
+        """Let chunks travel by another route from the next version on."""
+
+    def take_marks(self) -> tuple[int, ...]:
+        """Every rank's mark, as told with the newest whole version; given once."""
+
+
+class Seam(Protocol):
+    """What watches training's collectives, as far as the conductor asks it: see `CommSeam`."""
+
+    def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
+        """Follow this profile from here on."""
+
+    def wait_for_span(self, span: int | None) -> None:
+        """Return when a chunk of that span may leave."""
 
 
 class Conductor:
-    """Decides for one rank; every method but `wait_for_span` is called by training's thread.
+    """Carries out one rank's orders, between iterations; called by training's thread.
 
     Args:
+        planner: Gives the orders.
         settings: The job's.
-        group: The checkpoints' process group, idle whenever `end_iteration` is called.
-        transfer: Moves the versions.
-        seam: Attached to DeepSpeed's comm object, and recording.
-        sizes: Payload bytes of every rank's shard.
-        sends_to: The ranks that keep this rank's replicas 1, 2, ...
-        receives_from: Rank of each shard that is kept here, and which replica this is.
+        wire: What versions travel over; its group is idle whenever `end_iteration` is called.
+        peers: With whom this rank exchanges versions.
+        shard_bytes: Payload bytes of every rank's shard.
+        mover: Moves the versions.
+        seam: Says when a chunk may leave, and is told of the profile that is followed.
         emit: Says an event.
-        carry: Takes bytes over an emulated link.
-        empty: Takes bytes over an emulated bus from sub-buffer to slab.
-        conditions: See `Profile.conditions`.
-        lanes: The device's, if training runs on one.
 
     Attributes:
         schedule: This rank's, while one is followed.
-        next_version: The next version that will be sent.
     """
 
     def __init__(
         self,
-        *,
+        planner: OnlinePlanner,
         settings: Settings,
-        group: CheckpointGroup,
-        transfer: Transfer,
-        seam: CommSeam,
-        sizes: Sequence[int],
-        sends_to: Sequence[int],
-        receives_from: Mapping[int, int],
+        *,
+        wire: Wire,
+        peers: Peers,
+        shard_bytes: Sequence[int],
+        mover: Mover,
+        seam: Seam,
         emit: Callable[[events.AnyEvent], None],
-        carry: Callable[[float], None] | None = None,
-        empty: Callable[[float], None] | None = None,
-        conditions: Sequence[str] = (),
-        lanes: Lanes | None = None,
     ) -> None:
-        self._settings, self._group, self._transfer, self._seam = settings, group, transfer, seam
-        self._sizes, self._sends_to, self._receives_from = sizes, sends_to, receives_from
-        self._emit, self._carry, self._empty = emit, carry, empty
-        self._conditions = tuple(conditions)
-        self._lanes = lanes
         self.schedule: ChunkSchedule | None = None
-        self.next_version = 0
-        self._is_loaded = True  # whether a version travels in the iteration that is computed
-        self._changes = 0
-        self._every = 1
-        self._is_over = group.world_size == 1  # nothing to plan, or given up
-        self._settle()
+        self._planner = planner
+        self._settings = settings
+        self._wire = wire
+        self._peers = peers
+        self._shard_bytes = shard_bytes
+        self._mover = mover
+        self._seam = seam
+        self._emit = emit
 
-    @property
-    def mark(self) -> int:
-        """What this rank tells the others with each version: which profile it has; 0 is none."""
-        profile = self._profiler.profile
-        if profile is None:
-            return 0
-        calls = profile.collectives_before_update
-        return (int(profile.fingerprint, 16) ^ calls) % (2**62) + 1
+    def end_iteration(self, version: int, record: IterationRecord | None) -> bool:
+        """Go on to the next iteration, by another plan if it is time for one.
 
-    def wait_for_span(self, span: int | None) -> None:
-        """Return when a chunk of `span` may leave; called by the transfer's thread."""
-        while not self._seam.wait_to_send(span, timeout_s=_POLL_S):
-            pass
+        Args:
+            version: What the update that ended the iteration made.
+            record: What the seam saw of the iteration.
 
-    def begin_update(self) -> None:
-        """Training has come to its update, or to its end: whatever is left goes now."""
-        self._seam.begin_update()
+        Returns:
+            Whether `version` is to be sent.
+        """
+        for order in self._planner.end_iteration(record, self._mover.take_marks()):
+            self._obey(order)
+        return self._planner.admit(version)
 
-    def end_iteration(self, version: int) -> bool:
-        """The update is done and `version` is there; returns whether it is to be sent."""
-        record = self._seam.begin_iteration()
-        self._age += 1
-        if record is not None and not self._is_over:
-            is_known = self._profiler.profile is not None
-            if is_known or (not self._is_loaded and self._age > self._settles):
-                change = self._profiler.observe(record)
-                if isinstance(change, SequenceChange):
-                    text = f"rank {self._group.rank}: {change.difference}"
-                    self._emit(events.Note(text=text))
-        if not self._is_over and self._transfer.marks:
-            self._decide(self._transfer.marks)
-        self._is_loaded = version >= self.next_version
-        if self._is_loaded:
-            self.next_version = version + self._stride()
-        return self._is_loaded
-
-    # -- decisions that all ranks take alike ---------------------------------------------------
-
-    def _stride(self) -> int:
-        if self.schedule is not None:
-            return self._every
-        return 1 if self._is_over or self._age < self._settles else 2
-
-    def _decide(self, marks: Sequence[int]) -> None:
-        if self.schedule is not None:
-            if len({*marks}) > 1 or not marks[0]:
-                self._fall_back()
-        elif all(marks) and len({*marks}) == 1 and self._profiler.profile is not None:
-            self._plan(self._profiler.profile)
-        elif all(marks):
-            self._give_up("the ranks' collectives differ from each other")
-        elif self._age > self._settles + 2 * PATIENCE * self._settings.profile_iterations:
-            self._give_up("the collectives do not repeat from iteration to iteration")
-
-    def _settle(self) -> None:
-        """Begin anew: some iterations to settle, more after every change, then profiling."""
-        self._age = 0
-        self._settles = SKIP * 2 ** min(self._changes, 5)
-        self._profiler = Profiler(
-            iterations=self._settings.profile_iterations, skip=0,
-            world_size=self._group.world_size, conditions=self._conditions,
-        )  # fmt: skip
-
-    def _fall_back(self) -> None:
-        self._leave_route()
-        self._transfer.marks = ()
-        self._changes += 1
-        self._settle()
-        self._say(
-            "the sequence of collectives changed: versions leave in the background until the job "
-            "is profiled again"
-        )
-
-    def _give_up(self, why: str) -> None:
-        self._is_over = True
-        self._leave_route()
-        self._say(f"versions leave in the background, not in idle spans: {why}")
-
-    def _leave_route(self) -> None:
-        self.schedule = None
-        self._seam.expect(None)
-        self._seam.gate = None
-        if self._transfer.route is not None:
-            self._transfer.route.close()
-            self._transfer.route = None
+    def _obey(self, order: Order) -> None:
+        match order:
+            case SequenceChange():
+                text = f"rank {self._peers.rank}: {order.difference}"
+                self._emit(events.Note(text=text))
+            case MakePlan():
+                self._plan(order.profile)
+            case UseBackground():
+                self.schedule = None
+                self._seam.expect(None)
+                self._mover.follow(None)
+                self._say(order.reason)
 
     def _say(self, text: str) -> None:
-        if self._group.rank == 0:
+        """Say what all ranks know, once."""
+        if self._peers.rank == 0:
             self._emit(events.Note(text=text))
 
-    # -- the plan --------------------------------------------------------------------------------
-
     def _plan(self, profile: Profile) -> None:
-        agreed = mean_profile(profile, self._group.all_gather(encode(profile)))
-        calibration = self._calibrate()
-        if calibration is None:
+        """Plan with all other ranks, and follow the plan; or give up with them."""
+        group = self._wire.group
+        agreed = mean_profile(profile, group.all_gather(encode(profile)))
+        try:
+            calibration = self._calibrate()
+        except ConfigError as error:
+            self._obey(self._planner.give_up(f"the wire could not be measured ({error})"))
             return
         try:
-            by_size = {
-                size_bytes: self._schedule(agreed, calibration, size_bytes)
-                for size_bytes in set(self._sizes)
-            }
-        except CapacityError as error:
-            self._give_up(f"the scheme was refused: {error}")
-            return
-        schedules = dict(enumerate(by_size[size_bytes] for size_bytes in self._sizes))
-        self._every = max(schedule.every_iterations for schedule in by_size.values())
-        self._transfer.route = self._route(agreed, schedules)
-        self.schedule = schedules[self._group.rank]
-        self._seam.expect(agreed)
-        if self._group.rank == 0:
-            self._emit(
-                events.Profiled(profile=agreed, schedule=self.schedule, calibration=calibration)
+            schedules = plan_for_ranks(
+                agreed,
+                calibration,
+                self._settings,
+                shard_bytes=self._shard_bytes,
+                on_device=self._wire.lanes is not None,
             )
-        for text in self.schedule.notes:
+        except CapacityError as error:
+            self._obey(self._planner.give_up(f"the scheme was refused: {error}"))
+            return
+        self.schedule = schedule = schedules[self._peers.rank]
+        self._follow(agreed, schedules)
+        if self._peers.rank == 0:
+            self._emit(events.Profiled(profile=agreed, schedule=schedule, calibration=calibration))
+        for text in schedule.notes:
             self._say(text)
 
-    def _route(self, profile: Profile, schedules: Mapping[int, ChunkSchedule]) -> Route:
-        if self._lanes is None:
-            return ScheduledRoute(
-                group=self._group, rank=self._group.rank, schedules=schedules,
-                sends_to=self._sends_to, receives_from=self._receives_from,
-                wait_for_span=self.wait_for_span, carry=self._carry, empty=self._empty,
-            )  # fmt: skip
-        route = DeviceRoute(
-            lanes=self._lanes, rank=self._group.rank, schedules=schedules,
-            sends_to=self._sends_to, receives_from=self._receives_from,
-            spans_after=[span.after for span in profile.idle_spans],
-        )  # fmt: skip
-        self._seam.gate = route
-        return route
-
-    def _schedule(
-        self, profile: Profile, calibration: Calibration, size_bytes: int
-    ) -> ChunkSchedule:
-        settings = self._settings
-        return plan_chunks(
-            profile,
-            checkpoint_bytes=size_bytes,
-            replicas=settings.replicas,
-            bandwidth_bytes_per_s=calibration.bandwidth_bytes_per_s,
-            alpha_s=calibration.alpha_s,
-            copy_bytes_per_s=settings.copy_bytes_per_s
-            or (math.inf if self._lanes is None else calibration.copy_bytes_per_s),
-            scheme=cast("Scheme", settings.scheme),
-            buffer_bytes=settings.buffer_bytes,
-            sub_buffers=settings.sub_buffers,
-            mu=settings.mu,
-            max_overhead=settings.max_overhead,
+    def _calibrate(self) -> Calibration:
+        """The wire as measured now; the same on every rank, as all see the same times."""
+        link_bytes_per_s = self._settings.link_bytes_per_s
+        sizes = SIZES if link_bytes_per_s is None else paced_sizes(link_bytes_per_s)
+        return calibrate(
+            self._wire.group,
+            sizes=sizes,
+            carry=self._wire.carry,
+            conditions=self._settings.conditions,
+            lanes=self._wire.lanes,
         )
 
-    def _calibrate(self) -> Calibration | None:
-        """The wire as measured now; the same on every rank, as all see the same times."""
-        link = self._settings.link_bytes_per_s
-        sizes = SIZES if link is None else paced_sizes(link)
-        try:
-            return calibrate(
-                self._group, sizes=sizes, carry=self._carry, conditions=self._conditions,
-                lanes=self._lanes,
-            )  # fmt: skip
-        except ConfigError as error:
-            self._give_up(f"the wire could not be measured ({error})")
-            return None
+    def _follow(self, profile: Profile, schedules: Mapping[int, ChunkSchedule]) -> None:
+        """Send by these schedules from the next version on."""
+        if self._wire.lanes is None:
+            self._seam.expect(profile)
+            self._mover.follow(
+                ScheduledRoute(
+                    self._wire, self._peers, schedules, wait_for_span=self._seam.wait_for_span
+                )
+            )
+        else:
+            # On a device a span is a place between two calls, so the route itself is at the gate.
+            route = DeviceRoute(
+                self._wire.lanes,
+                self._peers,
+                schedules,
+                spans_after=[span.after for span in profile.idle_spans],
+            )
+            self._seam.expect(profile, gate=route)
+            self._mover.follow(route)
+        every = max(schedule.every_iterations for schedule in schedules.values())
+        self._planner.follow(every_iterations=every)

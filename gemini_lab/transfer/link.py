@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -151,16 +151,20 @@ class LinkPacer:
 
     Args:
         bucket: The node's.
-        ranks_per_node: Rank r runs on node r // ranks_per_node.
+        node_of: From a rank to its node; by default each rank is alone on one.
         shares: What each operation sends: `RING`, or `GLOO`.
     """
 
     def __init__(
-        self, bucket: LinkBucket, *, ranks_per_node: int = 1, shares: Shares = RING
+        self,
+        bucket: LinkBucket,
+        *,
+        node_of: Callable[[int], Hashable] = lambda rank: rank,
+        shares: Shares = RING,
     ) -> None:
         self._shares = shares
         self.bucket = bucket
-        self._ranks_per_node = ranks_per_node
+        self._node_of = node_of
         self._shapes: dict[Any, tuple[int, int]] = {}
 
     def __call__(self, name: str, size_bytes: int, group: Any) -> float:
@@ -174,13 +178,13 @@ class LinkPacer:
         """How many nodes the group spans, and how many of its ranks share this one."""
         if group not in self._shapes:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            self._shapes[group] = group_shape(
-                ranks, rank=dist.get_rank(), ranks_per_node=self._ranks_per_node
-            )
+            self._shapes[group] = group_shape(ranks, rank=dist.get_rank(), node_of=self._node_of)
         return self._shapes[group]
 
 
-def group_shape(ranks: Sequence[int], *, rank: int, ranks_per_node: int) -> tuple[int, int]:
+def group_shape(
+    ranks: Sequence[int], *, rank: int, node_of: Callable[[int], Hashable]
+) -> tuple[int, int]:
     """Nodes that a group of `ranks` spans, and its ranks on the node of `rank` (at least 1)."""
-    nodes = [one // ranks_per_node for one in ranks]
-    return len(set(nodes)), max(1, nodes.count(rank // ranks_per_node))
+    nodes = [node_of(one) for one in ranks]
+    return len(set(nodes)), max(1, nodes.count(node_of(rank)))

@@ -7,65 +7,20 @@ its own functions in front of that object's methods and takes them off again.
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.observe import IterationRecord
-from gemini_lab.profiler.profile import CollectiveRecord, Profile, first_difference
-from gemini_lab.transfer.clocks import DeviceClock, WallClock
+from gemini_lab.profiler.profile import Profile, first_difference
+from gemini_lab.transfer.calls import Call, FollowedWork, handle_of, iteration_record, sleep_until
+from gemini_lab.transfer.clocks import Clock, DeviceClock, WallClock
 from gemini_lab.transfer.operations import OPERATIONS, Operation
 
 Pace = Callable[[str, int, Any], float]
 """From name, bytes and process group of a collective to the time (`time.monotonic`) at which the
 emulated link has carried it."""
 _MARK: Final = "_gemini_lab_seam"
-
-
-class _Call:
-    """One collective under way or ended; stamps are the clock's."""
-
-    __slots__ = ("end", "iteration", "name", "size_bytes", "start")
-
-    def __init__(self, name: str, size_bytes: int, start: Any, iteration: int) -> None:
-        self.name = name
-        self.size_bytes = size_bytes
-        self.start = start
-        self.end: Any = None
-        self.iteration = iteration
-
-
-class _Work:
-    """A handle whose `wait` also waits for the emulated link, and tells the seam."""
-
-    def __init__(self, work: Any, release_s: float, done: Callable[[], None]) -> None:
-        self._work = work
-        self._release_s = release_s
-        self._done = done
-
-    def wait(self, *args: Any, **kwargs: Any) -> Any:
-        """As the backend's handle, then until the link has carried the bytes."""
-        result = self._work.wait(*args, **kwargs)
-        _sleep_until(self._release_s)
-        self._done()
-        return result
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
-        return bool(self._work.is_completed()) and time.monotonic() >= self._release_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-
-def _handle(result: Any) -> Any:
-    """What can be waited for in what a collective returned, or `None`."""
-    last = result[-1] if isinstance(result, list) and result else result
-    return last if hasattr(last, "wait") else None
-
-
-def _sleep_until(at_s: float) -> None:
-    while (left_s := at_s - time.monotonic()) > 0:
-        time.sleep(left_s)
+_POLL_S: Final = 60.0
 
 
 class Gate(Protocol):
@@ -97,51 +52,48 @@ class CommSeam:
 
     Attributes:
         calls: Collectives called since the iteration began.
-        iteration: Iterations begun since the seam was attached.
-        updating: Whether the optimizer step is running.
+        is_updating: Whether the optimizer step is running.
         deviation: How this iteration differs from the expected one, in words; empty if not.
-        gate: What is told of every collective and update, if anything is.
-        newest: The iteration that ended last; `None` before that, or when not recording.
     """
 
     def __init__(
         self,
         backend: Any = None,
         *,
-        clock: WallClock | DeviceClock | None = None,
+        clock: Clock | None = None,
         pace: Pace | None = None,
         recording: bool = True,
     ) -> None:
         if pace is not None and isinstance(clock, DeviceClock):
             raise ConfigError("a link is emulated for CPU backends only; leave `pace` out on CUDA")
-        self._backend = _deepspeed_backend() if backend is None else backend
-        self._clock: Any = clock or WallClock()
+        self._backend = backend
+        self._clock: Clock = clock or WallClock()
         self._pace = pace
-        self.recording = recording
+        self._recording = recording
         self.calls = 0
-        self.iteration = 0
-        self.updating = False
+        self.is_updating = False
         self.deviation = ""
-        self.newest: IterationRecord | None = None
-        self.gate: Gate | None = None
+        self._iteration = 0
         self._changed = threading.Condition(threading.Lock())
         self._in_flight = 0
         self._busy_until_s = 0.0
         self._start: Any = None
         self._update: Any = None
-        self._records: list[_Call] = []
+        self._records: list[Call] = []
         self._profile: Profile | None = None
         self._expected: list[tuple[str, int]] = []
-        self._on_change: Callable[[str], None] | None = None
+        self._gate: Gate | None = None
 
     # -- on and off ----------------------------------------------------------------------------
 
-    def attach(self) -> "CommSeam":
+    def attach(self) -> Self:
         """Put the seam in place.
 
         Raises:
-            ConfigError: Another seam is in place.
+            ConfigError: Another seam is in place, or DeepSpeed has not started to communicate.
         """
+        if self._backend is None:
+            self._backend = _deepspeed_backend()
         if hasattr(self._backend, _MARK):
             raise ConfigError(
                 "DeepSpeed's collectives are already watched; detach the other seam first"
@@ -162,11 +114,11 @@ class CommSeam:
 
     def begin_update(self) -> None:
         """The optimizer step begins: from here on training waits for the checkpoint."""
-        if self.gate is not None:
-            self.gate.before_update()
+        if self._gate is not None:
+            self._gate.before_update()
         with self._changed:
-            self._update = self._clock.stamp() if self.recording else None
-            self.updating = True
+            self._update = self._stamp()
+            self.is_updating = True
             self._changed.notify_all()
 
     def begin_iteration(self) -> IterationRecord | None:
@@ -175,33 +127,29 @@ class CommSeam:
         Returns:
             The ended iteration; `None` for what came before the first call, or when not recording.
         """
-        now = self._clock.stamp() if self.recording else None
-        if self._profile is not None and self.calls < len(self._expected):
-            self._deviate(f"{self.calls} collectives in an iteration, were {len(self._expected)}")
+        now = self._stamp()
         with self._changed:
-            ended = (self._start, self._update, self._records)
+            start, update, calls = self._start, self._update, self._records
             self._start, self._update, self._records = now, None, []
             self.calls = self._in_flight = 0
-            self.iteration += 1
-            self.updating = False
+            self._iteration += 1
+            self.is_updating = False
             self.deviation = ""
             self._changed.notify_all()
-        self.newest = self._record(*ended, now)
-        return self.newest
+        if start is None or now is None:
+            return None
+        return iteration_record(self._clock, start=start, update=update, end=now, calls=calls)
 
-    def expect(
-        self, profile: Profile | None, on_change: Callable[[str], None] | None = None
-    ) -> None:
+    def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
         """Follow `profile` from here on; call it where an iteration begins.
 
         Args:
             profile: Gives the sequence and the spans; `None` to follow nothing.
-            on_change: Called on the training's thread, once in each iteration that differs, with
-                the difference in words.
+            gate: What is told of every collective and update from here on, if anything is.
         """
         self._profile = profile
         self._expected = [] if profile is None else profile.sequence
-        self._on_change = on_change
+        self._gate = gate
 
     # -- what any thread may ask ---------------------------------------------------------------
 
@@ -218,7 +166,7 @@ class CommSeam:
         the update. When the iteration does not follow the profile, every pause will do. While the
         update waits, everything goes.
         """
-        if self.updating:
+        if self.is_updating:
             return True
         if self.in_flight:
             return False
@@ -240,12 +188,17 @@ class CommSeam:
                 self._changed.wait(min(until_s, give_up_s) - now_s)
         return True
 
+    def wait_for_span(self, span: int | None) -> None:
+        """Wait until `may_send`, however long it takes. Not on training's thread."""
+        while not self.wait_to_send(span, timeout_s=_POLL_S):
+            pass
+
     # -- every collective ----------------------------------------------------------------------
 
     def _wrapped(self, name: str, operation: Operation, method: Callable[..., Any]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.gate is not None:
-                self.gate.before_call()
+            if self._gate is not None:
+                self._gate.before_call()
             size_bytes = operation.size_bytes(args, kwargs)
             begun = self._begin(name, size_bytes)
             release_s = 0.0
@@ -257,18 +210,18 @@ class CommSeam:
             except BaseException:
                 self._end(begun, 0.0)
                 raise
-            if self.gate is not None:
-                self.gate.after_call(self.calls, _handle(result))
+            if self._gate is not None:
+                self._gate.after_call(self.calls, handle_of(result))
             return self._follow(result, begun, release_s)
 
         return call
 
-    def _follow(self, result: Any, begun: _Call, release_s: float) -> Any:
+    def _follow(self, result: Any, begun: Call, release_s: float) -> Any:
         """End the call when its result is there, which is later for an asynchronous one."""
-        if isinstance(result, list) and _handle(result) is not None:
+        if isinstance(result, list) and handle_of(result) is not None:
             return [*result[:-1], self._follow(result[-1], begun, release_s)]
         if not hasattr(result, "wait"):
-            _sleep_until(release_s)
+            sleep_until(release_s)
             self._end(begun, release_s)
             return result
         try:
@@ -277,62 +230,41 @@ class CommSeam:
                 return result
         except (AttributeError, RuntimeError):  # not every backend's handle has a future
             pass
-        return _Work(result, release_s, lambda: self._end(begun, release_s))
+        return FollowedWork(result, release_s, lambda: self._end(begun, release_s))
 
-    def _begin(self, name: str, size_bytes: int) -> _Call:
+    def _begin(self, name: str, size_bytes: int) -> Call:
         if self._profile is not None and not self.deviation:
             expected = self._expected[self.calls : self.calls + 1]
             if expected != [(name, size_bytes)]:
-                self._deviate(self._difference(name, size_bytes))
-        call = _Call(
-            name, size_bytes, self._clock.stamp() if self.recording else None, self.iteration
-        )
+                before = self._expected[: self.calls]
+                self.deviation = first_difference(
+                    [*before, *expected], [*before, (name, size_bytes)]
+                )
+        call = Call(name, size_bytes, self._stamp(), self._iteration)
         with self._changed:
             self.calls += 1
             self._in_flight += 1
-            if self.recording:
+            if self._recording:
                 self._records.append(call)
         return call
 
-    def _end(self, call: _Call, release_s: float) -> None:
-        """The collective's result is there; an emulated link may carry it until `release_s`."""
+    def _end(self, call: Call, release_s: float) -> None:
+        """The collective's result is there; an emulated link may carry it until `release_s`.
+
+        An asynchronous one is told of twice where its handle is waited for and has a future too.
+        """
         with self._changed:
             if call.end is not None:
                 return
-            now = self._clock.stamp() if self.recording else 0.0
+            now = self._clock.stamp() if self._recording else 0.0
             call.end = max(now, release_s) if release_s else now
-            if call.iteration == self.iteration:
+            if call.iteration == self._iteration:
                 self._in_flight -= 1
             if not self._in_flight:
                 self._changed.notify_all()
 
-    def _difference(self, name: str, size_bytes: int) -> str:
-        seen = [*self._expected[: self.calls], (name, size_bytes)]
-        return first_difference(self._expected[: self.calls + 1], seen)
-
-    def _deviate(self, difference: str) -> None:
-        self.deviation = difference
-        if self._on_change is not None:
-            self._on_change(difference)
-
-    def _record(
-        self, start: Any, update: Any, calls: list[_Call], now: Any
-    ) -> IterationRecord | None:
-        if start is None or now is None:
-            return None
-        since = self._clock.between_s
-        length_s = since(start, now)
-        collectives = tuple(
-            CollectiveRecord(
-                name=call.name,
-                size_bytes=call.size_bytes,
-                start_s=since(start, call.start),
-                end_s=length_s if call.end is None else since(start, call.end),
-            )
-            for call in calls
-        )
-        update_s = length_s if update is None else since(start, update)
-        return IterationRecord(collectives=collectives, iteration_s=length_s, update_s=update_s)
+    def _stamp(self) -> Any:
+        return self._clock.stamp() if self._recording else None
 
 
 def _deepspeed_backend() -> Any:

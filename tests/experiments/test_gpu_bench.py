@@ -56,7 +56,7 @@ def test_a_version_is_the_state_before_the_next_update_in_12_bytes_a_parameter(t
 def test_a_turn_measures_every_way_and_both_rates(training) -> None:
     with Keeper(training, lanes=AtOnce(), pinned=False) as keeper:
         turn = one_turn(training, keeper, iterations=2, counted=1)
-        assert len(keeper.done) == 2 + 2 + 1
+        assert len(keeper.moved) == 2 + 2 + 1
     found = {row.name: row for row in rows([turn], training)}
     assert found["interleaved / none"].values == (turn["interleaved"] / turn["none"],)
     assert found["a version / bus"].values == (turn["bus"] / turn["a version"],)

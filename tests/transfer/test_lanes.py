@@ -5,7 +5,8 @@ import torch
 
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.lanes import CudaLanes, pin
-from gemini_lab.transfer.route import LocalCopy
+from gemini_lab.transfer.local_copy import LocalCopy
+from gemini_lab.transfer.version import OutgoingVersion
 from gemini_lab.units import KIB, MIB
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +31,8 @@ def test_a_shard_on_the_gpu_reaches_a_pinned_slab_whole() -> None:
     pin(slab.memory)
     buffer = slab.begin(0, 1)
     lanes.follow("local", lanes.mark("training"))
-    LocalCopy([(0, shard)], shard.numel(), buffer, lanes=lanes).up_to(shard.numel())
+    version = OutgoingVersion(version=1, pieces=[(0, shard)], payload_bytes=shard.numel())
+    LocalCopy(version, buffer, lanes=lanes).up_to(shard.numel())
     buffer.commit(shard.numel())
     copy = slab.read(0, 1)
     assert copy.bad_chunks() == []

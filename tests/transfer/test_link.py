@@ -70,10 +70,14 @@ def test_every_operation_that_sends_has_its_formula() -> None:
     assert set(OPERATIONS) - receiving == set(RING) == set(GLOO)
 
 
+def four_a_node(rank: int) -> int:
+    return rank // 4
+
+
 def test_ranks_of_a_node_share_its_part_of_the_ring() -> None:
-    assert group_shape(range(8), rank=5, ranks_per_node=4) == (2, 4)
-    assert group_shape([1, 5], rank=5, ranks_per_node=4) == (2, 1)
-    assert group_shape([0, 1, 2, 3], rank=1, ranks_per_node=4) == (1, 4)
+    assert group_shape(range(8), rank=5, node_of=four_a_node) == (2, 4)
+    assert group_shape([1, 5], rank=5, node_of=four_a_node) == (2, 1)
+    assert group_shape([0, 1, 2, 3], rank=1, node_of=four_a_node) == (1, 4)
 
 
 @pytest.mark.parametrize(

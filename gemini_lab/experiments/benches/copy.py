@@ -15,7 +15,9 @@ from gemini_lab.experiments.bench import Row
 from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
-from gemini_lab.transfer.transfer import WINDOW_CHUNKS, Done, Job, Transfer
+from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.route import WINDOW_CHUNKS
+from gemini_lab.transfer.version import Carry, MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import MB, MIB, format_bytes
 
 PAYLOAD_BYTES: Final = 128 * MIB
@@ -27,9 +29,6 @@ _RATIOS: Final = (
     ("a version", "memcpy, checksums, bare Gloo"),
     ("paced, a version", "paced, bare Gloo"),
 )
-
-Carry = Callable[[float], None] | None
-"""Takes bytes over an emulated link; `None` where there is none."""
 
 
 def bench_copy(repeats: int) -> list[Row]:
@@ -131,20 +130,18 @@ def _wire_rank(
     slab = Slab.create(
         [SlotSpec(shard, payload_bytes) for shard in (rank, 1 - rank)], chunk_bytes=chunk_bytes
     )
-    done: list[Done] = []
+    peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
+    moved: list[MovedVersion] = []
 
-    def transfer(carry: Carry) -> Transfer:
-        return Transfer(
-            group=group, slab=slab, rank=rank, sends_to=[1 - rank], receives_from=[1 - rank],
-            on_done=done.append, carry=carry,
-        )  # fmt: skip
+    def mover(carry: Carry | None) -> VersionMover:
+        return VersionMover(Wire(group=group, carry=carry), peers, slab, on_moved=moved.append)
 
-    def version(by: Transfer) -> None:
-        pieces = [(0, source)]
-        by.start(Job(version=len(done) + 1, pieces=pieces, payload_bytes=payload_bytes))
+    def version(by: VersionMover) -> None:
+        number, pieces = len(moved) + 1, [(0, source)]
+        by.send(OutgoingVersion(version=number, pieces=pieces, payload_bytes=payload_bytes))
         by.wait()
 
-    def bare(carry: Carry) -> None:
+    def bare(carry: Carry | None) -> None:
         _exchange(group, source, room, chunk_bytes, carry)
         group.barrier()
 
@@ -155,7 +152,7 @@ def _wire_rank(
         bare(None)
 
     with LinkBucket(f"{store}-link-{rank}", bytes_per_s=LINK_BYTES_PER_S) as link:
-        free, paced = transfer(None), transfer(link.carry)
+        free, paced = mover(None), mover(link.carry)
         times = _in_turn(
             {
                 "bare Gloo": lambda: bare(None),
@@ -179,7 +176,7 @@ def _exchange(
     source: torch.Tensor,
     room: torch.Tensor,
     chunk_bytes: int,
-    carry: Carry,
+    carry: Carry | None,
 ) -> None:
     """Send all of `source` and receive all of `room`, some chunks at a time."""
     peer = 1 - group.rank

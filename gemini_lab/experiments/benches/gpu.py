@@ -25,7 +25,8 @@ from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.training.gpt import GPT, GPTConfig, named_size
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.lanes import CudaLanes, Lanes, pin
-from gemini_lab.transfer.transfer import Done, Job, Transfer
+from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import GIB, MIB, format_bytes
 
 ITERATIONS: Final = 12
@@ -118,7 +119,7 @@ class Training:
 
 
 class Keeper:
-    """Takes versions of a training's state into a slab, by the product's own transfer.
+    """Takes versions of a training's state into a slab, by the product's own mover.
 
     Args:
         training: Whose state.
@@ -126,7 +127,7 @@ class Keeper:
         pinned: Whether to pin the slab.
 
     Attributes:
-        done: What each version took.
+        moved: What each version took.
     """
 
     def __init__(self, training: Training, *, lanes: Lanes, pinned: bool) -> None:
@@ -139,30 +140,28 @@ class Keeper:
         if pinned:
             pin(self.slab.memory)
         self.lanes = lanes
-        self.done: list[Done] = []
+        self.moved: list[MovedVersion] = []
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
-        self._transfer = Transfer(
-            group=CheckpointGroup(store, rank=0, world_size=1), slab=self.slab, rank=0,
-            sends_to=[], receives_from=[], on_done=self.done.append, lanes=lanes,
-        )  # fmt: skip
+        wire = Wire(group=CheckpointGroup(store, rank=0, world_size=1), lanes=lanes)
+        self._mover = VersionMover(wire, Peers(rank=0), self.slab, on_moved=self.moved.append)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._transfer.close()
+        self._mover.close()
         self.slab.close()
 
     def start(self) -> None:
         """Begin to take the newest version."""
-        version = len(self.done) + 1
-        self._transfer.start(
-            Job(version=version, pieces=self.pieces, payload_bytes=self.size_bytes)
+        number = len(self.moved) + 1
+        self._mover.send(
+            OutgoingVersion(version=number, pieces=self.pieces, payload_bytes=self.size_bytes)
         )
 
     def wait(self) -> None:
         """Wait until it is whole."""
-        self._transfer.wait()
+        self._mover.wait()
 
     def bus_s(self) -> float:
         """Seconds that as many bytes take in one bare copy to pinned memory, chunk by chunk."""
@@ -208,7 +207,7 @@ def one_turn(
         turn["DCP async"] = timed(save, _nothing)
     training.finish()
     at_once()
-    return turn | {"a version": keeper.done[-1].local_s, "bus": keeper.bus_s()}
+    return turn | {"a version": keeper.moved[-1].local_s, "bus": keeper.bus_s()}
 
 
 def _nothing() -> None:

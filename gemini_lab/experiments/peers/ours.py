@@ -12,7 +12,8 @@ from gemini_lab.experiments.peers.contract import Peer, Region, Task
 from gemini_lab.memory.slab import ReadBuffer, Slab, SlotSpec
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.transfer import Done, Job, Transfer
+from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 
 
 class Ours(Peer):
@@ -28,10 +29,8 @@ class Ours(Peer):
             chunk_bytes=Settings().chunk_bytes,
         )
         self._whole_s = 0.0
-        self._transfer = Transfer(
-            group=group, slab=self._slab, rank=task.rank, sends_to=[after],
-            receives_from=[before], on_done=self._note,
-        )  # fmt: skip
+        peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
+        self._mover = VersionMover(Wire(group=group), peers, self._slab, on_moved=self._note)
 
     def begin(self, step: int) -> None:
         """Hand the tensors over: they are copied and sent while the iteration computes."""
@@ -39,15 +38,15 @@ class Ours(Peer):
         for tensor in self.state.values():
             pieces.append((offset_bytes, tensor))
             offset_bytes += tensor.nbytes
-        self._transfer.start(Job(version=step, pieces=pieces, payload_bytes=offset_bytes))
+        self._mover.send(OutgoingVersion(version=step, pieces=pieces, payload_bytes=offset_bytes))
 
     def before_update(self) -> None:
         """Wait for what is left of the version."""
-        self._transfer.wait()
+        self._mover.wait()
 
     def finish(self) -> float:
         """When the version was whole on all ranks."""
-        self._transfer.wait()
+        self._mover.wait()
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
@@ -75,10 +74,10 @@ class Ours(Peer):
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 
     def close(self) -> None:
-        """End the transfer's thread."""
-        self._transfer.close()
+        """End the mover's thread."""
+        self._mover.close()
 
-    def _note(self, _: Done) -> None:
+    def _note(self, _: MovedVersion) -> None:
         self._whole_s = time.perf_counter()
 
     def _newest(self, slab: Slab) -> ReadBuffer:

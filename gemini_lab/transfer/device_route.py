@@ -33,10 +33,10 @@ from typing import Any, Final
 
 import torch
 
-from gemini_lab.memory.slab import WriteBuffer
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.lanes import Lanes, Message
-from gemini_lab.transfer.route import LocalCopy, Sent
+from gemini_lab.transfer.local_copy import LocalCopy
+from gemini_lab.transfer.version import OutgoingVersion, Peers, SentBytes, VersionBuffers
 
 UPDATE: Final = sys.maxsize
 """The place of chunks that have no span: after all collectives before the update."""
@@ -59,12 +59,7 @@ class Round:
 
 
 def rounds(
-    schedules: Mapping[int, ChunkSchedule],
-    *,
-    rank: int,
-    sends_to: Sequence[int],
-    receives_from: Mapping[int, int],
-    spans_after: Sequence[int],
+    schedules: Mapping[int, ChunkSchedule], peers: Peers, spans_after: Sequence[int]
 ) -> tuple[Round, ...]:
     """What a rank exchanges with each version, in order.
 
@@ -73,11 +68,10 @@ def rounds(
 
     Args:
         schedules: Of this rank and of those whose shards it keeps.
-        rank: This one.
-        sends_to: The ranks that keep this rank's replicas 1, 2, ...
-        receives_from: Rank of each shard that is kept here, and which replica this is.
+        peers: With whom the rank exchanges versions.
         spans_after: For each idle span, how many collectives come before it.
     """
+    rank, receives_from = peers.rank, peers.receives_from
     sends: dict[tuple[int, int], list[tuple[Chunk, int]]] = {}
     receives: dict[tuple[int, int], list[tuple[Chunk, int]]] = {}
     for sender in (rank, *receives_from):
@@ -87,7 +81,7 @@ def rounds(
             place = (after, counts.setdefault(after, 0))
             counts[after] += 1
             if sender == rank:
-                sends.setdefault(place, []).append((chunk, sends_to[chunk.replica - 1]))
+                sends.setdefault(place, []).append((chunk, peers.sends_to[chunk.replica - 1]))
             elif chunk.replica == receives_from[sender]:
                 receives.setdefault(place, []).append((chunk, sender))
     return tuple(
@@ -104,34 +98,28 @@ class DeviceRoute:
     """Moves the chunks of versions as their ranks' schedules say, by way of the device's memory.
 
     Training's thread calls `begin`, then the seam's gate: `before_call` and `after_call` around
-    every collective, `before_update` at the end. The transfer's thread calls `exchange`. On the
-    device it takes p sub-buffers and one to send from, each as large as the largest chunk.
+    every collective, `before_update` at the end. The mover's thread calls `exchange`. On the device
+    it takes p sub-buffers and one to send from, each as large as the largest chunk.
 
     Args:
         lanes: The device's.
-        rank: This one.
-        schedules, sends_to, receives_from, spans_after: See `rounds`.
+        peers, schedules, spans_after: See `rounds`.
     """
 
     def __init__(
         self,
-        *,
         lanes: Lanes,
-        rank: int,
+        peers: Peers,
         schedules: Mapping[int, ChunkSchedule],
-        sends_to: Sequence[int],
-        receives_from: Mapping[int, int],
+        *,
         spans_after: Sequence[int],
     ) -> None:
         self._lanes = lanes
-        self._rounds = rounds(
-            schedules, rank=rank, sends_to=sends_to, receives_from=receives_from,
-            spans_after=spans_after,
-        )  # fmt: skip
+        self._rounds = rounds(schedules, peers, spans_after)
         out = [chunk.size_bytes for one in self._rounds for chunk, _ in one.sends]
         into = [chunk.size_bytes for one in self._rounds for chunk, _ in one.receives]
         at_once = max((len(one.receives) for one in self._rounds), default=0)
-        parts = max(schedules[rank].sub_buffers, at_once) if into else 0
+        parts = max(schedules[peers.rank].sub_buffers, at_once) if into else 0
         self._out = lanes.room(max(out, default=0))
         self._rooms = [lanes.room(max(into, default=0)) for _ in range(parts)]
         self._left: deque[Round] = deque()
@@ -146,17 +134,10 @@ class DeviceRoute:
 
     # -- training's thread -----------------------------------------------------------------------
 
-    def begin(
-        self, pieces: Sequence[tuple[int, torch.Tensor]], incoming: Mapping[int, WriteBuffer]
-    ) -> None:
-        """A version is there; called where it was made, before the next iteration's first call.
-
-        Args:
-            pieces: Offset in the payload, and the flat tensor whose bytes belong there; in order.
-            incoming: For each shard that is received, its buffer, in pinned memory.
-        """
-        self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in pieces if t.numel()]
-        self._incoming = incoming
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+        """A version is there, and buffers for it in pinned memory."""
+        self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in version.pieces if t.numel()]
+        self._incoming = buffers.incoming
         self._began_s = time.time()
         self._handed_over.clear()
         self._left.extend(self._rounds)
@@ -212,21 +193,21 @@ class DeviceRoute:
             lanes.copy("bus", home, self._rooms[number][: chunk.size_bytes])
             self._copied[number] = lanes.mark("bus")
 
-    # -- the transfer's thread -------------------------------------------------------------------
+    # -- the mover's thread ----------------------------------------------------------------------
 
     def wait_for_first(self) -> None:
         """Nothing to wait for: the device copies by itself."""
 
     def exchange(
-        self, local: LocalCopy, own: WriteBuffer, _incoming: Mapping[int, WriteBuffer]
-    ) -> tuple[Sent, ...]:
+        self, local: LocalCopy, _buffers: VersionBuffers, _sizes_bytes: Mapping[int, int]
+    ) -> tuple[SentBytes, ...]:
         """Copy and seal the own shard, and wait until everything is in the slabs.
 
         Returns:
             What left for each peer. A device does not tell when; the times are those of the
             version.
         """
-        local.up_to(own.data.nbytes)
+        local.up_to(local.payload_bytes)
         while not self._handed_over.wait(_POLL_S):
             pass
         for mark in (self._last, *self._copied.values()):
@@ -236,13 +217,11 @@ class DeviceRoute:
         for one in self._rounds:
             for chunk, peer in one.sends:
                 sent[peer] = sent.get(peer, 0) + chunk.size_bytes
+        start_s, end_s = self._began_s, time.time()
         return tuple(
-            Sent(
-                span=None, peer=peer, sent_bytes=size_bytes, start_s=self._began_s,
-                end_s=time.time(),
-            )
+            SentBytes(span=None, peer=peer, sent_bytes=size_bytes, start_s=start_s, end_s=end_s)
             for peer, size_bytes in sent.items()
-        )  # fmt: skip
+        )
 
 
 def parts(

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.transfer.device import UPDATE, DeviceRoute, parts, rounds
-from gemini_lab.transfer.route import LocalCopy
+from gemini_lab.transfer.device_route import UPDATE, DeviceRoute, parts, rounds
+from gemini_lab.transfer.local_copy import LocalCopy
+from gemini_lab.transfer.version import OutgoingVersion, Peers, VersionBuffers
 
 from .fake_lanes import Devices, FakeLanes, NotYetError
 
@@ -25,9 +26,15 @@ def schedule(chunks: list[tuple[int | None, int]], *, replicas: int, parts: int)
             found.append(Chunk(span=span, replica=replica, offset_bytes=at, size_bytes=size_bytes))
             at += size_bytes
     return ChunkSchedule(
-        scheme="gemini", chunks=tuple(found), every_iterations=1, buffer_bytes=1024,
-        sub_buffers=parts, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
-    )  # fmt: skip
+        scheme="gemini",
+        chunks=tuple(found),
+        every_iterations=1,
+        buffer_bytes=1024,
+        sub_buffers=parts,
+        iteration_s=1.0,
+        predicted_iteration_s=1.0,
+        fingerprint="",
+    )
 
 
 class Rank:
@@ -43,22 +50,27 @@ class Rank:
             [SlotSpec(shard, self.sizes[shard]) for shard in (rank, *others)], chunk_bytes=64
         )
         self.others = others
-        self.route = DeviceRoute(
-            lanes=self.lanes, rank=rank, schedules=schedules, sends_to=others,
+        peers = Peers(
+            rank=rank,
+            sends_to=tuple(others),
             receives_from={source: (rank - source) % world for source in others},
-            spans_after=range(CALLS + 1),
-        )  # fmt: skip
+        )
+        self.route = DeviceRoute(self.lanes, peers, schedules, spans_after=range(CALLS + 1))
         self.state = torch.zeros(self.sizes[rank], dtype=torch.uint8)
 
     def train(self, versions: int, *, surprise: bool):
         """Iterations that each change the state after its last version has left."""
         pieces = [(0, self.state[:5]), (5, self.state[5:])]
-        for version in range(1, versions + 1):
-            self.lanes.compute(lambda v=version: self.state.copy_(payload(self, v)))
-            own = self.slab.begin(self.rank, version)
-            incoming = {shard: self.slab.begin(shard, version) for shard in self.others}
+        for number in range(1, versions + 1):
+            self.lanes.compute(lambda v=number: self.state.copy_(payload(self, v)))
+            buffers = VersionBuffers(
+                own=self.slab.begin(self.rank, number),
+                incoming={shard: self.slab.begin(shard, number) for shard in self.others},
+            )
+            size_bytes = self.sizes[self.rank]
+            version = OutgoingVersion(version=number, pieces=pieces, payload_bytes=size_bytes)
             self.lanes.follow("local", self.lanes.mark("training"))
-            self.route.begin(pieces, incoming)
+            self.route.begin(version, buffers)
             for call in range(1, CALLS + 1 + 2 * surprise):
                 yield
                 self.route.before_call()
@@ -67,18 +79,18 @@ class Rank:
                 self.route.after_call(call, work)
                 self.lanes.compute(lambda: None)
             self.route.before_update()
-            local = LocalCopy(pieces, self.sizes[self.rank], own, lanes=self.lanes)
+            local = LocalCopy(version, buffers.own, lanes=self.lanes)
             while True:
                 try:
-                    self.sent = self.route.exchange(local, own, incoming)
+                    self.sent = self.route.exchange(local, buffers, self.sizes)
                     break
                 except NotYetError:
                     yield
-            for shard, buffer in {self.rank: own, **incoming}.items():
-                expected = payload(self, version, shard)
+            for shard, buffer in {self.rank: buffers.own, **buffers.incoming}.items():
+                expected = payload(self, number, shard)
                 assert bytes(buffer.data[: len(expected)]) == bytes(expected.numpy())
-            own.commit(self.sizes[self.rank])
-            assert self.slab.read(self.rank, version).bad_chunks() == []
+            buffers.own.commit(size_bytes)
+            assert self.slab.read(self.rank, number).bad_chunks() == []
 
 
 def payload(one: Rank, version: int, shard: int | None = None) -> torch.Tensor:
@@ -159,13 +171,14 @@ def test_sender_and_receiver_find_each_other_in_the_same_round() -> None:
         1: schedule([(1, 9)], replicas=2, parts=2),
         2: schedule([(0, 3)], replicas=2, parts=2),
     }
-    found = {
-        rank: rounds(
-            schedules, rank=rank, sends_to=[(rank + 1) % 3, (rank + 2) % 3],
-            receives_from={(rank - 1) % 3: 1, (rank - 2) % 3: 2}, spans_after=[0, 1],
+    found = {}
+    for rank in schedules:
+        peers = Peers(
+            rank=rank,
+            sends_to=((rank + 1) % 3, (rank + 2) % 3),
+            receives_from={(rank - 1) % 3: 1, (rank - 2) % 3: 2},
         )
-        for rank in schedules
-    }  # fmt: skip
+        found[rank] = rounds(schedules, peers, [0, 1])
     sent = [(r, peer, chunk) for r, some in found.items() for o in some for chunk, peer in o.sends]
     taken = [(s, r, chunk) for r, some in found.items() for o in some for chunk, s in o.receives]
     assert sorted(sent, key=repr) == sorted(taken, key=repr)

@@ -13,11 +13,12 @@ import sys
 import torch
 from torch.distributed import TCPStore
 
-from gemini_lab.memory.slab import Slab, SlotSpec
+from gemini_lab.memory.slab import Slab, SlotSpec, WriteBuffer
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.transfer import route as routes
-from gemini_lab.transfer import transfer as transfers
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.scheduled_route import ScheduledRoute
+from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
 CHUNK_BYTES = 4096
 PAYLOAD_BYTES = 5 * CHUNK_BYTES + 100
@@ -38,42 +39,51 @@ def schedule() -> ChunkSchedule:
         for n, size_bytes in enumerate(sizes)
     ]
     return ChunkSchedule(
-        scheme="gemini", chunks=tuple(chunks), every_iterations=1, buffer_bytes=12000,
-        sub_buffers=2, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
-    )  # fmt: skip
+        scheme="gemini",
+        chunks=tuple(chunks),
+        every_iterations=1,
+        buffer_bytes=12000,
+        sub_buffers=2,
+        iteration_s=1.0,
+        predicted_iteration_s=1.0,
+        fingerprint="",
+    )
+
+
+class DeadlySlab(Slab):
+    """Kills its process before the own shard's chunk number `seals_left` is sealed."""
+
+    def begin(self, shard: int, version: int) -> WriteBuffer:
+        buffer = super().begin(shard, version)
+        seal_chunk = buffer.seal_chunk
+
+        def deadly(index, digest=None):
+            self.seals_left -= 1
+            if self.seals_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seal_chunk(index, digest)
+
+        if shard == self.rank:
+            buffer.seal_chunk = deadly
+        return buffer
 
 
 def work(rank: int, port: int, fd: int, die_at: int, *, scheduled: bool) -> None:
-    """Move all versions; die by SIGKILL before the checksum number `die_at` is computed."""
-    count = 0
-    digest = routes.chunk_digest
-
-    def deadly(data):
-        nonlocal count
-        count += 1
-        if count == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return digest(data)
-
-    routes.chunk_digest = deadly
+    """Move all versions; die by SIGKILL before the own chunk number `die_at` is sealed."""
     store = TCPStore("127.0.0.1", port, is_master=False)
     group = CheckpointGroup(store, rank=rank, world_size=2, timeout_s=10)
-    transfer = transfers.Transfer(
-        group=group, slab=Slab.attach(fd), rank=rank, sends_to=[1 - rank],
-        receives_from=[1 - rank], on_done=lambda _: None,
-    )  # fmt: skip
+    peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
+    wire = Wire(group=group, empty=(lambda _: None) if scheduled else None)
+    slab = DeadlySlab.attach(fd)
+    slab.rank, slab.seals_left = rank, die_at
+    mover = VersionMover(wire, peers, slab, on_moved=lambda _: None)
     if scheduled:
-        transfer.route = routes.ScheduledRoute(
-            group=group, rank=rank, schedules=dict.fromkeys((0, 1), schedule()),
-            sends_to=[1 - rank], receives_from={1 - rank: 1}, wait_for_span=lambda _: None,
-            empty=lambda _: None,
-        )  # fmt: skip
+        schedules = dict.fromkeys((0, 1), schedule())
+        mover.follow(ScheduledRoute(wire, peers, schedules, wait_for_span=lambda _: None))
     for version in range(1, VERSIONS + 1):
-        job = transfers.Job(
-            version=version, pieces=[(0, payload(rank, version))], payload_bytes=PAYLOAD_BYTES
-        )
-        transfer.start(job)
-    transfer.wait()
+        pieces = [(0, payload(rank, version))]
+        mover.send(OutgoingVersion(version=version, pieces=pieces, payload_bytes=PAYLOAD_BYTES))
+    mover.wait()
 
 
 def left(slabs: list[Slab]) -> dict[int, list[int]]:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.pipeliner import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.route import ScheduledRoute, arrivals
-from gemini_lab.transfer.transfer import Job, Transfer
+from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.scheduled_route import ScheduledRoute, incoming_chunks
+from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
 CHUNK_BYTES = 64
 
@@ -27,18 +28,25 @@ def schedule(sizes: list[int], *, replicas: int = 1, sub_buffers: int = 2) -> Ch
         for n, size_bytes in enumerate(sizes)
     ]
     return ChunkSchedule(
-        scheme="gemini", chunks=tuple(chunks), every_iterations=1, buffer_bytes=1024,
-        sub_buffers=sub_buffers, iteration_s=1.0, predicted_iteration_s=1.0, fingerprint="",
-    )  # fmt: skip
+        scheme="gemini",
+        chunks=tuple(chunks),
+        every_iterations=1,
+        buffer_bytes=1024,
+        sub_buffers=sub_buffers,
+        iteration_s=1.0,
+        predicted_iteration_s=1.0,
+        fingerprint="",
+    )
 
 
 class Rank:
     """One of some ranks in threads of this process; each sends its shard to all others."""
 
-    def __init__(self, store, rank: int, sizes: list[list[int]], *, staged: bool, gate) -> None:
+    def __init__(self, store, rank: int, sizes: list[list[int]], *, gate, empty=None) -> None:
         world = len(sizes)
         others = [(rank + n) % world for n in range(1, world)]
         keeps = {source: (rank - source) % world for source in others}
+        peers = Peers(rank=rank, sends_to=tuple(others), receives_from=keeps)
         group = CheckpointGroup(store, rank=rank, world_size=world, timeout_s=30)
         self.rank = rank
         self.slab = Slab.create(
@@ -46,28 +54,28 @@ class Rank:
             chunk_bytes=CHUNK_BYTES,
         )
         self.spans: list[int | None] = []
-        self.done: list = []
-        self.transfer = Transfer(
-            group=group, slab=self.slab, rank=rank, sends_to=others, receives_from=others,
-            on_done=self.done.append, mark=lambda: 7 + rank,
-        )  # fmt: skip
+        self.moved: list = []
+        wire = Wire(group=group, empty=empty)
+        self.mover = VersionMover(
+            wire, peers, self.slab, on_moved=self.moved.append, mark=lambda: 7 + rank
+        )
 
         def wait_for_span(span):
             gate.wait(10)
             self.spans.append(span)
 
-        self.transfer.route = ScheduledRoute(
-            group=group, rank=rank, sends_to=others, receives_from=keeps,
-            schedules={r: schedule(s, replicas=world - 1) for r, s in enumerate(sizes)},
-            wait_for_span=wait_for_span, empty=(lambda _: None) if staged else None,
-        )  # fmt: skip
+        schedules = {r: schedule(s, replicas=world - 1) for r, s in enumerate(sizes)}
+        self.route = ScheduledRoute(wire, peers, schedules, wait_for_span=wait_for_span)
+        self.mover.follow(self.route)
         torch.manual_seed(rank)
         self.payload = torch.randint(256, (sum(sizes[rank]),), dtype=torch.uint8)
 
     def move(self, version: int) -> None:
-        job = Job(version=version, pieces=[(0, self.payload)], payload_bytes=self.payload.numel())
-        self.transfer.start(job)
-        self.transfer.wait()
+        size_bytes = self.payload.numel()
+        self.mover.send(
+            OutgoingVersion(version=version, pieces=[(0, self.payload)], payload_bytes=size_bytes)
+        )
+        self.mover.wait()
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["straight", "through sub-buffers"])
@@ -78,22 +86,24 @@ def test_every_holder_gets_every_shard_whole(sizes, staged) -> None:
     store = dist.HashStore()
     world = len(sizes)
     with ThreadPoolExecutor(world) as pool:
+        empty = (lambda _: None) if staged else None
         ranks = list(
-            pool.map(lambda r: Rank(store, r, sizes, staged=staged, gate=gate), range(world))
+            pool.map(lambda r: Rank(store, r, sizes, gate=gate, empty=empty), range(world))
         )
         for version in (1, 2):
             list(pool.map(Rank.move, ranks, [version] * world))
     for holder in ranks:
-        assert holder.transfer.marks == tuple(7 + rank for rank in range(world))
+        assert holder.mover.take_marks() == tuple(7 + rank for rank in range(world))
+        assert holder.mover.take_marks() == ()
         for owner in ranks:
             copy = holder.slab.read(owner.rank, 2)
             assert bytes(copy.data) == bytes(owner.payload.numpy())
             assert copy.bad_chunks() == []
-        sent = [one for done in holder.done for one in done.sent]
+        sent = [one for moved in holder.moved for one in moved.sent]
         assert sum(one.sent_bytes for one in sent) == 2 * (world - 1) * sum(sizes[holder.rank])
-        waits = [span for done in holder.done for span in (0, *(one.span for one in done.sent))]
+        waits = [span for moved in holder.moved for span in (0, *(one.span for one in moved.sent))]
         assert holder.spans == waits, "a version's first span is waited for before all else, too"
-        holder.transfer.close()
+        holder.mover.close()
         holder.slab.close()
 
 
@@ -103,7 +113,7 @@ def test_nothing_leaves_before_its_span_opens_and_the_old_version_stays_whole() 
     store = dist.HashStore()
     sizes = [[100, 100]] * 2
     with ThreadPoolExecutor(2) as pool:
-        ranks = list(pool.map(lambda r: Rank(store, r, sizes, staged=False, gate=gate), range(2)))
+        ranks = list(pool.map(lambda r: Rank(store, r, sizes, gate=gate), range(2)))
         list(pool.map(lambda one: one.move(1), ranks))
         gate.clear()
         for one in ranks:
@@ -120,7 +130,7 @@ def test_nothing_leaves_before_its_span_opens_and_the_old_version_stays_whole() 
             move.result(30)
     for one in ranks:
         assert sorted(copy.version for copy in one.slab.copies()) == [1, 1, 2, 2]
-        one.transfer.close()
+        one.mover.close()
         one.slab.close()
 
 
@@ -128,30 +138,30 @@ def test_a_slow_receiver_holds_its_sender_back_and_never_has_more_than_its_sub_b
     """Before it empties a sub-buffer it lets the sender go as far ahead as that may."""
     gate = threading.Event()
     gate.set()
-    store, sizes = dist.HashStore(), [[50] * 7] * 2
+    store, sizes, sub_buffers = dist.HashStore(), [[50] * 7] * 2, 2
+    ahead: list[int] = []
+    ranks: list[Rank] = []
+
+    def left() -> int:
+        return len(ranks[0].spans) - 1  # the first span is waited for twice
+
+    def empty(_size_bytes: float) -> None:
+        may = min(len(ahead) + sub_buffers, len(sizes[0]))
+        give_up_s = time.monotonic() + 30
+        while left() < may and time.monotonic() < give_up_s:
+            time.sleep(0.001)
+        ahead.append(left() - len(ahead))
+
+    busses = [lambda _: None, empty]  # of the sender, and of the receiver
     with ThreadPoolExecutor(2) as pool:
-        ranks = list(pool.map(lambda r: Rank(store, r, sizes, staged=True, gate=gate), range(2)))
+        ranks += pool.map(lambda r: Rank(store, r, sizes, gate=gate, empty=busses[r]), range(2))
         sender, receiver = ranks
-        ahead: list[int] = []
-        sub_buffers = 2
-
-        def empty(_size_bytes: float) -> None:
-            may = min(len(ahead) + sub_buffers, len(sizes[0]))
-            give_up_s = time.monotonic() + 30
-            while left() < may and time.monotonic() < give_up_s:
-                time.sleep(0.001)
-            ahead.append(left() - len(ahead))
-
-        def left() -> int:
-            return len(sender.spans) - 1  # the first span is waited for twice
-
-        receiver.transfer.route._empty = empty
-        assert len(receiver.transfer.route._rooms) == sub_buffers
+        assert len(receiver.route._rooms) == sub_buffers
         list(pool.map(lambda one: one.move(1), ranks))
     assert ahead == [2] * 6 + [1]
     assert bytes(receiver.slab.read(0, 1).data) == bytes(sender.payload.numpy())
     for one in ranks:
-        one.transfer.close()
+        one.mover.close()
         one.slab.close()
 
 
@@ -162,7 +172,7 @@ def test_a_rank_receives_in_the_one_order_that_all_ranks_share(sizes) -> None:
     total = 0
     for rank in range(world):
         keeps = {(rank - n) % world: n for n in range(1, world)}
-        found = arrivals(schedules, keeps)
+        found = incoming_chunks(schedules, Peers(rank=rank, receives_from=keeps))
         positions = [one.position for one in found]
         assert positions == sorted(positions)
         for source in keeps:

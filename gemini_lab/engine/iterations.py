@@ -1,0 +1,88 @@
+"""What a worker says of its iterations: how long each took, and what the script logged of it."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from gemini_lab.log.events import AnyEvent, Iteration
+
+_LAST: Final = "last"
+_SAID_ANEW: Final = frozenset({"rank", "epoch", "restored"})
+
+
+class IterationLog:
+    """Says each iteration when it is done, and once more if the script logs something afterwards.
+
+    Args:
+        emit: Says an event.
+        newest: The iteration before the first one, if a version was restored.
+        clock: Seconds; the first iteration begins now.
+
+    Attributes:
+        newest: What was said of the newest iteration; `None` before the first.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[AnyEvent], None],
+        *,
+        newest: Iteration | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.newest = newest
+        self._emit = emit
+        self._clock = clock
+        self._values: dict[str, float] = {}
+        self._is_computing = False
+        self._began_s = clock()
+
+    def begin_forward(self) -> None:
+        """The next iteration computes: what is logged from here on is its own."""
+        self._is_computing = True
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Attach values to the iteration that is computed, or else to the newest."""
+        numbers = {name: float(value) for name, value in values.items()}
+        if self._is_computing or self.newest is None:
+            self._values.update(numbers)
+        else:
+            values_too = {**self.newest.values, **numbers}
+            self.newest = msgspec.structs.replace(self.newest, values=values_too)
+            self._emit(self.newest)
+
+    def to_small(self) -> dict[str, object]:
+        """What of the newest iteration travels in a version: `iteration_in` finds it there.
+
+        When a node dies before it could say it, whoever restores the version says it again.
+        """
+        if self.newest is None:
+            return {_LAST: {}}
+        fields = msgspec.structs.asdict(self.newest)
+        return {_LAST: {name: fields[name] for name in fields if name not in _SAID_ANEW}}
+
+    def end(self, iteration: int, *, waited_s: float) -> None:
+        """An optimizer step has ended.
+
+        Args:
+            iteration: Its number, from 1.
+            waited_s: How much of its time went into waiting for the version before.
+        """
+        now_s = self._clock()
+        self.newest = Iteration(
+            iteration=iteration,
+            duration_s=now_s - self._began_s,
+            waited_s=waited_s,
+            values=dict(self._values),
+        )
+        self._values.clear()
+        self._is_computing = False
+        self._began_s = now_s
+        self._emit(self.newest)
+
+
+def iteration_in(small: Mapping[str, object]) -> Iteration | None:
+    """The iteration that a version carries; `None` in the one from before the first iteration."""
+    last = small[_LAST]
+    return msgspec.convert(last, Iteration) if last else None

@@ -1,0 +1,213 @@
+"""One rank's part of a recovery plan: its shard from memory, a peer or the persistent tier.
+
+What is loaded from where is decided in `recovery.plan`. Here it is done: every rank walks the same
+plan, so whoever sends finds its receiver, and afterwards each holder has the plan's version again.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gemini_lab.errors import GeminiError, IntegrityError
+from gemini_lab.memory.slab import ReadBuffer, Slab
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.seats import Seats
+from gemini_lab.storage import persistent_tier
+from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.whole_copy import receive_copy, send_copy
+
+SmallState = Mapping[str, object]
+
+
+class UnusableCopyError(IntegrityError):
+    """A copy that the plan counted on cannot be used, so another plan is needed without it.
+
+    Attributes:
+        shard: Whose.
+        version: Which version of it.
+        holder: The node that had it; `None` for the persistent tier.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
+        where = "the persistent tier" if holder is None else holder
+        super().__init__(
+            f"version {version} of shard {shard} from {where} cannot be used: {reason}"
+        )
+        self.shard = shard
+        self.version = version
+        self.holder = holder
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """How this rank's shard came back.
+
+    Attributes:
+        tier: From where.
+        holder: The node that had it, or the persistent tier's URL.
+        size_bytes: Of the shard.
+        retrieve_s: To bring it into the slab.
+        verify_s: To compare it with its checksums.
+        load_s: To put it into the engine.
+    """
+
+    tier: Literal["local", "peer", "persistent"]
+    holder: str | None
+    size_bytes: int = 0
+    retrieve_s: float = 0.0
+    verify_s: float = 0.0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank restores: who it is, and what holds and carries its copies.
+
+    Attributes:
+        rank: This one.
+        seats: Who sits where now.
+        slab: Keeps the rank's shard and replicas.
+        group: All ranks, used by nothing else meanwhile.
+        persistent_url: The persistent tier, if there is one.
+    """
+
+    rank: int
+    seats: Seats
+    slab: Slab
+    group: CheckpointGroup
+    persistent_url: str | None
+
+    @property
+    def node(self) -> str:
+        """The rank's own node."""
+        return self.seats.node_of(self.rank)
+
+
+def restore(
+    plan: RecoveryPlan, place: Place, load: Callable[[memoryview], SmallState]
+) -> tuple[Receipt, SmallState] | None:
+    """Do this rank's part of the plan; all ranks call it together.
+
+    Args:
+        plan: What is loaded from where.
+        place: Where this rank is.
+        load: Puts a payload into the engine; gives what it carried beside the engine's state.
+
+    Returns:
+        The receipt, and what `load` gave; `None` if training starts anew.
+
+    Raises:
+        UnusableCopyError: A copy cannot be used; the root agent is to plan without it.
+        GeminiError: The version fits the engine no more.
+    """
+    forget_later_versions(place.slab, plan.version)
+    if plan.version is None:
+        return None
+    is_stored = plan.tier == "persistent"
+    receipt = fetch(plan.version, place) if is_stored else move_copies(plan, place)
+    return put_back(plan.version, receipt, place, load)
+
+
+def forget_later_versions(slab: Slab, version: int | None) -> None:
+    """Discard what training had reached after `version`: it is computed again."""
+    for copy in slab.copies():
+        if version is None or copy.version > version:
+            slab.discard(copy.shard, copy.version)
+
+
+def move_copies(plan: RecoveryPlan, place: Place) -> Receipt:
+    """Send and receive until every holder has the version; every rank walks the same list."""
+    receipt = Receipt(tier="local", holder=place.node)
+    if plan.version is None:
+        return receipt
+    for move in plan.transfers:
+        sender = place.seats.rank_on(move.sender, keeping=move.shard)
+        receiver = place.seats.rank_on(move.receiver, keeping=move.shard)
+        if sender == place.rank:
+            copy = place.slab.read(move.shard, plan.version)
+            send_copy(copy, place.slab.chunk_bytes, to=receiver, group=place.group)
+        elif receiver == place.rank:
+            received = _receive(move.shard, plan.version, sender, place)
+            if move.shard == place.rank:
+                receipt = received
+    return receipt
+
+
+def _receive(shard: int, version: int, sender: int, place: Place) -> Receipt:
+    holder = place.seats.node_of(sender)
+    started_s = time.perf_counter()
+    try:
+        received = receive_copy(
+            place.slab, shard=shard, version=version, sender=sender, group=place.group
+        )
+    except IntegrityError as error:
+        raise UnusableCopyError(
+            shard=shard, version=version, holder=holder, reason=str(error)
+        ) from error
+    elapsed_s = time.perf_counter() - started_s
+    return Receipt(
+        tier="peer",
+        holder=holder,
+        retrieve_s=elapsed_s - received.verify_s,
+        verify_s=received.verify_s,
+    )
+
+
+def fetch(version: int, place: Place) -> Receipt:
+    """Bring this rank's shard from the persistent tier into its slab."""
+    started_s = time.perf_counter()
+    try:
+        tier = persistent_tier(str(place.persistent_url))
+        payload = tier.read_shard(version, place.rank)
+    except (GeminiError, OSError) as error:
+        raise UnusableCopyError(
+            shard=place.rank, version=version, holder=None, reason=str(error)
+        ) from error
+    buffer = place.slab.begin(place.rank, version)
+    buffer.data[: len(payload)] = payload
+    for index in range(buffer.chunk_count(len(payload))):
+        buffer.seal_chunk(index)
+    buffer.commit(len(payload))
+    return Receipt(
+        tier="persistent",
+        holder=place.persistent_url,
+        retrieve_s=time.perf_counter() - started_s,
+    )
+
+
+def put_back(
+    version: int, receipt: Receipt, place: Place, load: Callable[[memoryview], SmallState]
+) -> tuple[Receipt, SmallState]:
+    """Verify the own shard in the slab, and load it; the receipt says what both took."""
+    copy = place.slab.read(place.rank, version)
+    started_s = time.perf_counter()
+    _require_whole(copy, version, place)
+    verified_s = time.perf_counter()
+    try:
+        small = load(copy.data)
+    except IntegrityError as error:
+        raise UnusableCopyError(
+            shard=place.rank, version=version, holder=place.node, reason=str(error)
+        ) from error
+    return (
+        replace(
+            receipt,
+            size_bytes=copy.info.payload_bytes,
+            verify_s=receipt.verify_s + verified_s - started_s,
+            load_s=time.perf_counter() - verified_s,
+        ),
+        small,
+    )
+
+
+def _require_whole(copy: ReadBuffer, version: int, place: Place) -> None:
+    if bad := copy.bad_chunks():
+        raise UnusableCopyError(
+            shard=place.rank,
+            version=version,
+            holder=place.node,
+            reason=f"{len(bad)} chunks differ from their checksums: {bad[:8]}",
+        )

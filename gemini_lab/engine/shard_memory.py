@@ -1,0 +1,76 @@
+"""Room for a rank's shard and replicas: sizes agreed between ranks, memory asked of the agent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.memory.slab import Slab
+from gemini_lab.seats import Seats
+from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.transfer.group import CheckpointGroup
+
+
+class SlabOwner(Protocol):
+    """Whoever makes slabs and outlives their workers: see `WorkerSession.request_slab`."""
+
+    def request_slab(
+        self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout
+    ) -> int:
+        """The descriptor of a slab with these slots: shard and payload bytes of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMemory:
+    """What a rank keeps versions in.
+
+    Attributes:
+        slab: Room for its own shard and the replicas of others.
+        shard_bytes: Payload bytes of every rank's shard.
+    """
+
+    slab: Slab
+    shard_bytes: tuple[int, ...]
+
+
+def open_shard_memory(
+    layout: ShardLayout,
+    *,
+    rank: int,
+    seats: Seats,
+    chunk_bytes: int,
+    group: CheckpointGroup,
+    owner: SlabOwner,
+) -> ShardMemory:
+    """The memory for this rank's shards, with what it holds already; all ranks call it together.
+
+    Args:
+        layout: Of this rank's own shard.
+        rank: This one.
+        seats: Who keeps whose shard.
+        chunk_bytes: What one checksum covers.
+        group: All ranks.
+        owner: Makes the slab, or has it from before a failure.
+
+    Raises:
+        CapacityError: The node's memory is short.
+        ConfigError: The slab that is there was made for another model.
+    """
+    sizes_bytes = tuple(size for (size,) in group.all_gather([layout.payload_bytes]))
+    slots = [(shard, sizes_bytes[shard]) for shard in seats.kept_shards(rank)]
+    fd = owner.request_slab(slots=slots, chunk_bytes=chunk_bytes, layout=layout)
+    return ShardMemory(slab=Slab.attach(fd), shard_bytes=sizes_bytes)
+
+
+def require_fingerprint(layout: ShardLayout, saved: str | None) -> None:
+    """Return if this is the model of the saved version.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if saved is not None and saved != layout.fingerprint:
+        raise ConfigError(
+            "the model, its optimizer or the number of ranks is not that of the saved version "
+            f"(fingerprint {layout.fingerprint[:12]}, saved {saved[:12]}); restart with the "
+            "script as it was, or start a new run"
+        )

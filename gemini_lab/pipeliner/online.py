@@ -1,0 +1,183 @@
+"""Which versions of a running job leave, and when it is profiled, planned for and watched.
+
+A job begins in the background. After some iterations it is profiled: every second iteration runs
+without checkpoint traffic and is recorded, and the version that was not sent before it is the price
+(a failure then costs one iteration more). When all ranks have a profile they plan with it; from
+then on chunks leave in their spans. When the sequence of collectives changes on any rank, all go
+back to the background and profile again.
+
+All ranks must send the same versions in the same way. So what is decided here follows only from
+what all ranks know alike: version numbers, and the marks that the ranks exchanged with the newest
+version. A rank's own profile decides nothing but its mark.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gemini_lab.profiler.observe import ITERATIONS, SKIP, IterationRecord, Profiler, SequenceChange
+from gemini_lab.profiler.profile import Profile
+
+PATIENCE: Final = 3
+"""After so many times the iterations of a profile without one, the job counts as unsteady."""
+_MOST_DOUBLINGS: Final = 5
+"""How often the time to settle is doubled, one time for each change of the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """All ranks have a profile of the same sequence: agree on one, measure, plan, and follow it.
+
+    It is answered by `OnlinePlanner.follow`, or by `OnlinePlanner.give_up`, on all ranks alike.
+    """
+
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class UseBackground:
+    """Versions leave in the background from the next one on; `reason` is for people."""
+
+    reason: str
+
+
+Order = MakePlan | UseBackground | SequenceChange
+"""What a rank has to do; a `SequenceChange` is only to be said."""
+
+
+class OnlinePlanner:
+    """Decides for one rank of a job, without any input or output.
+
+    At the end of each iteration the rank calls `end_iteration`, does what it is ordered to, and
+    asks `admit` about the version that was just made.
+
+    Args:
+        world_size: Ranks of the job; a single one has nobody to send to, so nothing is planned.
+        iterations: How many make a profile.
+        conditions: See `Profile.conditions`.
+
+    Attributes:
+        next_version: The next version that will be sent.
+    """
+
+    def __init__(
+        self, *, world_size: int, iterations: int = ITERATIONS, conditions: Sequence[str] = ()
+    ) -> None:
+        self.next_version = 0
+        self._world_size = world_size
+        self._iterations = iterations
+        self._conditions = tuple(conditions)
+        self._is_over = world_size == 1
+        self._marks: tuple[int, ...] = ()
+        self._carries_version = True  # whether one travels in the iteration that is computed
+        self._planned_every: int | None = None  # how often a version is sent, under a plan
+        self._changes = 0
+        self._profiler: Profiler
+        self._told_profile: Profile | None
+        self._settle()
+
+    @property
+    def mark(self) -> int:
+        """What this rank tells the others with each version: which profile it has; 0 is none."""
+        profile = self._profiler.profile
+        if profile is None:
+            return 0
+        # The fingerprint is that of the sequence; where in it the update comes is told beside it.
+        calls = profile.collectives_before_update
+        return (int(profile.fingerprint, 16) ^ calls) % (2**62) + 1
+
+    def end_iteration(
+        self, record: IterationRecord | None, marks: Sequence[int] = ()
+    ) -> tuple[Order, ...]:
+        """One more iteration is over.
+
+        Args:
+            record: What this rank saw of it; `None` if nothing was recorded.
+            marks: Every rank's mark, in rank order, if a version became whole in it.
+        """
+        self._age += 1
+        if self._is_over:
+            return ()
+        orders: list[Order] = []
+        if record is not None and self._is_worth_a_look:
+            found = self._profiler.observe(record)
+            if isinstance(found, SequenceChange):
+                orders.append(found)
+            elif found is not None:
+                self._told_profile = found
+        self._marks = tuple(marks) or self._marks
+        if self._marks:
+            orders += self._decide(self._marks)
+        return tuple(orders)
+
+    def follow(self, *, every_iterations: int) -> None:
+        """There is a plan from here on, under which every so many iterations a version is sent."""
+        self._planned_every = every_iterations
+
+    def give_up(self, why: str) -> UseBackground:
+        """There is no plan, and never will be."""
+        self._is_over = True
+        self._planned_every = None
+        return UseBackground(f"versions leave in the background, not in idle spans: {why}")
+
+    def admit(self, version: int) -> bool:
+        """Send `version`, which was just made, or let it pass; true if it is sent."""
+        self._carries_version = version >= self.next_version
+        if self._carries_version:
+            self.next_version = version + self._stride
+        return self._carries_version
+
+    # -- between the iterations ------------------------------------------------------------------
+
+    @property
+    def _is_worth_a_look(self) -> bool:
+        """Whether the iteration shows what a profile wants, or could contradict the one there is.
+
+        Only iterations without a version show the idle spans as they are.
+        """
+        if self._profiler.profile is not None:
+            return True
+        return not self._carries_version and self._age > self._settles
+
+    @property
+    def _stride(self) -> int:
+        """How many versions further the next one is that is sent."""
+        if self._planned_every is not None:
+            return self._planned_every
+        return 1 if self._is_over or self._age < self._settles else 2
+
+    def _decide(self, marks: Sequence[int]) -> list[Order]:
+        is_agreed = marks[0] != 0 and len({*marks}) == 1
+        if self._planned_every is not None:
+            return [] if is_agreed else [self._fall_back()]
+        if is_agreed and self._told_profile is not None:
+            # The one that the marks speak of, even if this rank has just seen it contradicted: the
+            # others begin to plan now. The next marks then bring all of them back.
+            return [MakePlan(self._told_profile)]
+        if all(marks):
+            return [self.give_up("the ranks' collectives differ from each other")]
+        if self._age > self._settles + 2 * PATIENCE * self._iterations:
+            return [self.give_up("the collectives do not repeat from iteration to iteration")]
+        return []
+
+    def _fall_back(self) -> UseBackground:
+        self._planned_every = None
+        self._marks = ()  # they spoke of the profile that was left
+        self._changes += 1
+        self._settle()
+        return UseBackground(
+            "the sequence of collectives changed: versions leave in the background until the job "
+            "is profiled again"
+        )
+
+    def _settle(self) -> None:
+        """Begin anew: some iterations to settle, more after every change, then profiling."""
+        self._age = 0
+        self._told_profile = None
+        self._settles = SKIP * 2 ** min(self._changes, _MOST_DOUBLINGS)
+        self._profiler = Profiler(
+            iterations=self._iterations,
+            skip=0,
+            world_size=self._world_size,
+            conditions=self._conditions,
+        )

@@ -1,0 +1,100 @@
+"""A rank's own shard on its way from live tensors into the slab."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+
+from gemini_lab.memory.slab import WriteBuffer, chunk_digest
+from gemini_lab.memory.slab_form import Bytes
+from gemini_lab.transfer.lanes import Lanes
+from gemini_lab.transfer.version import OutgoingVersion
+
+_SEALERS: Final = 4
+"""Threads that seal what a device copied: its bus is faster than the checksums of one thread."""
+
+
+class LocalCopy:
+    """Fills a rank's own buffer from live tensors, chunk by chunk, and seals each chunk.
+
+    Args:
+        version: What is copied.
+        own: Where to.
+        lanes: The device's, if the tensors are on one; the next chunk is then copied by its local
+            lane while threads of this copy's own seal those before.
+
+    Attributes:
+        payload_bytes: Size of the whole payload.
+        elapsed_s: Seconds spent so far.
+    """
+
+    def __init__(
+        self, version: OutgoingVersion, own: WriteBuffer, *, lanes: Lanes | None = None
+    ) -> None:
+        self.payload_bytes = version.payload_bytes
+        self.elapsed_s = 0.0
+        self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in version.pieces if t.numel()]
+        self._own = own
+        self._chunk_bytes = own.chunk(0).nbytes
+        self._lanes = lanes
+        self._ahead = 1 if lanes is None else 2
+        self._filled: deque[tuple[Bytes, Any]] = deque()  # chunks, each with its lane's mark
+        self._next_piece = 0
+        self._done = 0
+
+    def up_to(self, end_bytes: int) -> None:
+        """Copy and seal what is missing of the first `end_bytes` of the payload."""
+        started_s = time.perf_counter()
+        last = -(-min(end_bytes, self.payload_bytes) // self._chunk_bytes)
+        if self._lanes is None:
+            for number, chunk in self._arrived(last):
+                self._seal(number, chunk)
+        else:
+            with ThreadPoolExecutor(_SEALERS, thread_name_prefix="gemini-seal") as sealers:
+                seals = [sealers.submit(self._seal, *one) for one in self._arrived(last)]
+            for seal in seals:
+                seal.result()
+        self.elapsed_s += time.perf_counter() - started_s
+
+    def _arrived(self, last: int) -> Iterator[tuple[int, Bytes]]:
+        """The chunks before number `last` that are missing, each when it has been copied."""
+        while self._done < last:
+            while self._done + len(self._filled) < min(last, self._done + self._ahead):
+                self._filled.append(self._begin(self._done + len(self._filled)))
+            chunk, mark = self._filled[0]
+            if self._lanes is not None:
+                self._lanes.finish(mark)
+            self._filled.popleft()
+            self._done += 1
+            yield self._done - 1, chunk
+
+    def _seal(self, number: int, chunk: Bytes) -> None:
+        self._own.seal_chunk(number, chunk_digest(chunk))
+
+    def _begin(self, number: int) -> tuple[Bytes, Any]:
+        """Fill a chunk; on a device, as soon as its lane comes to the mark that is given too."""
+        start = number * self._chunk_bytes
+        chunk = self._own.chunk(number)[: self.payload_bytes - start]
+        self._fill(torch.from_numpy(chunk), start)
+        return chunk, None if self._lanes is None else self._lanes.mark("local")
+
+    def _fill(self, room: torch.Tensor, start: int) -> None:
+        """Fill `room` with the payload's bytes from `start` on."""
+        end = start + room.numel()
+        while self._next_piece < len(self._pieces):
+            offset, piece = self._pieces[self._next_piece]
+            low, high = max(start, offset), min(end, offset + piece.numel())
+            if low < high:
+                self._copy(room[low - start : high - start], piece[low - offset : high - offset])
+            if offset + piece.numel() > end:
+                return  # the rest of this piece belongs to the next chunk
+            self._next_piece += 1
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._lanes is None:
+            target.copy_(source)
+        else:
+            self._lanes.copy("local", target, source)

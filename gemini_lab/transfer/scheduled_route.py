@@ -1,0 +1,182 @@
+"""How a version's chunks travel when a schedule says in which idle span each may leave.
+
+The sender waits for a chunk's span and for a free sub-buffer at its receiver, then gives it to the
+link. The receiver takes chunks in the order of the schedule, which it knows as well, straight into
+the slab; where a bus to CPU memory is emulated, through sub-buffers that the bus empties. Each
+emptied sub-buffer is told to the sender, so never more than all of them are on the way.
+
+No rank waits in a circle: a chunk waits only for chunks before it in the one order that all ranks
+share, and for a span that opens, at the latest, when training has come to its update. Training's
+own collectives are never held up by this module.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gemini_lab.memory.slab import WriteBuffer
+from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
+from gemini_lab.transfer.local_copy import LocalCopy
+from gemini_lab.transfer.route import finish
+from gemini_lab.transfer.version import OutgoingVersion, Peers, SentBytes, VersionBuffers, Wire
+
+_FREED: Final = 1  # tag of the message that a sub-buffer is free again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncomingChunk:
+    """One chunk that this rank will receive: from whom, and its place in its sender's schedule."""
+
+    position: int
+    source: int
+    chunk: Chunk
+
+
+class ScheduledRoute:
+    """Moves the chunks of versions as their ranks' schedules say, on CPUs.
+
+    Args:
+        wire: Its group, its emulated link, and the bus that empties sub-buffers; without a bus,
+            chunks are received straight into the slab.
+        peers: With whom this rank exchanges versions.
+        schedules: The schedules of this rank and of all whose shards it keeps; every rank gets the
+            same ones from the same profile.
+        wait_for_span: Returns when a chunk of that span may leave.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        peers: Peers,
+        schedules: Mapping[int, ChunkSchedule],
+        *,
+        wait_for_span: Callable[[int | None], None],
+    ) -> None:
+        self._group = wire.group
+        self._carry = wire.carry
+        self._empty = wire.empty
+        self._peers = peers
+        self._schedule = schedules[peers.rank]
+        self._wait_for_span = wait_for_span
+        self._window = self._schedule.sub_buffers
+        self._incoming = incoming_chunks(schedules, peers)
+        largest = max((one.chunk.size_bytes for one in self._incoming), default=0)
+        rooms = self._window if self._empty is not None else 0
+        self._rooms = [torch.empty(largest, dtype=torch.uint8) for _ in range(rooms)]
+        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="gemini-receive")
+
+    def close(self) -> None:
+        """End the receiving thread."""
+        self._receiver.shutdown(wait=False)
+
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+        """Nothing yet: on CPUs all is done by the mover's thread."""
+
+    def wait_for_first(self) -> None:
+        """Wait for the first chunk's span.
+
+        At an iteration's start training's thread has much to do at once, and copying a chunk there
+        would hold it up for longer than the copy takes.
+        """
+        first = self._schedule.chunks[:1]
+        if first and first[0].span is not None:
+            self._wait_for_span(first[0].span)
+
+    def exchange(
+        self, local: LocalCopy, buffers: VersionBuffers, _sizes_bytes: Mapping[int, int]
+    ) -> tuple[SentBytes, ...]:
+        """Send and receive one version's chunks; returns what left in which span."""
+        # Sending waits for spans, and its receivers' answers for chunks of their own schedules, so
+        # receiving must go on meanwhile: it has a thread.
+        received: Future[None] = self._receiver.submit(self._receive, buffers.incoming)
+        sent = self._send(local, torch.from_numpy(buffers.own.data))
+        received.result()
+        return sent
+
+    def _send(self, local: LocalCopy, payload: torch.Tensor) -> tuple[SentBytes, ...]:
+        freed: dict[int, deque[Any]] = {peer: deque() for peer in self._peers.sends_to}
+        works: list[Any] = []
+        sent: list[SentBytes] = []
+        for chunk in self._schedule.chunks:
+            peer = self._peers.sends_to[chunk.replica - 1]
+            end = chunk.offset_bytes + chunk.size_bytes
+            local.up_to(end)
+            if len(freed[peer]) >= self._window:
+                freed[peer].popleft().wait()
+            self._wait_for_span(chunk.span)
+            start_s = time.time()
+            if self._carry is not None:
+                self._carry(chunk.size_bytes)
+            works.append(self._group.isend(payload[chunk.offset_bytes : end], peer))
+            freed[peer].append(self._group.irecv(torch.zeros(1), peer, tag=_FREED))
+            _note(sent, chunk, peer, start_s)
+        finish([*works, *(one for waiting in freed.values() for one in waiting)])
+        return tuple(sent)
+
+    def _receive(self, incoming: Mapping[int, WriteBuffer]) -> None:
+        under_way: deque[tuple[IncomingChunk, torch.Tensor, Any]] = deque()
+        freed: list[Any] = []
+        for number, one in enumerate(self._incoming):
+            if len(under_way) >= self._window:
+                freed.append(self._take(*under_way.popleft(), incoming))
+            room = self._room(number, one.chunk, incoming[one.source])
+            under_way.append((one, room, self._group.irecv(room, one.source)))
+        while under_way:
+            freed.append(self._take(*under_way.popleft(), incoming))
+        finish(freed)
+
+    def _room(self, number: int, chunk: Chunk, buffer: WriteBuffer) -> torch.Tensor:
+        if self._rooms:
+            return self._rooms[number % self._window][: chunk.size_bytes]
+        return _part(buffer, chunk)
+
+    def _take(
+        self, one: IncomingChunk, room: torch.Tensor, work: Any, incoming: Mapping[int, WriteBuffer]
+    ) -> Any:
+        """Wait for a chunk, empty its sub-buffer, and begin to say that it is free."""
+        work.wait()
+        if self._empty is not None:
+            _part(incoming[one.source], one.chunk).copy_(room)
+            self._empty(one.chunk.size_bytes)
+        return self._group.isend(torch.zeros(1), one.source, tag=_FREED)
+
+
+def incoming_chunks(
+    schedules: Mapping[int, ChunkSchedule], peers: Peers
+) -> tuple[IncomingChunk, ...]:
+    """What a rank receives, in the order in which it does: by position in the schedules.
+
+    Args:
+        schedules: At least those of the ranks that `peers` receives from.
+        peers: With whom the rank exchanges versions.
+    """
+    found = [
+        IncomingChunk(position=position, source=source, chunk=chunk)
+        for source, replica in peers.receives_from.items()
+        for position, chunk in enumerate(schedules[source].chunks)
+        if chunk.replica == replica
+    ]
+    return tuple(sorted(found, key=lambda one: (one.position, one.source)))
+
+
+def _part(buffer: WriteBuffer, chunk: Chunk) -> torch.Tensor:
+    end = chunk.offset_bytes + chunk.size_bytes
+    return torch.from_numpy(buffer.data[chunk.offset_bytes : end])
+
+
+def _note(sent: list[SentBytes], chunk: Chunk, peer: int, start_s: float) -> None:
+    """Add a chunk to what left for `peer` in its span."""
+    size_bytes = chunk.size_bytes
+    if sent and (sent[-1].span, sent[-1].peer) == (chunk.span, peer):
+        start_s = sent[-1].start_s
+        size_bytes += sent.pop().sent_bytes
+    sent.append(
+        SentBytes(
+            span=chunk.span, peer=peer, sent_bytes=size_bytes, start_s=start_s, end_s=time.time()
+        )
+    )

@@ -1,0 +1,107 @@
+"""A version on its way: what leaves a rank, between whom it travels, and what moving it took."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gemini_lab.memory.slab import WriteBuffer
+from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.lanes import Lanes
+
+Pieces = Sequence[tuple[int, torch.Tensor]]
+"""Offset in the payload, and the flat tensor whose bytes belong there; in order."""
+Carry = Callable[[float], None]
+"""Takes that many bytes over an emulated link, and returns when it has carried them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingVersion:
+    """One version of this rank's shard, to be moved.
+
+    Attributes:
+        version: Its number.
+        pieces: What it is made of; live tensors, which must not change until it is whole.
+        payload_bytes: Size of the whole payload.
+    """
+
+    version: int
+    pieces: Pieces
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """With whom a rank exchanges versions.
+
+    Attributes:
+        rank: This one.
+        sends_to: The ranks that keep this rank's replicas 1, 2, ...
+        receives_from: Rank of each other shard that is kept here, and which replica this is.
+    """
+
+    rank: int
+    sends_to: tuple[int, ...] = ()
+    receives_from: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """What the checkpoints of a rank travel over.
+
+    Attributes:
+        group: A process group over all ranks, used by nothing else.
+        carry: The node's emulated link, if it has one.
+        empty: An emulated bus that brings sub-buffers to the slab, if there is one.
+        lanes: The device's, if training runs on one.
+    """
+
+    group: CheckpointGroup
+    carry: Carry | None = None
+    empty: Carry | None = None
+    lanes: Lanes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionBuffers:
+    """Where the shards of a version are written on this rank.
+
+    Attributes:
+        own: The buffer of its own shard.
+        incoming: The buffers of the shards that it receives, by their ranks.
+    """
+
+    own: WriteBuffer
+    incoming: Mapping[int, WriteBuffer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBytes:
+    """What left for one peer in one idle span; times are seconds since the epoch.
+
+    Attributes:
+        span: Number of the idle span; `None` in the background, and on a device.
+    """
+
+    span: int | None
+    peer: int
+    sent_bytes: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedVersion:
+    """What moving one version took, on this rank.
+
+    Attributes:
+        local_s: Seconds that copying and sealing the own shard took.
+        duration_s: Seconds until the version was whole on all ranks.
+        sent: What left for which peer, and in which idle span.
+    """
+
+    version: int
+    sent_bytes: int
+    local_s: float
+    duration_s: float
+    sent: tuple[SentBytes, ...] = ()

@@ -1,0 +1,95 @@
+"""Versions on their way: whenever a rank dies, one version is whole."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gemini_lab.memory.slab import Slab, SlotSpec
+from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.route import BackgroundRoute
+from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
+
+from .kill_mover import VERSIONS
+
+STATE = torch.arange(100, dtype=torch.uint8)
+VERSION = OutgoingVersion(version=1, pieces=[(0, STATE)], payload_bytes=100)
+
+
+@pytest.fixture
+def alone():
+    """What a mover of a job of one rank is made of: it copies into its own slab alone."""
+    group = CheckpointGroup(dist.HashStore(), rank=0, world_size=1)
+    slab = Slab.create([SlotSpec(0, 100)], chunk_bytes=32)
+    yield Wire(group=group), Peers(rank=0), slab
+    slab.close()
+
+
+def test_another_route_is_refused_while_a_version_is_under_way(alone):
+    may_end = threading.Event()
+    with VersionMover(*alone, on_moved=lambda _: may_end.wait(30)) as mover:
+        mover.send(VERSION)
+        with pytest.raises(RuntimeError, match="wait for it"):
+            mover.follow(BackgroundRoute(*alone[:2]))
+        may_end.set()
+        mover.wait()
+        mover.follow(BackgroundRoute(*alone[:2]))
+
+
+def test_a_route_is_closed_when_it_is_left_and_the_last_one_with_the_mover(alone):
+    class Route(BackgroundRoute):
+        """Says when it is closed."""
+
+        def close(self):
+            closed.append(self)
+
+    closed = []
+    routes = [Route(*alone[:2]) for _ in range(2)]
+    with VersionMover(*alone, on_moved=lambda _: None) as mover:
+        mover.follow(routes[0])
+        mover.send(VERSION)
+        mover.wait()
+        mover.follow(routes[1])
+        assert closed == routes[:1]
+    assert closed == routes
+    assert bytes(alone[2].read(0, 1).data) == bytes(STATE.numpy())
+
+
+def test_what_broke_on_the_movers_thread_is_raised_where_training_waits(alone):
+    def break_down(_):
+        raise OSError("the disk is gone")
+
+    with VersionMover(*alone, on_moved=break_down) as mover:
+        mover.send(VERSION)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="a peer may be gone") as caught:
+                mover.wait()
+            assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])
+def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how, tried):
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("kill_mover.py")), how],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    stories = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(stories) == tried
+    for story in stories:
+        died = story["die_at"] <= 6 * VERSIONS
+        assert story["statuses"][1] == (-9 if died else 0)
+        being_moved = (story["die_at"] - 1) // 6 + 1
+        whole = set(story["left"]["0"]) & set(story["left"]["1"])
+        if being_moved > 1:  # the version before the one that was being moved
+            assert max(whole) >= being_moved - 1, story

@@ -1,0 +1,55 @@
+"""The README's training script as a type checker reads it; nothing here runs."""
+
+import deepspeed
+from torch import nn
+
+import gemini_lab
+from gemini_lab.engine.contract import Protected, Stateful, ZeroEngine
+
+
+def script(model: nn.Module, loader: Stateful, *, steps: int) -> None:
+    """The README's training script."""
+    engine, *_ = deepspeed.initialize(model=model, config="ds_config.json")
+    protected = gemini_lab.protect(engine, data=loader)
+    for step in range(protected.step, steps):
+        loss = engine(step)
+        engine.backward(loss)
+        protected.log(loss=loss.item())
+        engine.step()
+
+
+def script_with_small_state(engine: ZeroEngine, loaders: list[Stateful]) -> Protected:
+    """State of the script's own, of any type, and several sources of data."""
+    best = {"loss": 3.5}
+    return gemini_lab.protect(engine, data=loaders, client_state=best)
+
+
+class Loader:
+    """A position in the data of one's own making."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go there."""
+        self.position = state["position"]
+
+
+def script_with_its_own_loader(engine: ZeroEngine) -> int:
+    """No base class is asked for."""
+    protected: Protected = gemini_lab.protect(engine, data=Loader())
+    return protected.step
+
+
+def wrong_uses(engine: ZeroEngine, loader: Loader) -> None:
+    """Each line is an error to the checker; were it none, it would say that the mark is unused."""
+    gemini_lab.protect("engine")  # type: ignore[arg-type]
+    gemini_lab.protect(engine, data=[1, 2])  # type: ignore[list-item]
+    gemini_lab.protect(engine, loader)  # type: ignore[call-arg]
+    protected = gemini_lab.protect(engine)
+    protected.log(loss="much")  # type: ignore[arg-type]
+    protected.step = 3  # type: ignore[misc]
