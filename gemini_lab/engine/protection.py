@@ -25,6 +25,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
@@ -91,18 +92,25 @@ class LiveProtection:
         state: The engine's.
         traffic: Sends versions.
         iterations: Says what an iteration took.
+        lineage: The history in which versions are made.
 
     Attributes:
         step: Iterations that were done when protection began.
     """
 
     def __init__(
-        self, state: EngineState, traffic: CheckpointTraffic, iterations: IterationLog
+        self,
+        state: EngineState,
+        traffic: CheckpointTraffic,
+        iterations: IterationLog,
+        *,
+        lineage: Lineage,
     ) -> None:
         self.step = state.version
         self._state = state
         self._traffic = traffic
         self._iterations = iterations
+        self._lineage = lineage
 
     def log(self, **values: float) -> None:
         """Attach values to the iteration that is computed, or was just done; see `Protected`."""
@@ -131,7 +139,10 @@ class LiveProtection:
             pieces.append((spec.offset_bytes, tensor))
         self._traffic.send(
             OutgoingVersion(
-                version=self._state.version, pieces=pieces, payload_bytes=layout.payload_bytes
+                version=self._state.version,
+                lineage=self._lineage,
+                pieces=pieces,
+                payload_bytes=layout.payload_bytes,
             )
         )
 
@@ -169,7 +180,15 @@ def start_protection(
         persistent_tier(url).check()
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
     memory = _lay_out(session, state, seats, settings, group)
-    place = Place(rank=start.rank, seats=seats, slab=memory.slab, group=group, persistent_url=url)
+    lineage = Lineage(run=start.order.run, epoch=start.epoch)
+    place = Place(
+        rank=start.rank,
+        seats=seats,
+        slab=memory.slab,
+        group=group,
+        persistent_url=url,
+        lineage=lineage,
+    )
     newest = _restore(session, state, place)
     traffic = open_traffic(
         settings,
@@ -186,7 +205,10 @@ def start_protection(
         on_device=torch.device(engine.device).type == "cuda",
         emit=session.emit,
     )
-    protection = LiveProtection(state, traffic, IterationLog(session.emit, newest=newest))
+    if start.plan.tier == "memory":
+        traffic.note_whole(state.version)
+    iterations = IterationLog(session.emit, newest=newest)
+    protection = LiveProtection(state, traffic, iterations, lineage=lineage)
     hook_step(engine, protection)
     session.on_finish = protection.finish
     if start.plan.version is None and not traffic.is_sent(0):

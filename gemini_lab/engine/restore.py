@@ -13,6 +13,7 @@ from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.whole_copy import receive_copy, send_copy
@@ -72,6 +73,7 @@ class Place:
         slab: Keeps the rank's shard and replicas.
         group: All ranks, used by nothing else meanwhile.
         persistent_url: The persistent tier, if there is one.
+        lineage: The history in which versions are made from now on.
     """
 
     rank: int
@@ -79,6 +81,7 @@ class Place:
     slab: Slab
     group: CheckpointGroup
     persistent_url: str | None
+    lineage: Lineage = NO_LINEAGE
 
     @property
     def node(self) -> str:
@@ -103,19 +106,24 @@ def restore(
         UnusableCopyError: A copy cannot be used; the root agent is to plan without it.
         GeminiError: The version fits the engine no more.
     """
-    forget_later_versions(place.slab, plan.version)
+    forget_left_versions(place.slab, plan)
     if plan.version is None:
         return None
-    is_stored = plan.tier == "persistent"
-    receipt = fetch(plan.version, place) if is_stored else move_copies(plan, place)
-    return put_back(plan.version, receipt, place, load)
+    if plan.tier == "persistent":
+        # From storage a version begins this history: other copies of it are not combined with it.
+        lineage, receipt = place.lineage, fetch(plan.version, place)
+    else:
+        lineage, receipt = plan.lineage, move_copies(plan, place)
+    return put_back(plan.version, lineage, receipt, place, load)
 
 
-def forget_later_versions(slab: Slab, version: int | None) -> None:
-    """Discard what training had reached after `version`: it is computed again."""
+def forget_left_versions(slab: Slab, plan: RecoveryPlan) -> None:
+    """Discard what is left behind: later versions, and the plan's own of another history."""
     for copy in slab.copies():
-        if version is None or copy.version > version:
-            slab.discard(copy.shard, copy.version)
+        is_later = plan.version is None or copy.version > plan.version
+        is_other = copy.version == plan.version and copy.lineage != plan.lineage
+        if is_later or is_other:
+            slab.discard(copy.shard, copy.version, copy.lineage)
 
 
 def move_copies(plan: RecoveryPlan, place: Place) -> Receipt:
@@ -127,21 +135,27 @@ def move_copies(plan: RecoveryPlan, place: Place) -> Receipt:
         sender = place.seats.rank_on(move.sender, keeping=move.shard)
         receiver = place.seats.rank_on(move.receiver, keeping=move.shard)
         if sender == place.rank:
-            copy = place.slab.read(move.shard, plan.version)
+            copy = place.slab.read(move.shard, plan.version, plan.lineage)
             send_copy(copy, place.slab.chunk_bytes, to=receiver, group=place.group)
         elif receiver == place.rank:
-            received = _receive(move.shard, plan.version, sender, place)
+            received = _receive(move.shard, plan, sender, place)
             if move.shard == place.rank:
                 receipt = received
     return receipt
 
 
-def _receive(shard: int, version: int, sender: int, place: Place) -> Receipt:
+def _receive(shard: int, plan: RecoveryPlan, sender: int, place: Place) -> Receipt:
+    version = plan.version or 0
     holder = place.seats.node_of(sender)
     started_s = time.perf_counter()
     try:
         received = receive_copy(
-            place.slab, shard=shard, version=version, sender=sender, group=place.group
+            place.slab,
+            shard=shard,
+            version=version,
+            sender=sender,
+            group=place.group,
+            lineage=plan.lineage,
         )
     except IntegrityError as error:
         raise UnusableCopyError(
@@ -166,7 +180,7 @@ def fetch(version: int, place: Place) -> Receipt:
         raise UnusableCopyError(
             shard=place.rank, version=version, holder=None, reason=str(error)
         ) from error
-    buffer = place.slab.begin(place.rank, version)
+    buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload
     for index in range(buffer.chunk_count(len(payload))):
         buffer.seal_chunk(index)
@@ -179,10 +193,14 @@ def fetch(version: int, place: Place) -> Receipt:
 
 
 def put_back(
-    version: int, receipt: Receipt, place: Place, load: Callable[[memoryview], SmallState]
+    version: int,
+    lineage: Lineage,
+    receipt: Receipt,
+    place: Place,
+    load: Callable[[memoryview], SmallState],
 ) -> tuple[Receipt, SmallState]:
     """Verify the own shard in the slab, and load it; the receipt says what both took."""
-    copy = place.slab.read(place.rank, version)
+    copy = place.slab.read(place.rank, version, lineage)
     started_s = time.perf_counter()
     _require_whole(copy, version, place)
     verified_s = time.perf_counter()

@@ -451,6 +451,8 @@ class RootAgent:
             case events.ShardRestored():
                 self._restored.add(event.rank)
                 if self._restored == set(self.state.ranks):
+                    assert self._plan is not None
+                    self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s
             case events.Iteration() if not event.restored:

@@ -11,6 +11,7 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
     VersionMeta,
 )
+from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import Emit, Instruction, RootState, Send
 
 
@@ -39,6 +40,14 @@ class Saver:
         self._whole[rank] = version
         self.complete = max(self.complete, version)
         self._next = next_version
+
+    def note_restored(self, ranks: range, plan: RecoveryPlan) -> None:
+        """A recovery has brought a version to all its holders, or read it from the tier."""
+        version = plan.version or 0
+        self.complete = version
+        self._whole = dict.fromkeys(ranks, version)
+        if plan.tier == "persistent":
+            self._last_version = version
 
     def newest_whole(self, ranks: range) -> int:
         """The newest version that is whole on every rank; 0 before all have said so."""

@@ -77,9 +77,9 @@ class VersionMover:
         self.wait()
         rank, lanes = self._peers.rank, self._wire.lanes
         buffers = VersionBuffers(
-            own=self._slab.begin(rank, version.version),
+            own=self._slab.begin(rank, version.version, version.lineage),
             incoming={
-                source: self._slab.begin(source, version.version)
+                source: self._slab.begin(source, version.version, version.lineage)
                 for source in self._peers.receives_from
             },
         )

@@ -92,6 +92,10 @@ class CheckpointTraffic:
         if self._scheme == "blocking":
             self._mover.wait()
 
+    def note_whole(self, version: int) -> None:
+        """A version is on all its holders already: a recovery brought it there."""
+        self._newest_sent = version
+
     def is_sent(self, version: int) -> bool:
         """Whether this version was sent, or none ever is."""
         return self._scheme == "none" or self._newest_sent == version

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gemini_lab.memory.slab import WriteBuffer
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.lanes import Lanes
 
@@ -22,12 +23,14 @@ class OutgoingVersion:
     Attributes:
         version: Its number.
         pieces: What it is made of; live tensors, which must not change until it is whole.
+        lineage: The history that it is of.
         payload_bytes: Size of the whole payload.
     """
 
     version: int
     pieces: Pieces
     payload_bytes: int
+    lineage: Lineage = NO_LINEAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

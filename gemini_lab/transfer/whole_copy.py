@@ -8,6 +8,7 @@ import torch
 
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, chunk_digest
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.route import trimmed_chunk
 
@@ -35,7 +36,13 @@ def send_copy(copy: ReadBuffer, chunk_bytes: int, *, to: int, group: CheckpointG
 
 
 def receive_copy(
-    slab: Slab, *, shard: int, version: int, sender: int, group: CheckpointGroup
+    slab: Slab,
+    *,
+    shard: int,
+    version: int,
+    sender: int,
+    group: CheckpointGroup,
+    lineage: Lineage = NO_LINEAGE,
 ) -> ReceivedCopy:
     """Receive and verify what `sender` sends by `send_copy`; then it is whole here too.
 
@@ -45,7 +52,7 @@ def receive_copy(
     header = torch.zeros(1, dtype=torch.int64)
     group.recv(header, sender)
     payload_bytes = int(header[0])
-    buffer = slab.begin(shard, version)
+    buffer = slab.begin(shard, version, lineage)
     digests = np.zeros(buffer.chunk_count(payload_bytes), np.int64)
     group.recv(torch.from_numpy(digests), sender)
     bad, verify_s = [], 0.0

@@ -70,7 +70,7 @@ def some(kind: type) -> st.SearchStrategy:
 def _values(hint: object) -> st.SearchStrategy:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is int:
-        return st.integers(0, 2**40)
+        return st.integers(0, 2**31)
     if hint is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     if hint is object:
