@@ -190,6 +190,10 @@ class Agent:
             won = await self.membership.campaign(items)
             if won is not None:
                 self._become_root(won)
+        elif record is not None and self.membership.is_own(record):
+            # Won, but the answer was lost; or resigned while the store was away. Nobody else can
+            # be elected while this node's key stands.
+            self._become_root(record)
         self._root_record = record or self._root_record
         await self._end_older_workers(items)
 
@@ -211,7 +215,7 @@ class Agent:
             membership=self.membership,
             record=record,
             token=self.config.token,
-            emit=self.lab.emit,
+            emit=lambda event: self.lab.emit(event, term=record.term),
             request_nodes=lambda wanted, reason: self.lab.say(
                 NeedNodes(wanted=wanted, reason=reason)
             ),

@@ -154,7 +154,7 @@ class AgentLinks:
             self._emit(Emit(event=LinkCut(peer=node)))
             self._tell(joined)
             await asyncio.sleep(FIRST_PAUSE_S)  # links that break at once must not flood the log
-        elif not keeper.is_dead:
+        elif keeper.is_registered and not keeper.is_dead:
             self._tell(NodeLost(at_s=noticed_s, node=node, cause="connection"))
         return joined
 

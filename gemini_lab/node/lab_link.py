@@ -55,16 +55,16 @@ class LabLink:
         else:
             self._channel.send(message)
 
-    def emit(self, event: AnyEvent) -> None:
-        """Say an event of this node."""
-        self.pass_on(Entry(at_s=time.time(), node=self._name, event=event))
+    def emit(self, event: AnyEvent, *, term: int | None = None) -> None:
+        """Say an event of this node, or of the root agent of `term`."""
+        self.pass_on(Entry(at_s=time.time(), node=self._name, event=event), term=term)
 
-    def pass_on(self, entry: Entry) -> None:
+    def pass_on(self, entry: Entry, *, term: int | None = None) -> None:
         """Say an event on the lab's clock."""
         offset_s = self._clock_offset_s
         event = shifted(entry.event, offset_s)
         on_its_clock = Entry(at_s=entry.at_s + offset_s, node=self._name, event=event)
-        self.say(EventSaid(entry=on_its_clock))
+        self.say(EventSaid(entry=on_its_clock, term=term))
 
     async def drain(self) -> None:
         """Wait until all that was said is on its way."""

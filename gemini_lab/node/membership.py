@@ -103,11 +103,12 @@ class Membership:
         )
         lease = self._lease
         text = record.to_text()
-        if not await self.call(lambda: self.store.create("root", text, lease=lease)):
-            return None
-        if not await self.write_as_root(record, "term", str(record.term)):
-            return None
-        return record
+        won = await self.call(lambda: self.store.create("root", text, lease=lease))
+        return record if won else None
+
+    def is_own(self, record: RootRecord) -> bool:
+        """Whether this very process wrote the root's record."""
+        return (record.name, record.address) == (self.name, self.address)
 
     async def reclaim(self, record: RootRecord) -> None:
         """Write the root's record again if the store has lost it, and nobody else has the place."""

@@ -77,6 +77,7 @@ class RootShell:
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
         try:
+            await self._write("term", str(self.record.term))
             items = await self._membership.read()
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
@@ -131,7 +132,7 @@ class RootShell:
         for instruction in instructions:
             match instruction:
                 case WriteState():
-                    await self._write(instruction.state)
+                    await self._write("state", instruction.state.to_text())
                 case Send():
                     self._links.send(instruction.to, instruction.order)
                 case Emit():
@@ -141,13 +142,12 @@ class RootShell:
                 case HangUp():
                     self._links.hang_up(instruction.node)
 
-    async def _write(self, state: RootState) -> None:
-        """Store the state while this node is root; a store that is away is waited for."""
-        text = state.to_text()
+    async def _write(self, key: str, text: str) -> None:
+        """Store a value while this node is root; a store that is away is waited for."""
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while True:
             try:
-                if not await self._membership.write_as_root(self.record, "state", text):
+                if not await self._membership.write_as_root(self.record, key, text):
                     raise Deposed
             except StoreUnavailableError:
                 if time.monotonic() > give_up_s:

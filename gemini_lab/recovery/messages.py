@@ -89,9 +89,16 @@ class Inject(Message, frozen=True, kw_only=True):
 
 
 class EventSaid(Message, frozen=True, kw_only=True):
-    """An event of a node or of one of its workers."""
+    """An event of a node or of one of its workers.
+
+    Attributes:
+        entry: What happened.
+        term: The root agent's, if it is the root that says it: a deposed root's word counts no
+            more.
+    """
 
     entry: Entry
+    term: int | None = None
 
     @property
     def epoch(self) -> int | None:

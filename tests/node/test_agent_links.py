@@ -1,0 +1,167 @@
+"""The root agent's connections: one owner each, one attempt at a time, on real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gemini_lab.log.events import LinkCut
+from gemini_lab.node.agent_links import AgentLinks
+from gemini_lab.recovery.messages import Fence, Fenced, Joined, RootHello
+from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, NodeJoined, NodeLost
+from gemini_lab.wire.tcp import Channel, serve
+
+TOKEN = "secret"
+PATIENCE_S = 20.0
+
+
+class Agents:
+    """Agents that greet a root; each test says what they do then."""
+
+    def __init__(self) -> None:
+        self.greeted = 0
+        self.channels: list[Channel] = []
+        self.told: asyncio.Queue[Happening] = asyncio.Queue()
+        self.emitted: list[Emit] = []
+        self.links = AgentLinks(
+            hello=RootHello(name="node-0", term=1),
+            token=TOKEN,
+            tell=self.told.put_nowait,
+            emit=self.emitted.append,
+        )
+
+    async def start(self, serve_root: Callable[[Channel], Awaitable[None]]) -> str:
+        """The address of an agent that does `serve_root` after its greeting."""
+
+        async def welcome(channel: Channel) -> None:
+            self.greeted += 1
+            self.channels.append(channel)
+            channel.send(Joined(epoch=3, workers={0: "running"}))
+            await serve_root(channel)
+
+        self.server, port = await serve("127.0.0.1", TOKEN, welcome)
+        return f"127.0.0.1:{port}"
+
+    async def next(self) -> Happening:
+        return await asyncio.wait_for(self.told.get(), PATIENCE_S)
+
+
+async def listen(channel: Channel) -> None:
+    while (message := await channel.receive()) is not None:
+        if isinstance(message, Fence):
+            channel.send(Fenced(epoch=message.epoch))
+
+
+def run(story: Callable[[Agents], Awaitable[None]]) -> Agents:
+    async def told() -> Agents:
+        agents = Agents()
+        try:
+            await story(agents)
+        finally:
+            agents.links.close()
+        return agents
+
+    return asyncio.run(told())
+
+
+def test_who_answers_has_joined_and_what_it_says_is_passed_on():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        (joined,) = await agents.links.open({"node-1": address})
+        assert (joined.node, joined.epoch, joined.workers) == ("node-1", 3, {0: "running"})
+        agents.links.send("node-1", Fence(epoch=4))
+        said = await agents.next()
+        assert isinstance(said, FromAgent)
+        assert said.message == Fenced(epoch=4)
+
+    run(story)
+
+
+def test_a_link_that_was_cut_is_joined_anew_and_said_once():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        agents.channels[0].close()
+        assert isinstance(await agents.next(), NodeJoined)
+
+    agents = run(story)
+    assert [said.event for said in agents.emitted] == [LinkCut(peer="node-1")]
+    assert agents.greeted == 2
+
+
+def test_an_agent_that_hangs_up_at_once_is_not_connected_to_in_a_storm():
+    """450 attempts a second were made where two sides closed each other's connections."""
+
+    async def hang_up(channel: Channel) -> None:
+        channel.close()
+
+    async def story(agents: Agents) -> None:
+        address = await agents.start(hang_up)
+        await agents.links.open({"node-1": address})
+        for _ in range(5):
+            for _ in range(50):  # everybody else who notices the break asks for the link, too
+                agents.links.follow({"node-1": address}, is_settled=True)
+            await asyncio.sleep(0.2)
+
+    assert run(story).greeted < 30
+
+
+def test_an_agent_whose_machine_refuses_is_dead():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        agents.server.close()
+        agents.channels[0].close()
+        lost = await agents.next()
+        assert isinstance(lost, NodeLost)
+        assert (lost.node, lost.cause) == ("node-1", "dead")
+
+    run(story)
+
+
+def test_an_agent_whose_lease_ran_out_is_lost_and_joins_again_when_it_is_registered():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        agents.links.follow({}, is_settled=False)  # the store was away: that says nothing
+        agents.links.follow({}, is_settled=True)
+        lost = await agents.next()
+        assert isinstance(lost, NodeLost)
+        assert lost.cause == "lease"
+        agents.links.follow({"node-1": address}, is_settled=True)
+        assert isinstance(await agents.next(), NodeJoined)
+
+    run(story)
+
+
+def test_a_silent_agent_that_dies_is_said_to_be_dead():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        agents.links.follow({}, is_settled=True)
+        assert (await agents.next()).cause == "lease"  # type: ignore[union-attr]
+        agents.server.close()
+        for channel in agents.channels:
+            channel.close()
+        assert (await agents.next()).cause == "dead"  # type: ignore[union-attr]
+
+    run(story)
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b'{"op":"fence","epoch":1}\n', b"\xff\n"])
+def test_who_says_what_is_no_message_is_hung_up_on(line, capsys):
+    async def babble(channel: Channel) -> None:
+        channel._writer.write(line)
+        await asyncio.sleep(PATIENCE_S)
+
+    async def story(agents: Agents) -> None:
+        address = await agents.start(babble)
+        await agents.links.open({"node-1": address})
+        if b"fence" in line:
+            await asyncio.sleep(0.3)  # a message, but none that an agent says: passed over
+            assert agents.told.empty()
+        else:
+            assert isinstance(await agents.next(), NodeJoined)
+            assert "cannot read a message" in capsys.readouterr().err
+
+    run(story)
