@@ -15,18 +15,18 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
 from gemini_lab.lab.agents import start_cluster
-from gemini_lab.lab.cluster import Cluster, Starter
+from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, hosts_from
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
-from gemini_lab.lab.runs import Runs, fresh_folder, said
+from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
 from gemini_lab.launch.operator import Operator
-from gemini_lab.log.events import LabStarted, Profiled, RunStarted
+from gemini_lab.log.events import Profiled
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.seats import in_order, node_name
+from gemini_lab.seats import node_name
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.storage import persistent_tier
 
@@ -144,8 +144,8 @@ class Lab:
             settings=settings,
         )
         self._control.open_to(run.folder)
-        run.take(said(_lab_started(self.config, self._cluster)))
-        run.take(said(_run_started(order)))
+        run.take(lab_started(self.config, self._cluster))
+        run.take(run_started(order))
         self._runs.begin(run)
         self._cluster.submit(order)
         return run
@@ -318,29 +318,3 @@ class Lab:
         scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
         if settings.persistent_url is not None:
             persistent_tier(settings.persistent_url).check()
-
-
-def _lab_started(config: LabConfig, cluster: Cluster) -> LabStarted:
-    return LabStarted(
-        nodes=config.nodes,
-        standbys=config.standbys,
-        root=cluster.root,
-        names=tuple(in_order(cluster.members)),
-        etcd=tuple(cluster.etcd),
-    )
-
-
-def _run_started(order: JobOrder) -> RunStarted:
-    seats = order.seats
-    racks = tuple(seats.rack_of.values())[: seats.nodes]
-    return RunStarted(
-        name=order.job.title,
-        script=order.job.script,
-        args=tuple(order.job.args),
-        module=order.job.module,
-        nodes=seats.nodes,
-        standbys=seats.standbys,
-        workers_per_node=seats.workers_per_node,
-        racks=racks or None,
-        settings=order.settings,
-    )

@@ -9,11 +9,22 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
+from gemini_lab.lab.cluster import Cluster
+from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import AnyEvent, LabClosed, Note, RunFailed, RunFinished
-from gemini_lab.recovery.messages import InjectFailure, StopRun
+from gemini_lab.log.events import (
+    AnyEvent,
+    LabClosed,
+    LabStarted,
+    Note,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+)
+from gemini_lab.recovery.messages import InjectFailure, JobOrder, StopRun
+from gemini_lab.seats import in_order
 
 STRAGGLERS_S: Final = 0.3
 """After its end, for what other nodes said before it to arrive."""
@@ -104,6 +115,38 @@ def told(given: Sequence[Order]) -> str:
 def said(event: AnyEvent) -> Entry:
     """What the lab itself says, now."""
     return Entry(at_s=time.time(), node="lab", event=event)
+
+
+def lab_started(config: LabConfig, cluster: Cluster) -> Entry:
+    """That the lab's nodes are up, for the head of a run's log."""
+    return said(
+        LabStarted(
+            nodes=config.nodes,
+            standbys=config.standbys,
+            root=cluster.root,
+            names=tuple(in_order(cluster.members)),
+            etcd=tuple(cluster.etcd),
+        )
+    )
+
+
+def run_started(order: JobOrder) -> Entry:
+    """That a job was submitted."""
+    job, seats = order.job, order.seats
+    racks = tuple(seats.rack_of.values())[: seats.nodes]
+    return said(
+        RunStarted(
+            name=job.title,
+            script=job.script,
+            args=tuple(job.args),
+            module=job.module,
+            nodes=seats.nodes,
+            standbys=seats.standbys,
+            workers_per_node=seats.workers_per_node,
+            racks=racks or None,
+            settings=order.settings,
+        )
+    )
 
 
 def fresh_folder(folder: Path) -> Path:
