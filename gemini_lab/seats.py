@@ -61,6 +61,14 @@ class Seats:
         """Nodes and standbys together."""
         return self.nodes + self.standbys
 
+    @property
+    def nodes_by_rack(self) -> dict[str, list[str]]:
+        """Names of the nodes in each rack; nodes that come later are in none."""
+        nodes: dict[str, list[str]] = {}
+        for node, rack in self.rack_of.items():
+            nodes.setdefault(rack, []).append(node)
+        return nodes
+
     # -- ranks, positions, nodes -----------------------------------------------------------------
 
     def position_of(self, rank: int) -> int:

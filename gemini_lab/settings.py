@@ -7,6 +7,9 @@ from typing import Any, Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.units import MIB, format_bytes, parse_bandwidth, parse_bytes
 
+SettingValue = str | int | float | bool | None
+"""A setting as a person writes it: a number, a word, `"4 MiB"`."""
+
 SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gemini")
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
@@ -117,7 +120,7 @@ class Settings:
         return tuple(found)
 
     @classmethod
-    def parse(cls, block: Mapping[str, Any]) -> "Settings":
+    def parse(cls, block: Mapping[str, SettingValue]) -> "Settings":
         """The settings in a `"gemini"` block; sizes may be written like `"4 MiB"`.
 
         Raises:
@@ -125,7 +128,7 @@ class Settings:
         """
         return cls().updated(block)
 
-    def updated(self, changes: Mapping[str, Any]) -> "Settings":
+    def updated(self, changes: Mapping[str, SettingValue]) -> "Settings":
         """These settings with some replaced."""
         known = [field.name for field in fields(self)]
         unknown = sorted(set(changes) - set(known))
@@ -134,7 +137,7 @@ class Settings:
                 f"the gemini settings have no {', '.join(map(repr, unknown))}; "
                 f"they are {', '.join(known)}"
             )
-        values = dict(changes)
+        values: dict[str, Any] = dict(changes)  # their types are checked below
         for name in ("chunk_bytes", "buffer_bytes"):
             if name in values:
                 values[name] = parse_bytes(values[name])
@@ -146,6 +149,6 @@ class Settings:
         except TypeError as error:
             raise ConfigError(f"a gemini setting has the wrong type: {error}") from error
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, SettingValue]:
         """The settings as plain JSON values; `parse` reads them."""
         return asdict(self)

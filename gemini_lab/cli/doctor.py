@@ -20,6 +20,7 @@ from typing import Final, Literal
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
 from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.memory.free import free_memory
 from gemini_lab.units import GIB, format_bytes
 
@@ -226,7 +227,7 @@ def folder(path: Path | None = None) -> Finding:
         return Finding(name="folder", state="ok", found=f"{path}, {format_bytes(free_bytes)} free")
     return Finding(
         name="folder", state="missing", found=f"{path} is not writable",
-        remedy="change to a folder of your own: a run's log is kept in ./gemini-runs",
+        remedy=f"change to a folder of your own: a run's log is kept in ./{RUNS_FOLDER}",
     )  # fmt: skip
 
 

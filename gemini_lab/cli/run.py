@@ -5,15 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
+from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
-from gemini_lab.placement import plan_placement
-from gemini_lab.settings import Settings
+from gemini_lab.seats import Seats
+from gemini_lab.settings import Settings, SettingValue
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,19 +25,25 @@ def parser() -> argparse.ArgumentParser:
         description="Run a DeepSpeed script on nodes whose failures it survives. The script calls "
         "gemini_lab.protect(engine); everything after its name is its own.",
     )
-    options.add_argument("--nodes", type=int, default=4, help="machines that train (4)")
-    options.add_argument("--standbys", type=int, default=1, help="machines that wait (1)")
-    options.add_argument("--workers-per-node", type=int, default=1, help="one a GPU (1)")
+    number = partial(options.add_argument, type=int)
+    number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
+    number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
+    number("--workers-per-node", default=LabConfig.workers_per_node, help="one a GPU (%(default)s)")
     options.add_argument("--hostfile", help="MPI hostfile; in a Slurm allocation, its hosts")
     options.add_argument("--hosts", help="host names, separated by commas")
     options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
-    options.add_argument("--folder", default="gemini-runs", help="where runs keep their logs")
+    options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
     options.add_argument("--name", help="of this run; by default the time and the script")
     options.add_argument("--replicas", type=int, help="copies of each shard, the own included")
     options.add_argument("--persistent-url", help="persistent tier: a folder, s3://... (fsspec)")
     options.add_argument("--persist-every", type=int, help="iterations between persistent versions")
     options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
-    options.add_argument("--lease", type=float, default=2.0, help="seconds of silence: lost (2)")
+    options.add_argument(
+        "--lease",
+        type=float,
+        default=LabConfig.lease_s,
+        help="seconds of silence: lost (%(default)s)",
+    )
     options.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module")
     options.add_argument("script")
     options.add_argument("args", nargs=argparse.REMAINDER)
@@ -48,7 +56,7 @@ def command(arguments: list[str]) -> int:
     job = Job(script=options.script, args=options.args, module=options.module)
     job.check()
     settings = settings_of(options)
-    plan_placement(nodes=options.nodes, replicas=Settings.parse(settings).replicas)
+    Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
     with Lab(
         options.nodes, options.standbys, workers_per_node=options.workers_per_node,
@@ -64,7 +72,7 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
     """The settings that were given on the command line."""
     given = {
         "replicas": options.replicas,
@@ -74,14 +82,14 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def hosts_of(options: argparse.Namespace) -> Any:
+def hosts_of(options: argparse.Namespace) -> Sequence[str] | str | None:
     """Hosts from the options, or from the Slurm allocation that this process is in."""
     if options.hosts and options.hostfile:
         raise ConfigError("give --hosts or --hostfile, not both")
     if options.hosts:
-        return options.hosts.split(",")
+        return str(options.hosts).split(",")
     if options.hostfile:
-        return options.hostfile
+        return str(options.hostfile)
     nodelist = os.environ.get("SLURM_JOB_NODELIST")
     if nodelist and shutil.which("scontrol"):
         names = subprocess.run(

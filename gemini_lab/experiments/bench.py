@@ -71,7 +71,7 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "checkpoints of other systems on the same tensors, beside ours",
     ),
     "dashboard": (
-        "gemini_lab_widgets.bench:bench",
+        "gemini_lab.lab.pages:bench",
         "the traffic timeline in a headless browser: draw time and lag, up to a million bars",
     ),
 }

@@ -20,6 +20,8 @@ from typing import Final, Self
 
 from gemini_lab.errors import LaunchError
 
+# `ip` and `tc`, not pyroute2: it speaks to a namespace by its process too, but what is said with it
+# is as long, and `unshare` and `nsenter` would stay: a holder without a name, and programs inside.
 _TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
 _HOLD: Final = 'hostname "$0" && ip link set lo up && echo made && exec cat'
 _BUCKET_S: Final = 0.004

@@ -8,12 +8,12 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
+from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
 from gemini_lab.report import Comparison, RunReport
 
@@ -44,7 +44,7 @@ class Result:
         )
 
 
-def gpt_job(*, size: str = "small", iterations: int = 24, **options: Any) -> Job:
+def gpt_job(*, size: str = "small", iterations: int = 24, **options: object) -> Job:
     """The lab's own training job: a byte-level GPT on text, under DeepSpeed ZeRO-3.
 
     Args:
@@ -104,13 +104,13 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="gemini-lab quickstart", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--standbys", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=LabConfig.nodes)
+    parser.add_argument("--standbys", type=int, default=LabConfig.standbys)
     parser.add_argument("--size", default="small", help="of the GPT: tiny, small (25 M), ...")
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--corpus", help="text to train on; by default Python's own")
     parser.add_argument("--scenario", type=Path, help="failures from a file instead of the three")
-    parser.add_argument("--folder", type=Path, default=Path("gemini-runs"))
+    parser.add_argument("--folder", type=Path, default=LabConfig.folder)
     options = parser.parse_args(arguments)
     iterations = options.iterations
     scenario = main_scenario(iterations, ranks=options.nodes)

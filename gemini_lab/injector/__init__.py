@@ -13,6 +13,7 @@ from gemini_lab.injector.failures import (
     StoreFull,
     WorkerCrash,
     WorkerHang,
+    read_failure,
 )
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Planned, Scenario
@@ -35,4 +36,5 @@ __all__ = [
     "WorkerCrash",
     "WorkerHang",
     "orders",
+    "read_failure",
 ]

@@ -17,9 +17,9 @@ when the failure comes; or `"root"`, the node with the root agent.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from gemini_lab.errors import ConfigError
 
@@ -55,12 +55,12 @@ class Failure:
         """Where it strikes; empty if that is no node."""
         return ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values, with the kind's name under `"kind"`."""
         return {"kind": self.kind, **asdict(self)}
 
     @staticmethod
-    def from_json(record: Mapping[str, Any]) -> "Failure":
+    def from_json(record: Mapping[str, object]) -> "Failure":
         """The failure that `to_json` gave as `record`.
 
         Raises:
@@ -163,7 +163,7 @@ class NodesLoss(Failure):
         """All places it strikes."""
         return self.nodes
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values, with the nodes as a list."""
         return {"kind": self.kind, "nodes": list(self.nodes)}
 
@@ -230,3 +230,28 @@ FAILURES: Final[dict[str, type[Failure]]] = {
     )
 }
 """Every kind of failure by its name in JSON."""
+
+
+def read_failure(kind: str, places: Sequence[str], shard: int | None = None) -> Failure:
+    """The failure that a command line's words mean.
+
+    Args:
+        kind: One of `FAILURES`.
+        places: Where; for a `rack_loss` the words of the rack's name.
+        shard: For a `bit_flip`, whose copy.
+
+    Raises:
+        ConfigError: There is no such kind, or it needs another number of places.
+    """
+    record: dict[str, object] = {"kind": kind}
+    if kind == "nodes_loss":
+        record["nodes"] = list(places)
+    elif kind == "rack_loss":
+        record["rack"] = " ".join(places)
+    elif len(places) == 1:
+        record["node"] = places[0]
+    elif places:
+        raise ConfigError(f"{kind} takes one place (got {len(places)}: {' '.join(places)})")
+    if shard is not None:
+        record["shard"] = shard
+    return Failure.from_json(record)

@@ -138,12 +138,12 @@ class Scenario:
                     f"racks {', '.join(racks) or '(none)'}"
                 )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values, as in a scenario file."""
         return {"seed": self.seed, "failures": [_planned_json(p) for p in self.planned]}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Scenario":
+    def from_json(cls, record: Mapping[str, object]) -> "Scenario":
         """The scenario that `to_json` gave as `record`.
 
         Raises:
@@ -155,8 +155,9 @@ class Scenario:
                 f"a scenario has 'seed' and a list 'failures' (got {sorted(record)}); "
                 'such as {"seed": 7, "failures": []}'
             )
-        scenario = cls(seed=record.get("seed", 0))
-        for number, entry in enumerate(record.get("failures", [])):
+        told: dict[str, Any] = dict(record)  # every value is checked where it is used
+        scenario = cls(seed=told.get("seed", 0))
+        for number, entry in enumerate(told.get("failures", [])):
             try:
                 values = dict(entry)
                 when = {key: values.pop(key) for key in ("iteration", "at_s") if key in values}
@@ -260,7 +261,7 @@ def _name(node: str | int) -> str:
     return f"node-{node}" if isinstance(node, int) else node
 
 
-def _planned_json(planned: Planned) -> dict[str, Any]:
+def _planned_json(planned: Planned) -> dict[str, object]:
     by_iteration = planned.iteration is not None
     when = {"iteration": planned.iteration} if by_iteration else {"at_s": planned.at_s}
     return {**when, **planned.failure.to_json()}

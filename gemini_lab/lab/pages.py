@@ -1,22 +1,89 @@
-"""The way to the pages about a run; what draws them is loaded when one is wanted."""
+"""The one way to what draws, serves and controls runs: a package of its own, found when wanted.
 
-import importlib
-from collections.abc import Callable, Sequence
+It says in its installation's metadata what it offers (entry points of the group
+`gemini_lab.pages`), so that nothing here imports it, and a machine without it trains all the same.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol, TypedDict, Unpack
 
 from gemini_lab.errors import ConfigError
 
+GROUP: Final = "gemini_lab.pages"
+EXTRAS: Final = {
+    "serve_log": "dashboard",
+    "save_log": "dashboard",
+    "serve_command": "dashboard",
+    "bench": "dashboard",
+    "controls": "notebook",
+    "magics": "notebook",
+}
+"""What can be offered, and the extra of this package that installs all that it needs."""
 
-def serve_log(newest: Callable[[], Path | None], **settings: Any) -> Any:
+
+class Dashboard(Protocol):
+    """A page about runs that is served until it is closed; a cell that ends in it shows it."""
+
+    @property
+    def url(self) -> str:
+        """Where the page is, for whoever has a cookie or types the password."""
+
+    @property
+    def link(self) -> str:
+        """Where the page is, with the password."""
+
+    @property
+    def password(self) -> str:
+        """What visitors have to know."""
+
+    def close(self) -> None:
+        """End the server."""
+
+    def _repr_html_(self) -> str: ...
+
+
+class Controls(Protocol):
+    """Buttons below a cell."""
+
+    def close(self) -> None:
+        """Take the panel away; the run goes on."""
+
+    def _repr_mimebundle_(self, **options: object) -> object: ...
+
+
+class PageSettings(TypedDict, total=False):
+    """How a dashboard is served.
+
+    Attributes:
+        port: Where to listen; 0 takes a free port.
+        address: On which of this machine's addresses; other than loopback only if `public`.
+        password: What visitors have to know; `None` makes one.
+        visitors: How many may look at once.
+        origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
+        frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
+        public: Listen beyond loopback although the page speaks plain HTTP.
+    """
+
+    port: int
+    address: str
+    password: str | None
+    visitors: int
+    origins: Sequence[str]
+    frame_ancestors: str
+    public: bool
+
+
+def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings]) -> Dashboard:
     """A dashboard of the log that `newest` gives, for a notebook on this machine.
 
     Raises:
-        ConfigError: Panel is not installed.
+        ConfigError: Panel is not installed, or a setting is impossible.
+        LaunchError: The port is taken.
     """
-    serve = _load("gemini_lab_widgets.serve")
-    settings.setdefault("frame_ancestors", serve.NOTEBOOKS)
-    return serve.Dashboard(newest, **settings)
+    dashboard: Dashboard = _offered("serve_log")(newest, **settings)
+    return dashboard
 
 
 def save_log(log: Path, path: str | Path) -> Path:
@@ -25,8 +92,27 @@ def save_log(log: Path, path: str | Path) -> Path:
     Raises:
         ConfigError: Panel is not installed, there is no log, or the file cannot be written.
     """
-    saved: Path = _load("gemini_lab_widgets.save").save(log, Path(path))
+    saved: Path = _offered("save_log")(log, Path(path))
     return saved
+
+
+def controls_of(target: object, *arguments: object, **settings: object) -> Controls:
+    """Buttons for `target`, a lab or a run.
+
+    Raises:
+        ConfigError: ipywidgets is not installed.
+    """
+    controls: Controls = _offered("controls")(target, *arguments, **settings)
+    return controls
+
+
+def load_magics(shell: object) -> None:
+    """Give an IPython shell `%gemini` and `%%gemini`.
+
+    Raises:
+        ConfigError: What they need is not installed.
+    """
+    _offered("magics")(shell)
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -36,16 +122,41 @@ def command(arguments: Sequence[str]) -> int:
         ConfigError: Panel is not installed, or a setting is impossible.
         LaunchError: The port is taken.
     """
-    return int(_load("gemini_lab_widgets.serve").command(arguments))
+    return int(_offered("serve_command")(arguments))
 
 
-def _load(module: str) -> Any:
+def bench(repeats: int) -> Any:
+    """Run `gemini-lab bench dashboard`.
+
+    Raises:
+        ConfigError: Panel is not installed, or no browser starts.
+    """
+    return _offered("bench")(repeats)
+
+
+def _offered(name: str) -> Callable[..., Any]:
+    return offered(name, entry_points(group=GROUP))
+
+
+def offered(name: str, among: Iterable[EntryPoint]) -> Callable[..., Any]:
+    """What is called `name` among the entry points of what is installed.
+
+    Raises:
+        ConfigError: It is not among them, or something that it needs is not installed.
+    """
+    way_out = f"pip install 'gemini-lab[{EXTRAS[name]}]'"
+    found = next((point for point in among if point.name == name), None)
+    if found is None:
+        raise ConfigError(
+            f"no installed package offers {name!r} for gemini_lab; run {way_out}, in a checkout "
+            ".ci/set-up, so that the installation says what it has"
+        )
     try:
-        return importlib.import_module(module)
+        loaded: Callable[..., Any] = found.load()
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemini_lab"):
             raise
         raise ConfigError(
-            f"pages need {error.name}, which is not installed here; run "
-            "pip install 'gemini-lab[dashboard]'"
+            f"this needs {error.name}, which is not installed here; run {way_out}"
         ) from error
+    return loaded

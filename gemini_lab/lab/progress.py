@@ -2,17 +2,44 @@
 
 import math
 import sys
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Protocol
 
 from tqdm.auto import tqdm
 
-from gemini_lab.lab.run import Run
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
 from gemini_lab.units import format_seconds
 
 
+class Followed(Protocol):
+    """What can be followed as it goes: a `Run`."""
+
+    @property
+    def iteration(self) -> int:
+        """Newest iteration that every rank has finished."""
+
+    @property
+    def phase(self) -> str:
+        """What is going on."""
+
+    @property
+    def members(self) -> Sequence[str]:
+        """The node on each position."""
+
+    def is_over_within(self, timeout_s: float) -> bool:
+        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
+
+    def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
+        """Call `watcher` with every event from now on; gives what ends this."""
+
+    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
+        """Call `listener` with a rank and the lines it prints; gives what ends this."""
+
+
 def show_progress(
-    run: Run, *, total: int | None, until: int | None, show_output: bool, glance_s: float = 0.1
+    run: Followed, *, total: int | None, until: int | None, show_output: bool, glance_s: float = 0.1
 ) -> None:
     """Follow `run` from this thread; see `Run.progress`.
 
@@ -21,8 +48,8 @@ def show_progress(
     goal = math.inf if until is None else until
     lines: SimpleQueue[str] = SimpleQueue()
 
-    def see(event: Event) -> None:
-        if told := describe(event):
+    def see(entry: Entry) -> None:
+        if told := describe(entry):
             lines.put(told)
 
     def hear(rank: int, said: list[str]) -> None:
@@ -51,26 +78,26 @@ def show_progress(
             end()
 
 
-def describe(event: Event) -> str | None:
-    """One line for people on an event that they want to hear of."""
-    data = event.data
-    match event.kind:
-        case "injected":
-            return f"    injected: {data['failure']['kind'].replace('_', ' ')} on {event.node}"
-        case "recovery_started":
-            lost = f" ({', '.join(data['lost'])})" if data["lost"] else ""
-            return f"    failure {data['recovery']}: {data['cause'].replace('_', ' ')}{lost}"
-        case "root_elected":
-            return f"    root agent is on {data['name']}"
-        case "recovery_waiting":
-            return f"    waiting for a machine for position {data['missing']}"
-        case "recovery_finished":
-            took = format_seconds(data["duration_s"])
-            return f"    training goes on after {took}, from version {data['version']}"
-        case "persist_failed":
-            return f"    persistent tier: {data['reason']}"
-        case "unprotected" if data["rank"] == 0:
+def describe(entry: Entry) -> str | None:
+    """A line for people on an entry that they want to hear of, or some; `None` for the others."""
+    match entry.event:
+        case events.Injected(failure=failure):
+            return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
+        case events.RecoveryStarted(lost=lost) as started:
+            where = f" ({', '.join(lost)})" if lost else ""
+            return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"
+        case events.RootElected(name=name):
+            return f"    root agent is on {name}"
+        case events.RecoveryWaiting(missing=missing):
+            positions = ", ".join(map(str, missing))
+            return f"    waiting for a machine for position {positions}"
+        case events.RecoveryFinished() as done:
+            took = format_seconds(done.duration_s)
+            return f"    training goes on after {took}, from version {done.version}"
+        case events.PersistFailed(reason=reason):
+            return f"    persistent tier: {reason}"
+        case events.Unprotected(rank=0):
             return "    the script never called gemini_lab.protect: it ran unprotected"
-        case "note":
-            return f"    {data['text']}"
+        case events.Note(text=text):
+            return f"    {text}"
     return None

@@ -3,29 +3,54 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.pages import save_log
+from gemini_lab.lab import pages
+from gemini_lab.lab.cluster import RunOwner
+from gemini_lab.lab.control import close_control
+from gemini_lab.lab.progress import show_progress
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
+from gemini_lab.report import RunReport
+from gemini_lab.seats import Seats
 
-if TYPE_CHECKING:
-    from gemini_lab.report import RunReport
 
-CONTROL_FILE: Final = "control.json"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrigin:
+    """What a run is from its start.
+
+    Attributes:
+        folder: Where it keeps its log; it is there, and empty.
+        number: Counts the lab's runs.
+        job: What runs.
+        seats: How many nodes and workers, and their racks.
+        scenario: Failures to inject on the way.
+        root: The node with the root agent.
+    """
+
+    folder: Path
+    number: int
+    job: Job
+    seats: Seats
+    scenario: Scenario = field(default_factory=Scenario)
+    root: str | None = None
 
 
 class Run:
-    """A job under way, or one that is over; its log is `folder/events.jsonl`.
+    """A job under way, or one that is over; its log is in `folder`.
+
+    Args:
+        origin: What it is.
+        owner: Whose nodes it is on.
 
     Attributes:
         folder: The run's folder: event log, workers' output, persistent tier.
@@ -37,33 +62,19 @@ class Run:
         failure: Why the run was given up, if it was.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        number: int,
-        job: Job,
-        scenario: Scenario,
-        obey: Callable[[Order], None],
-        stop: Callable[[int], None],
-        living: Callable[[], Sequence[str]],
-        racks: Mapping[str, Sequence[str]],
-        workers_per_node: int,
-        root: str | None,
-    ) -> None:
-        self.folder = folder
-        self.number = number
-        self.job = job
+    def __init__(self, origin: RunOrigin, owner: RunOwner) -> None:
+        self.folder = origin.folder
+        self.number = origin.number
+        self.job = origin.job
         self.iteration = 0
         self.members: list[str] = []
-        self.root = root
+        self.root = origin.root
         self.failure: str | None = None
         self.phase = "starting"
-        self._scenario = scenario
-        self._obey, self._stop, self._living = obey, stop, living
-        self._racks = racks
-        self._workers_per_node = workers_per_node
-        self.log = folder / LOG_FILE
+        self._owner = owner
+        self._seats = origin.seats
+        self._scenario = origin.scenario
+        self.log = origin.folder / LOG_FILE
         self._log = EventLog(self.log)
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -111,15 +122,13 @@ class Run:
         Raises:
             RunFailedError: The run was given up; the message says why.
         """
-        from gemini_lab.lab.progress import show_progress  # noqa: PLC0415 - it imports this module
-
         show_progress(self, total=total, until=until, show_output=show_output)
         return self.wait() if self.is_over else self
 
     def stop(self) -> None:
         """End the run; its log and persistent versions stay."""
         if not self.is_over:
-            self._stop(self.number)
+            self._owner.stop(self.number)
 
     def inject(self, failure: Failure) -> list[Order]:
         """Make a failure happen now; returns which node was told to do what to itself.
@@ -131,18 +140,16 @@ class Run:
             raise ConfigError(f"nothing can fail now: {self} has no workers")
         given = orders(failure, self._cast(), seed=self._scenario.seed)
         for order in given:
-            self._obey(order)
+            self._owner.obey(order)
         return given
 
     def events(self, *kinds: str) -> list[Entry]:
         """What the log says so far, in order of arrival: all of it, or only these kinds."""
-        said = read_log(self.folder / LOG_FILE)
+        said = read_log(self.log)
         return [entry for entry in said if not kinds or entry.kind in kinds]
 
-    def report(self) -> "RunReport":
+    def report(self) -> RunReport:
         """What the run did so far, from its log."""
-        from gemini_lab.report import RunReport  # noqa: PLC0415
-
         return RunReport.load(self.folder)
 
     def save(self, path: str | Path) -> Path:
@@ -153,7 +160,7 @@ class Run:
         Raises:
             ConfigError: Panel is not installed, or the file cannot be written.
         """
-        return save_log(self.log, path)
+        return pages.save_log(self.log, path)
 
     def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
         """Call `watcher` with every event from now on, on the lab's thread.
@@ -171,11 +178,13 @@ class Run:
         self._listeners = [*self._listeners, listener]
         return lambda: self._forget(listener)
 
-    def controls(self) -> Any:
-        """Buttons that make the run fail, or end it; see `gemini_lab_widgets.controls`."""
-        from gemini_lab_widgets.controls import Controls  # noqa: PLC0415 - ipywidgets is optional
+    def controls(self) -> pages.Controls:
+        """Buttons that make the run fail, or end it.
 
-        return Controls(self)
+        Raises:
+            ConfigError: ipywidgets is not installed.
+        """
+        return pages.controls_of(self)
 
     def __repr__(self) -> str:
         return f"<Run {self.folder.name}: iteration {self.iteration}, {self.phase}>"
@@ -226,20 +235,20 @@ class Run:
 
     def close(self) -> None:
         """Close the log."""
-        (self.folder / CONTROL_FILE).unlink(missing_ok=True)
+        close_control(self.folder)
         with contextlib.suppress(ValueError):
             self._log.close()
 
-    def _forget(self, callback: Any) -> None:
+    def _forget(self, callback: object) -> None:
         self._watchers = [each for each in self._watchers if each is not callback]
         self._listeners = [each for each in self._listeners if each is not callback]
 
     def _cast(self) -> Cast:
-        living = self._living()
         return Cast(
-            members=self.members, root=self.root or self.members[0], racks=self._racks,
-            workers_per_node=self._workers_per_node,
-            standbys=[node for node in living if node not in self.members],
+            members=self.members, root=self.root or self.members[0],
+            racks=self._seats.nodes_by_rack,
+            workers_per_node=self._seats.workers_per_node,
+            standbys=[node for node in self._owner.living if node not in self.members],
         )  # fmt: skip
 
     def _follow(self, entry: Entry) -> None:
@@ -247,7 +256,7 @@ class Run:
             case events.Iteration(restored=False) as done:
                 self._training_since_s = self._training_since_s or time.monotonic()
                 self._by_rank[done.rank] = done.iteration
-                if len(self._by_rank) == len(self.members) * self._workers_per_node:
+                if len(self._by_rank) == self._seats.world_size:
                     self.iteration = min(self._by_rank.values())
                     self.phase = "training"
             case events.RootElected(name=name):
@@ -267,5 +276,5 @@ class Run:
 
     def _end(self) -> None:
         self.phase = "over"
-        (self.folder / CONTROL_FILE).unlink(missing_ok=True)
+        close_control(self.folder)
         self._over.set()

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -44,68 +46,66 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-class EmbeddedEtcd:
-    """A one-member etcd whose data lives as long as the lab.
+@contextlib.contextmanager
+def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
+    """A one-member etcd whose data lives as long as the `with` block; gives its address.
+
+    It wants a password: whoever could write to it could have nodes run any script.
 
     Args:
         host: The address on which agents reach it; loopback unless the lab spans machines.
+
+    Raises:
+        LaunchError: There is no etcd, or it does not start.
     """
+    binary = find_etcd()
+    folder = tempfile.mkdtemp(prefix="gemini_lab-etcd-")
+    client, peer = (f"http://{host}:{free_port(host)}" for _ in range(2))
+    open_to_all = EtcdAddress(endpoints=(client.removeprefix("http://"),))
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert keeper.stdin is not None
+    try:
+        _wait_until_ready(keeper, folder, open_to_all)
+        address = replace(open_to_all, user="root", password=secrets.token_hex(16))
+        _close_to_strangers(binary, address)
+        yield address
+    finally:
+        keeper.stdin.close()  # it ends the server and removes the folder
+        keeper.wait()
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        binary = find_etcd()
-        folder = tempfile.mkdtemp(prefix="gemini_lab-etcd-")
-        client, peer = (f"http://{host}:{free_port(host)}" for _ in range(2))
-        endpoint = client.removeprefix("http://")
-        open_to_all = EtcdAddress(endpoints=(endpoint,))
-        self.address = EtcdAddress(
-            endpoints=(endpoint,), user="root", password=secrets.token_hex(16)
-        )
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+
+def _wait_until_ready(keeper: subprocess.Popen[bytes], folder: str, address: EtcdAddress) -> None:
+    store = EtcdStore(address, "gemini_lab/probe")
+    deadline_s = time.monotonic() + START_S
+    while True:
         try:
-            self._wait_until_ready(folder, open_to_all)
-            self._close_to_strangers(binary)
-        except BaseException:
-            self.close()
-            raise
+            store.items()
+        except StoreUnavailableError as error:
+            if time.monotonic() > deadline_s or keeper.poll() is not None:
+                raise LaunchError(f"etcd in {folder} did not start: {error}") from error
+            time.sleep(0.05)
+        else:
+            store.close()
+            return
 
-    def close(self) -> None:
-        """End the server and remove its data."""
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self._keeper.wait()
 
-    def _close_to_strangers(self, binary: str) -> None:
-        """Want a password: whoever could write here could have nodes run any script."""
-        control = Path(binary).with_name("etcdctl")
-        endpoint = f"--endpoints={self.address.endpoints[0]}"
-        for command in (
-            ["user", "add", "root", "--interactive=false"],
-            ["user", "grant-role", "root", "root"],
-            ["auth", "enable"],
-        ):
-            done = subprocess.run(
-                [str(control), endpoint, *command], input=self.address.password, text=True,
-                capture_output=True, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                raise LaunchError(f"etcd refused to take a password: {done.stderr.strip()}")
-
-    def _wait_until_ready(self, folder: str, address: EtcdAddress) -> None:
-        store = EtcdStore(address, "gemini_lab/probe")
-        deadline_s = time.monotonic() + START_S
-        while True:
-            try:
-                store.items()
-            except StoreUnavailableError as error:
-                if time.monotonic() > deadline_s or self._keeper.poll() is not None:
-                    raise LaunchError(f"etcd in {folder} did not start: {error}") from error
-                time.sleep(0.05)
-            else:
-                store.close()
-                return
+def _close_to_strangers(binary: str, address: EtcdAddress) -> None:
+    """Want the password of `address` from now on."""
+    control = Path(binary).with_name("etcdctl")
+    for command in (
+        ["user", "add", "root", "--interactive=false"],
+        ["user", "grant-role", "root", "root"],
+        ["auth", "enable"],
+    ):
+        done = subprocess.run(
+            [str(control), f"--endpoints={address.endpoints[0]}", *command], text=True,
+            input=address.password, capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise LaunchError(f"etcd refused to take a password: {done.stderr.strip()}")
 
 
 def keep(binary: str, folder: str, client: str, peer: str) -> None:

@@ -15,7 +15,7 @@ from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.placement import Placement
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.settings import Settings
+from gemini_lab.settings import Settings, SettingValue
 
 SCHEMA: Final = 2
 """The version of these classes that a log is written with; it rises when one of them changes."""
@@ -23,9 +23,6 @@ SCHEMA: Final = 2
 Moment = Annotated[float, msgspec.Meta(extra={"is_moment": True})]
 """A point in time: seconds since the epoch (Unix time) in real runs, since the start in simulated
 ones. `entry.shifted` moves fields of this type, and no others, to another machine's clock."""
-
-SettingValue = str | int | float | bool | None
-"""A setting as the launcher was told it."""
 
 Number = float | Literal["nan", "inf", "-inf"]
 """A number in a log; JSON has no word of its own for those that are not finite."""

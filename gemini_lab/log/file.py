@@ -11,6 +11,8 @@ from gemini_lab.log.events import SCHEMA, LogOpened
 
 LOG_FILE: Final = "events.jsonl"
 """The log in a run's folder."""
+RUNS_FOLDER: Final = Path("gemini-runs")
+"""Where runs keep their folders, unless another one is named."""
 
 
 class EventLog:
@@ -87,7 +89,7 @@ def read_log(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
-def find_run(run: str, *, below: Path = Path("gemini-runs")) -> Path:
+def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     """The folder of a run.
 
     Args:

@@ -4,7 +4,9 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement.domains import spread_groups, spread_notes
@@ -76,7 +78,7 @@ class Placement(Shown):
         gone = frozenset(lost)
         return not any(gone.issuperset(self.holders[position]) for position in gone)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The placement as plain JSON values."""
         return {
             "nodes": self.nodes,
@@ -88,16 +90,9 @@ class Placement(Shown):
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Placement":
+    def from_json(cls, data: Mapping[str, object]) -> "Placement":
         """The placement that `to_json` gave as `data`."""
-        return cls(
-            nodes=data["nodes"],
-            replicas=data["replicas"],
-            strategy=data["strategy"],
-            groups=tuple(map(tuple, data["groups"])),
-            holders=tuple(map(tuple, data["holders"])),
-            notes=tuple(data.get("notes", ())),
-        )
+        return msgspec.convert(data, cls)
 
 
 @lru_cache(maxsize=8)

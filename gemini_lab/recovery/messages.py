@@ -23,9 +23,10 @@ from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import OfWorker, SettingValue
+from gemini_lab.log.events import OfWorker
 from gemini_lab.recovery.plan import RecoveryPlan, Stored
 from gemini_lab.seats import Seats
+from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
@@ -215,7 +216,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lineage: Lineage
     fingerprint: str | None
     world_size: int
-    settings: dict[str, JsonValue]
+    settings: dict[str, SettingValue]
 
 
 # -- root agent to agent ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
-from gemini_lab_widgets.serve import Dashboard
+from gemini_lab_widgets.dashboard import Dashboard
 from logs_of_runs import lines_of_a_run, write
 
 HARM = "<img src=x onerror=window.harm=1>"
@@ -66,7 +66,7 @@ def test_the_page_goes_on_to_the_next_run(tmp_path: Path, page: Any) -> None:
 
 def test_a_page_tells_that_its_server_went_away_and_returns_with_it(log: Path, page: Any) -> None:
     write(log, lines_of_a_run())
-    first = Dashboard(lambda: log)
+    first = Dashboard(lambda: log).start()
     try:
         page.goto(first.link)
         page.locator("[data-events]").wait_for()  # what is a module of its own comes last

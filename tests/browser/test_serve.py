@@ -21,7 +21,8 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
-from gemini_lab_widgets.serve import Dashboard, log_of
+from gemini_lab_widgets.dashboard import Dashboard
+from gemini_lab_widgets.serve import log_of
 from logs_of_runs import PASSWORD, lines_of_a_run, write
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
@@ -165,7 +166,7 @@ def test_an_address_of_the_network_needs_a_second_yes(log: Path) -> None:
 def test_impossible_settings_are_refused_before_anything_listens(log: Path) -> None:
     with pytest.raises(ConfigError, match="8"):
         Dashboard(lambda: log, password="short")
-    with pytest.raises(ConfigError, match="no IPv4 address"):
+    with pytest.raises(ConfigError, match="not an IPv4 address"):
         Dashboard(lambda: log, address="nowhere")
     with pytest.raises(ConfigError, match="visitor"):
         Dashboard(lambda: log, visitors=0)
@@ -175,7 +176,7 @@ def test_impossible_settings_are_refused_before_anything_listens(log: Path) -> N
 
 def test_a_port_that_is_taken_is_said_to_be(dashboard: Dashboard, log: Path) -> None:
     with pytest.raises(LaunchError, match=str(dashboard.port)):
-        Dashboard(lambda: log, port=dashboard.port)
+        Dashboard(lambda: log, port=dashboard.port).start()
 
 
 def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Path) -> None:

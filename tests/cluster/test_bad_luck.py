@@ -198,10 +198,10 @@ def is_etcd(process: psutil.Process, endpoint: str) -> bool:
 
 
 def test_etcd_that_is_away_for_seconds_does_not_stop_training(lab, undisturbed):
-    endpoint = lab._store.address.endpoints[0]
-    etcd = next(p for p in processes_of_labs() if is_etcd(p, endpoint))
     job = gpt_job(size="tiny", iterations=60)
     run = lab.train(job, persistent_url=None)
+    endpoint = run.events("lab_started")[0].event.etcd[0]
+    etcd = next(p for p in processes_of_labs() if is_etcd(p, endpoint))
     reach(run, 5)
     etcd.suspend()
     before = run.iteration

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from test_run import finished, planned, run_in, tell
+from lab_stand_in import NODES, run_in, seated, step, tell
 
 from gemini_lab.lab.progress import describe
 from gemini_lab.log.events import Note, RunFinished
@@ -13,7 +13,7 @@ from gemini_lab.log.events import Note, RunFinished
 @pytest.fixture
 def run(tmp_path):
     run = run_in(tmp_path / "run")
-    tell(run, planned("node-0", "node-1"))
+    tell(run, seated(*NODES))
     return run
 
 
@@ -25,7 +25,7 @@ def once_followed(run, *acts):
             time.sleep(0.005)
         for act in acts:
             act()
-        tell(run, RunFinished(iteration=9))
+        tell(run, RunFinished(iteration=1))
 
     threading.Thread(target=play).start()
 
@@ -56,12 +56,12 @@ def test_who_has_seen_enough_is_told_nothing_more(run):
     end_listen()
     tell(run, Note(text="two"))
     run.take_output(0, ["two"])
-    assert [event.data["text"] for event in seen] == ["one"]
+    assert [entry.event.text for entry in seen] == ["one"]
     assert heard == [(0, ["one"])]
 
 
 def test_an_iteration_is_no_news(run):
     seen = []
     run.watch(seen.append)
-    tell(run, finished(1))
+    tell(run, step(0, 1))
     assert describe(seen[0]) is None

@@ -7,10 +7,11 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from gemini_lab_widgets.controls import LINES, Controls, sight
-from lab_stand_in import LabStandIn, begin, run_in, tell
+from lab_stand_in import NODES, ClusterStandIn, begin, lab_on, run_in, seated, step, tell
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job
+from gemini_lab.log.events import Note, RunFailed, RunFinished
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -22,10 +23,14 @@ def job(tmp_path):
 
 
 @pytest.fixture
-def lab(tmp_path):
-    lab = LabStandIn(tmp_path / "runs")
-    yield lab
-    lab.close()
+def cluster():
+    return ClusterStandIn()
+
+
+@pytest.fixture
+def lab(tmp_path, cluster):
+    with lab_on(cluster, tmp_path / "runs") as lab:
+        yield lab
 
 
 def until(condition, *, within_s=60.0):
@@ -35,32 +40,32 @@ def until(condition, *, within_s=60.0):
         time.sleep(0.01)
 
 
-def test_start_starts_the_job_with_its_settings_and_then_waits_for_its_end(lab, job):
+def test_start_starts_the_job_with_its_settings_and_then_waits_for_its_end(lab, cluster, job):
     panel = Controls(lab, job, total=10, replicas=3)
     assert not panel.start_button.disabled
     panel.start_button.click()
     assert lab.run.job is job
-    assert lab.settings == {"replicas": 3}
+    assert cluster.jobs[0].settings == {"replicas": 3}
     assert panel.start_button.disabled
-    tell(lab.run, "run_finished")
+    tell(lab.run, RunFinished(iteration=10))
     panel.refresh()
     assert not panel.start_button.disabled
     panel.close()
 
 
-def test_fail_breaks_what_was_chosen(lab, job):
+def test_fail_breaks_what_was_chosen(lab, cluster, job):
     panel = lab.controls(job)
     panel.start_button.click()
     begin(lab.run)
     panel.refresh()
     panel.kind.value, panel.place.value = "node_loss", "node-1"
     panel.fail_button.click()
-    (order,) = lab.orders
-    assert (order.node, order.action["kind"]) == ("node-1", "node_loss")
+    (order,) = cluster.orders
+    assert (order.node, order.action.kind) == ("node-1", "node_loss")
     panel.close()
 
 
-def test_a_failure_of_no_one_node_wants_no_place(lab, job):
+def test_a_failure_of_no_one_node_wants_no_place(lab, cluster, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     begin(lab.run)
@@ -68,37 +73,37 @@ def test_a_failure_of_no_one_node_wants_no_place(lab, job):
     panel.kind.value = "root_loss"
     assert panel.place.disabled
     panel.fail_button.click()
-    assert lab.orders[0].node == "node-0"
+    assert cluster.orders[0].node == "node-0"
     panel.close()
 
 
-def test_every_failure_that_the_panel_offers_can_happen(lab, job):
+def test_every_failure_that_the_panel_offers_can_happen(lab, cluster, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     begin(lab.run)
     panel.refresh()
     for _, kind in panel.kind.options:
-        before = len(lab.orders)
+        before = len(cluster.orders)
         panel.kind.value = kind
         panel.fail_button.click()
-        assert len(lab.orders) > before, kind
+        assert len(cluster.orders) > before, kind
     panel.close()
 
 
-def test_an_error_of_ours_becomes_a_line(lab, job):
+def test_an_error_of_ours_becomes_a_line(lab, cluster, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     panel.fail_button.click()
     assert "! nothing can fail now" in panel.log.value
-    assert lab.orders == []
+    assert cluster.orders == []
     panel.close()
 
 
-def test_stop_ends_the_run_and_not_the_lab(lab, job):
+def test_stop_ends_the_run_and_not_the_lab(lab, cluster, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     panel.stop_button.click()
-    assert lab.stopped == [lab.run.number]
+    assert cluster.stopped == [lab.run.number]
     assert not lab.is_closed
     panel.close()
 
@@ -117,8 +122,7 @@ def test_a_paused_view_stands_still_and_catches_up(lab, job):
     panel.start_button.click()
     begin(lab.run)
     panel.pause.value = True
-    tell(lab.run, "iteration", rank=0, iteration=4)
-    tell(lab.run, "iteration", rank=1, iteration=4)
+    tell(lab.run, *(step(rank, 4) for rank in range(len(NODES))))
     panel.refresh()
     assert panel.bar.value == 3
     assert lab.run.iteration == 4
@@ -128,7 +132,7 @@ def test_a_paused_view_stands_still_and_catches_up(lab, job):
 
 
 def test_the_panel_follows_without_being_asked(lab, job):
-    panel = Controls(lab, job)
+    panel = Controls(lab, job).follow()
     lab.train(job)  # not by the button
     begin(lab.run)
     until(lambda: "iteration 3" in panel.status.value)
@@ -142,10 +146,10 @@ def test_a_chosen_node_stays_chosen_until_it_is_gone(lab, job):
     begin(lab.run)
     panel.refresh()
     panel.place.value = "node-1"
-    tell(lab.run, "recovery_planned", members=["node-1", "node-5"])
+    tell(lab.run, seated("node-1", "node-5", *NODES[2:]))
     panel.refresh()
     assert panel.place.value == "node-1"
-    tell(lab.run, "recovery_planned", members=["node-5", "node-6"])
+    tell(lab.run, seated("node-5", "node-6", *NODES[2:]))
     panel.refresh()
     assert panel.place.value == "node-5"
     panel.close()
@@ -155,7 +159,7 @@ def test_what_happened_is_told_in_few_lines_without_markup(lab, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     for _ in range(2 * LINES):
-        tell(lab.run, "note", text=HOSTILE)
+        tell(lab.run, Note(text=HOSTILE))
     panel.refresh()
     assert panel.log.value.count("onerror") == LINES
     assert "<img" not in panel.log.value
@@ -164,7 +168,7 @@ def test_what_happened_is_told_in_few_lines_without_markup(lab, job):
 
 def test_a_hostile_name_stays_text_in_the_panel(tmp_path, job):
     run = run_in(tmp_path / HOSTILE.replace("/", ""), job)
-    begin(run, members=[HOSTILE, "node-1"])
+    begin(run, members=[HOSTILE, *NODES[1:]])
     panel = Controls(run)
     assert "<img" not in panel.status.value
     assert "&lt;img" in panel.status.value
@@ -175,7 +179,7 @@ def test_a_closed_panel_hears_nothing_more(lab, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     panel.close()
-    tell(lab.run, "note", text="later")
+    tell(lab.run, Note(text="later"))
     assert "later" not in panel.log.value
     assert lab.run._watchers == []
 
@@ -194,7 +198,7 @@ def test_without_a_run_the_panel_says_how_to_get_one():
 
 def test_a_run_that_was_given_up_says_why(tmp_path, job):
     run = run_in(tmp_path / "run", job)
-    tell(run, "run_failed", reason="no such script")
+    tell(run, RunFailed(reason="no such script"))
     seen = sight(run, has_job=True)
     assert "no such script" in seen.text
     assert (seen.can_start, seen.can_fail, seen.can_stop) == (True, False, False)

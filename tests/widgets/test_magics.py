@@ -2,7 +2,7 @@
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from lab_stand_in import LabStandIn, begin, tell
+from lab_stand_in import ClusterStandIn, begin, lab_on
 from traitlets.config import Config
 
 import gemini_lab
@@ -16,10 +16,14 @@ SCRIPT = "print('a training script')\n"
 
 
 @pytest.fixture
-def lab(tmp_path):
-    lab = LabStandIn(tmp_path)
-    yield lab
-    lab.close()
+def cluster():
+    return ClusterStandIn()
+
+
+@pytest.fixture
+def lab(tmp_path, cluster):
+    with lab_on(cluster, tmp_path) as lab:
+        yield lab
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def shell(tmp_path):
     return shell
 
 
-def test_a_cell_is_started_as_a_script_and_leaves_the_run_behind(shell, lab):
+def test_a_cell_is_started_as_a_script_and_leaves_the_run_behind(shell, lab, cluster):
     shell.user_ns["lab"] = lab
     shell.run_cell(f"%%gemini --nodes 4 --replicas 3 --name mine -- --steps 5\n{SCRIPT}")
     run = shell.user_ns["run"]
@@ -38,10 +42,10 @@ def test_a_cell_is_started_as_a_script_and_leaves_the_run_behind(shell, lab):
     assert run.folder.name == "mine"
     assert open(run.job.script).read() == SCRIPT  # noqa: PTH123, SIM115
     assert list(run.job.args) == ["--steps", "5"]
-    assert lab.settings == {"replicas": 3}
+    assert cluster.jobs[0].settings == {"replicas": 3}
 
 
-def test_the_words_do_what_their_functions_do(shell, lab):
+def test_the_words_do_what_their_functions_do(shell, lab, cluster):
     shell.user_ns["lab"] = lab
     assert shell.run_line_magic("gemini", "status") is status(lab) is lab
     run = train_text(lab, SCRIPT)
@@ -49,15 +53,13 @@ def test_the_words_do_what_their_functions_do(shell, lab):
     assert shell.run_line_magic("gemini", "") is run
     assert shell.run_line_magic("gemini", "fail node-loss node-1") == "node_loss on node-1"
     assert fail(lab, "worker_crash", "rank-0") == "worker_crash on node-0"
-    assert [order.node for order in lab.orders] == ["node-1", "node-0"]
+    assert [order.node for order in cluster.orders] == ["node-1", "node-0"]
     assert shell.run_line_magic("gemini", "stop") is run
-    assert lab.stopped == [run.number]
+    assert cluster.stopped == [run.number]
 
 
 def test_the_report_of_a_run_is_its_report(lab):
     run = train_text(lab, SCRIPT)
-    settings = {"replicas": 2}
-    tell(run, "run_started", name="x", script="x", nodes=2, workers_per_node=1, settings=settings)
     assert line_magic("report", {"lab": lab}).name == run.folder.name
 
 
@@ -111,11 +113,14 @@ def test_without_a_lab_the_magic_says_how_to_get_one(shell, capsys):
 
 
 def test_one_lab_under_several_names_is_one_lab(lab, tmp_path):
-    closed = LabStandIn(tmp_path / "closed")
-    closed.close()
+    with lab_on(ClusterStandIn(), tmp_path / "closed") as closed:
+        pass
     assert open_lab({"lab": lab, "_": lab, "_3": lab, "old": closed, "x": 3}) is lab
-    with pytest.raises(ConfigError, match="several labs are open"):
-        open_lab({"lab": lab, "other": LabStandIn(tmp_path / "other")})
+    with (
+        lab_on(ClusterStandIn(), tmp_path / "other") as other,
+        pytest.raises(ConfigError, match="several labs are open"),
+    ):
+        open_lab({"lab": lab, "other": other})
 
 
 def test_the_help_names_the_function_beside_each_word(shell):

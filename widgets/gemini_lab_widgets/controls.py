@@ -6,25 +6,22 @@ only between cells: while a cell runs, a click waits.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from html import escape
-from typing import Any, Final
+from typing import Final, Self
 
-from gemini_lab.cli.inject import read_failure
+import ipywidgets
+
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.injector.failures import FAILURES
+from gemini_lab.injector.failures import FAILURES, read_failure
+from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.progress import describe
 from gemini_lab.lab.run import Run
-
-try:
-    import ipywidgets
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "buttons need ipywidgets, which is not installed; pip install 'gemini-lab[notebook]'"
-    ) from missing
+from gemini_lab.log.entry import Entry
+from gemini_lab.settings import SettingValue
 
 REFRESH_S: Final = 0.25
 LINES: Final = 12
@@ -77,13 +74,28 @@ def sight(run: Run | None, *, has_job: bool) -> Sight:
     )
 
 
+def for_notebook(
+    target: Lab | Run,
+    job: Job | None = None,
+    *,
+    total: int | None = None,
+    scenario: Scenario | None = None,
+    **settings: SettingValue,
+) -> "Controls":
+    """A panel that keeps itself fresh."""
+    return Controls(target, job, total=total, scenario=scenario, **settings).follow()
+
+
 class Controls:
     """A panel to start a job, break something, stop the run, and hold the view still.
+
+    It shows what happens from `follow` to `close`, or whenever it is told to `refresh`.
 
     Args:
         target: A lab, whose newest run it shows, or one run.
         job: What the start button starts; by default the newest run's job again.
         total: Iterations of the job, the bar's full length.
+        scenario: Failures to inject on the way of what the button starts.
         settings: For `Lab.train`.
     """
 
@@ -93,18 +105,23 @@ class Controls:
         job: Job | None = None,
         *,
         total: int | None = None,
-        **settings: Any,
+        scenario: Scenario | None = None,
+        **settings: SettingValue,
     ) -> None:
         self._lab = None if isinstance(target, Run) else target
         self._run = target if isinstance(target, Run) else None
-        self._job, self._settings = job, settings
+        self._job, self._scenario, self._settings = job, scenario, settings
         self._said: deque[str] = deque(maxlen=LINES)
         self._watched: Run | None = None
-        self._end_watch: Callable[[], Any] = lambda: None
+        self._end_watch: Callable[[], None] = lambda: None
         self._is_closed = threading.Event()
         self._build(total)
         self.refresh()
+
+    def follow(self) -> Self:
+        """Keep what is shown fresh, from a thread, until `close` or the end of the lab."""
         threading.Thread(target=self._keep_fresh, name="gemini-controls", daemon=True).start()
+        return self
 
     @property
     def run(self) -> Run | None:
@@ -117,7 +134,7 @@ class Controls:
         job = self._job or (run.job if run else None)
         if self._lab is None or job is None:
             raise ConfigError("there is nothing to start; make the panel with lab.controls(job)")
-        self._lab.train(job, **self._settings)
+        self._lab.train(job, scenario=self._scenario, name=None, **self._settings)
 
     def fail(self) -> None:
         """Make the chosen failure happen now."""
@@ -126,7 +143,7 @@ class Controls:
             raise ConfigError("nothing can fail now: no workers run")
         kind = self.kind.value
         places = [self.place.value] if KINDS[kind] and self.place.value else []
-        run.inject(read_failure(kind, places, None))
+        run.inject(read_failure(kind, places))
 
     def stop(self) -> None:
         """End the run."""
@@ -160,7 +177,7 @@ class Controls:
         self._end_watch()
         self.root.close()
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
+    def _repr_mimebundle_(self, **options: object) -> object:
         return self.root._repr_mimebundle_(**options)
 
     def __repr__(self) -> str:
@@ -199,7 +216,7 @@ class Controls:
         ]  # fmt: skip
         self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
 
-    def _want_place(self, change: Any) -> None:
+    def _want_place(self, change: Mapping[str, str]) -> None:
         self.place.disabled = not KINDS[change["new"]]
 
     def _try(self, act: Callable[[], None]) -> None:
@@ -210,8 +227,8 @@ class Controls:
             self._said.append(f"! {error}")
         self.refresh(anyway=True)
 
-    def _hear(self, event: Any) -> None:
-        if told := describe(event):
+    def _hear(self, entry: Entry) -> None:
+        if told := describe(entry):
             self._said.append(told.strip())
 
     def _text(self) -> str:

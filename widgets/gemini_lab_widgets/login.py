@@ -47,6 +47,8 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
 """
 
 
+# Not Panel's own basic auth: it compares with `==`, lets a guesser try without a pause, has one
+# cookie name for all ports of a host, and lets in cookies alone, which a notebook's frame drops.
 class Guard(AuthProvider):  # type: ignore[misc]
     """Lets in who knows the password.
 

@@ -18,21 +18,25 @@ import argparse
 import hashlib
 import shlex
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
-from gemini_lab.cli.inject import read_failure
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.injector.failures import read_failure
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
+from gemini_lab.lab.runs import told
+from gemini_lab.report import RunReport
+from gemini_lab.settings import SettingValue
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """Give `shell` the magics."""
 
-    def gemini(line: str, cell: str | None = None) -> Any:
+    def gemini(line: str, cell: str | None = None) -> object:
         try:
             if cell is None:
                 return line_magic(line, shell.user_ns)
@@ -44,7 +48,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(gemini, magic_kind="line_cell", magic_name="gemini")
 
 
-def line_magic(line: str, names: Mapping[str, Any]) -> Any:
+def line_magic(line: str, names: Mapping[str, object]) -> object:
     """Do what `%gemini LINE` says with the lab among `names`.
 
     Raises:
@@ -61,7 +65,7 @@ def line_magic(line: str, names: Mapping[str, Any]) -> Any:
     return WORDS[word](lab, *rest)
 
 
-def cell_magic(line: str, cell: str, names: MutableMapping[str, Any]) -> Run:
+def cell_magic(line: str, cell: str, names: MutableMapping[str, object]) -> Run:
     """Do what `%%gemini LINE` says with the cell's text.
 
     Raises:
@@ -84,7 +88,12 @@ def cell_magic(line: str, cell: str, names: MutableMapping[str, Any]) -> Run:
 
 
 def train_text(
-    lab: Lab, text: str, *, name: str | None = None, args: tuple[str, ...] = (), **settings: Any
+    lab: Lab,
+    text: str,
+    *,
+    name: str | None = None,
+    args: tuple[str, ...] = (),
+    **settings: SettingValue,
 ) -> Run:
     """Start a training script that is given as text; it is kept in `cells/` of the lab's folder.
 
@@ -101,10 +110,12 @@ def train_text(
     script = lab.folder / "cells" / f"cell-{mark}.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text, encoding="utf-8")
-    return lab.train(Job(script=str(script), args=tuple(args)), name=name, **settings)
+    return lab.train(
+        Job(script=str(script), args=tuple(args)), scenario=None, name=name, **settings
+    )
 
 
-def open_lab(names: Mapping[str, Any]) -> Lab | None:
+def open_lab(names: Mapping[str, object]) -> Lab | None:
     """The lab that is open under one of `names`, if there is one.
 
     Raises:
@@ -124,12 +135,11 @@ def status(lab: Lab) -> Run | Lab:
 
 def fail(lab: Lab, kind: str = "", *places: str) -> str:
     """Make a failure happen now; says which node was told to do what to itself."""
-    failure = read_failure(kind.replace("-", "_"), list(places), None)
-    given = _run_of(lab).inject(failure)
-    return ", ".join(f"{order.action['kind']} on {order.node}" for order in given)
+    failure = read_failure(kind.replace("-", "_"), places)
+    return told(_run_of(lab).inject(failure))
 
 
-def report(lab: Lab) -> Any:
+def report(lab: Lab) -> RunReport:
     """What the run did so far."""
     return _run_of(lab).report()
 
@@ -141,7 +151,7 @@ def stop(lab: Lab) -> Run:
     return run
 
 
-WORDS: Final[Mapping[str, Callable[..., Any]]] = {
+WORDS: Final[Mapping[str, Callable[..., object]]] = {
     "status": status,
     "fail": fail,
     "controls": lambda lab: lab.controls(),

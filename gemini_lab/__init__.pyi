@@ -1,0 +1,22 @@
+from .engine.protection import protect as protect
+from .injector import BitFlip as BitFlip
+from .injector import LinkCut as LinkCut
+from .injector import NodeFreeze as NodeFreeze
+from .injector import NodeLoss as NodeLoss
+from .injector import NodesLoss as NodesLoss
+from .injector import RackLoss as RackLoss
+from .injector import RootLoss as RootLoss
+from .injector import Scenario as Scenario
+from .injector import StoreFull as StoreFull
+from .injector import WorkerCrash as WorkerCrash
+from .injector import WorkerHang as WorkerHang
+from .job import Job as Job
+from .lab.lab import Lab as Lab
+from .lab.run import Run as Run
+from .placement import Placement as Placement
+from .placement import plan_placement as plan_placement
+from .report import RunReport as RunReport
+from .settings import Settings as Settings
+from .simulator import plan as plan
+
+def load_ipython_extension(shell: object) -> None: ...

@@ -1,0 +1,269 @@
+"""A cluster of agents: an operator brings them, etcd introduces them, the lab talks to each."""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Collection, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+import msgspec
+
+from gemini_lab.errors import CapacityError, ConfigError, LaunchError
+from gemini_lab.injector.orders import Order
+from gemini_lab.lab.cluster import Audience
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.launch.etcd import start_etcd
+from gemini_lab.launch.mpi import Hosts
+from gemini_lab.launch.operator import MpiOperator, Operator
+from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
+from gemini_lab.node.agent import address_towards
+from gemini_lab.node.config import AgentUp
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.recovery.messages import (
+    CloseLab,
+    EventSaid,
+    Inject,
+    JobOrder,
+    LabHello,
+    NeedNodes,
+    OutputSaid,
+)
+from gemini_lab.wire.tcp import Channel, connect
+
+LAB_LEASE_S: Final = 15
+CONNECT_S: Final = 30.0
+GOODBYE_S: Final = 5.0  # for agents to leave by themselves
+LEAVE_S: Final = 20.0
+LOOPBACK: Final = "127.0.0.1"
+
+
+def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "AgentCluster":
+    """Start etcd, unless one is named, and agents; returns when the lab is connected to each.
+
+    What was started is ended again if the rest does not start.
+
+    Raises:
+        LaunchError: MPI, etcd or an agent could not be started.
+    """
+    with ExitStack() as undo:
+        address = config.etcd or _embedded(config.hosts, undo)
+        store = EtcdStore(address, f"gemini_lab/{secrets.token_hex(6)}")
+        undo.callback(store.close)
+        operator = config.operator or _mpi_operator(config, store)
+        undo.callback(operator.clear)
+        cluster = AgentCluster(store=store, operator=operator, loop=loop, audience=audience)
+        undo.callback(cluster.leave)
+        cluster.open(config.seats.machines)
+        cluster.ends_with(undo.pop_all())
+    return cluster
+
+
+class AgentCluster:
+    """Implements `Cluster` with real agents; `start_cluster` makes one that is up."""
+
+    def __init__(
+        self, *, store: EtcdStore, operator: Operator, loop: LoopThread, audience: Audience
+    ) -> None:
+        self.root: str | None = None
+        self._ready: set[str] = set()
+        self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
+        self._channels: dict[str, Channel] = {}
+        self._store, self._operator = store, operator
+        self._loop, self._audience = loop, audience
+        self._lease: int | None = None
+        self._bringing = 0
+        self._is_closing = False
+        self._work: set[Future[None]] = set()
+        self._undo = ExitStack()
+
+    # -- start and end ---------------------------------------------------------------------------
+
+    def open(self, machines: int) -> None:
+        """Bring so many agents and connect to them."""
+        self._lease = patiently(self._announce)
+        agents = self._operator.bring(machines)
+        self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
+        self._spawn(self._keep_lease())
+
+    def ends_with(self, undo: ExitStack) -> None:
+        """`undo` is what `close` has to do."""
+        self._undo = undo
+
+    def close(self) -> None:
+        """End every process of the cluster and give all its memory back."""
+        self._is_closing = True
+        self._undo.close()
+
+    def leave(self) -> None:
+        """Have the agents end, and take this lab's keys out of the store."""
+        self._is_closing = True
+        with suppress(TimeoutError):
+            self._loop.finish(self._say_goodbye(), timeout_s=LEAVE_S)
+
+    async def _say_goodbye(self) -> None:
+        for channel in self._channels.values():
+            channel.send(CloseLab())
+        deadline_s = time.monotonic() + GOODBYE_S
+        while self._channels and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        for work in self._work.copy():
+            work.cancel()
+        with suppress(StoreUnavailableError):
+            await asyncio.to_thread(self._clear_store)
+
+    def _clear_store(self) -> None:
+        if self._lease is not None:
+            self._store.revoke(self._lease)
+        for key in self._store.items():
+            self._store.delete(key)
+
+    def _announce(self) -> int:
+        """Tell agents that their lab lives, for as long as the lease is kept."""
+        lease = self._store.grant(LAB_LEASE_S)
+        self._store.put("lab", "here", lease=lease)
+        return lease
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(LAB_LEASE_S / 5)
+            with suppress(StoreUnavailableError):
+                assert self._lease is not None
+                if not await asyncio.to_thread(self._store.keep_alive, self._lease):
+                    self._lease = await asyncio.to_thread(self._announce)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        future = self._loop.spawn(work)
+        self._work.add(future)
+        future.add_done_callback(self._work.discard)
+
+    # -- who is there ----------------------------------------------------------------------------
+
+    @property
+    def members(self) -> Collection[str]:
+        """Names of the nodes whose agents are connected."""
+        return tuple(self._channels)
+
+    @property
+    def living(self) -> tuple[str, ...]:
+        """Names of the nodes whose agents live, standbys included."""
+        return tuple(name for name in self._channels if name not in self._silent)
+
+    @property
+    def ready(self) -> Collection[str]:
+        """Names of those that have imported what workers need."""
+        return self._ready & set(self.living)
+
+    @property
+    def etcd(self) -> Sequence[str]:
+        """`host:port` of each member of etcd."""
+        return self._store.address.endpoints
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all nodes are on this machine, and see its folders."""
+        return self._operator.is_local
+
+    # -- what agents say -------------------------------------------------------------------------
+
+    async def _connect(self, agents: Sequence[AgentUp]) -> None:
+        for agent in agents:
+            hello = LabHello(at_s=time.time())
+            try:
+                channel = await connect(agent.address, self._operator.token, hello, timeout_s=10)
+            except (OSError, TimeoutError) as error:
+                raise LaunchError(
+                    f"{agent.name} listens on {agent.address}, which this machine does not "
+                    f"reach ({error or 'no answer'}); check the network and firewalls"
+                ) from error
+            self._channels[agent.name] = channel
+            self._spawn(self._listen(agent.name, channel))
+
+    async def _listen(self, name: str, channel: Channel) -> None:
+        while (message := await channel.receive()) is not None:
+            match message:
+                case EventSaid():
+                    self._follow(message.entry.event)
+                    self._audience.take(message.entry)
+                case OutputSaid():
+                    self._audience.take_output(message.rank, message.lines)
+                case NeedNodes():
+                    self._spawn(self._bring(message.wanted))
+        self._channels.pop(name, None)
+        self._ready.discard(name)
+
+    def _follow(self, event: AnyEvent) -> None:
+        match event:
+            case RootElected(name=name):
+                self.root = name
+            case NodeReady(name=name):
+                self._ready.add(name)
+            case NodeLost(name=name):
+                self._silent.add(name)
+            case NodeJoined(name=name):
+                self._silent.discard(name)
+
+    async def _bring(self, wanted: int) -> None:
+        """Ask the operator for the machines that are missing and not already on their way."""
+        count = wanted - len(self.living) - self._bringing
+        if count <= 0 or self._is_closing:
+            return
+        self._bringing += count
+        try:
+            await self._connect(await asyncio.to_thread(self._operator.bring, count))
+        except (CapacityError, LaunchError) as error:
+            self._audience.take_note(f"no new node: {error}")
+        finally:
+            self._bringing -= count
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def submit(self, job: JobOrder) -> None:
+        """Start a job on the nodes."""
+        patiently(lambda: self._store.put("job", msgspec.json.encode(job).decode()))
+
+    def stop(self, number: int) -> None:
+        """End the run with this number."""
+        patiently(lambda: self._store.put("cancel", str(number)))
+
+    def obey(self, order: Order) -> None:
+        """Tell a node what to do to itself.
+
+        Raises:
+            ConfigError: No such node is there.
+        """
+        channel = self._channels.get(order.node)
+        if channel is None:
+            known = ", ".join(self._channels)
+            raise ConfigError(f"no node {order.node!r} is there; there are {known}")
+        self._loop.call(channel.send, Inject(action=order.action))
+
+
+def _embedded(hosts: Hosts, undo: ExitStack) -> EtcdAddress:
+    """Start etcd on loopback or, for other machines, on this one's address towards them."""
+    host = LOOPBACK
+    if hosts.names:
+        try:
+            host = address_towards(f"{hosts.names[-1]}:22")
+        except OSError as error:
+            raise LaunchError(
+                f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
+                "name a running etcd that all hosts reach with etcd="
+            ) from error
+    return undo.enter_context(start_etcd(host))
+
+
+def _mpi_operator(config: LabConfig, store: EtcdStore) -> MpiOperator:
+    workers = config.seats.world_size
+    return MpiOperator(
+        etcd=store.address,
+        prefix=store.prefix.rstrip("/"),
+        lease_s=config.lease_s,
+        warm=config.warm,
+        hosts=config.hosts,
+        threads=None if config.hosts.names else max(1, (os.cpu_count() or 1) // workers),
+        log_folder=config.folder / "agents",
+    )

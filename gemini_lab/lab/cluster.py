@@ -1,0 +1,75 @@
+"""What a lab needs of its nodes, and what it hears of them: two protocols."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from gemini_lab.injector.orders import Order
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.log.entry import Entry
+from gemini_lab.recovery.messages import JobOrder
+
+
+class RunOwner(Protocol):
+    """What a run asks of those whose nodes it is on."""
+
+    @property
+    def living(self) -> Sequence[str]:
+        """Names of the nodes whose agents live, standbys included."""
+
+    def obey(self, order: Order) -> None:
+        """Have a node do something to itself.
+
+        Raises:
+            ConfigError: No such node is there.
+        """
+
+    def stop(self, number: int) -> None:
+        """End the run with this number."""
+
+
+class Cluster(RunOwner, Protocol):
+    """Nodes that are up, until `close`."""
+
+    @property
+    def members(self) -> Collection[str]:
+        """Names of the nodes whose agents are connected."""
+
+    @property
+    def ready(self) -> Collection[str]:
+        """Names of those that have imported what workers need."""
+
+    @property
+    def root(self) -> str | None:
+        """The node with the root agent."""
+
+    @property
+    def etcd(self) -> Sequence[str]:
+        """`host:port` of each member of the etcd behind them."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all nodes are on this machine, and see its folders."""
+
+    def submit(self, job: JobOrder) -> None:
+        """Start a job on the nodes."""
+
+    def close(self) -> None:
+        """End every process of the cluster."""
+
+
+class Audience(Protocol):
+    """Who is told what happens on the nodes, on the lab's thread."""
+
+    def take(self, entry: Entry) -> None:
+        """Something happened."""
+
+    def take_output(self, rank: int, lines: list[str]) -> None:
+        """A worker printed something."""
+
+    def take_note(self, text: str) -> None:
+        """Something is worth a line in the log."""
+
+
+Starter = Callable[[LabConfig, LoopThread, Audience], Cluster]
+"""Starts a cluster; returns when its nodes are up."""

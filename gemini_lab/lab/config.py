@@ -1,0 +1,88 @@
+"""What a lab is made of, checked at the door: nothing starts before it is known to be possible."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.launch.mpi import Hosts
+from gemini_lab.launch.operator import Operator
+from gemini_lab.log.file import RUNS_FOLDER
+from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.seats import Seats, node_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabConfig:
+    """The size of a lab and where it gets its machines; `Lab` says more on each.
+
+    Attributes:
+        nodes: Machines that train.
+        standbys: Machines that wait to take a lost one's place.
+        workers_per_node: Training processes on each.
+        hosts: Machines to start on; none: this one.
+        etcd: A running etcd; `None`: one is started.
+        folder: Where runs keep their logs.
+        lease_s: A node that gives no sign of life for so long counts as lost.
+        warm: Fork workers from a parent that has imported everything.
+        operator: Where machines come from; `None`: from `mpiexec`.
+        racks: The rack of each node, standbys included; `None`: they are not known.
+
+    Raises:
+        ConfigError: A number is impossible, or there are fewer hosts than nodes.
+    """
+
+    nodes: int = 4
+    standbys: int = 1
+    workers_per_node: int = 1
+    hosts: Hosts = field(default_factory=Hosts)
+    etcd: EtcdAddress | None = None
+    folder: Path = RUNS_FOLDER
+    lease_s: float = 2.0
+    warm: bool = True
+    operator: Operator | None = None
+    racks: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        machines = self.seats.machines  # impossible seats are refused where they are made
+        if self.racks is not None and len(self.racks) != machines:
+            raise ConfigError(
+                f"racks must name one rack for each of {self.nodes} nodes and {self.standbys} "
+                f"standbys (got {len(self.racks)} names)"
+            )
+        if self.lease_s < 2:
+            raise ConfigError(
+                f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s})"
+            )
+        if self.hosts.names and len(self.hosts.names) < machines:
+            raise ConfigError(
+                f"{machines} nodes and standbys were asked for, but there are only "
+                f"{len(self.hosts.names)} hosts; name more, or ask for fewer"
+            )
+
+    @property
+    def seats(self) -> Seats:
+        """Nodes, standbys, workers and racks as one value, before anybody sits anywhere."""
+        names = (node_name(number) for number in itertools.count())
+        return Seats(
+            nodes=self.nodes,
+            standbys=self.standbys,
+            workers_per_node=self.workers_per_node,
+            rack_of=dict(zip(names, self.racks or (), strict=False)),
+        )
+
+
+def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
+    """The machines that `Lab(hosts=...)` means: names, an MPI hostfile's path, or this one.
+
+    Raises:
+        ConfigError: The hostfile cannot be read, or there is no name.
+    """
+    if hosts is None:
+        return Hosts()
+    if isinstance(hosts, (str, Path)):
+        return Hosts.from_file(hosts)
+    if not hosts:
+        raise ConfigError("hosts= names no host; name some, or leave it out for this machine")
+    return Hosts(names=tuple(hosts))

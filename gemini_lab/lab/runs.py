@@ -1,0 +1,164 @@
+"""The runs of a lab, one at a time, and what reaches them from the nodes."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import Failure
+from gemini_lab.injector.orders import Order
+from gemini_lab.lab.cluster import Cluster
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.run import Run
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    AnyEvent,
+    LabClosed,
+    LabStarted,
+    Note,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+)
+from gemini_lab.recovery.messages import InjectFailure, JobOrder, StopRun
+from gemini_lab.seats import in_order
+
+STRAGGLERS_S: Final = 0.3
+"""After its end, for what other nodes said before it to arrive."""
+
+
+class Runs:
+    """Hands what happens on a lab's nodes to the run under way; implements `Audience`.
+
+    Attributes:
+        newest: The run under way, or the last one.
+    """
+
+    def __init__(self, loop: LoopThread) -> None:
+        self.newest: Run | None = None
+        self._loop = loop
+        self._numbers = itertools.count(1)
+
+    @property
+    def under_way(self) -> Run | None:
+        """The run that is not over."""
+        return None if self.newest is None or self.newest.is_over else self.newest
+
+    def next_number(self) -> int:
+        """The number of a run that is about to begin."""
+        return next(self._numbers)
+
+    def begin(self, run: Run) -> None:
+        """From now on, `run` is the newest."""
+        self.newest = run
+
+    def take(self, entry: Entry) -> None:
+        """Something happened on a node."""
+        run = self.newest
+        if run is None:
+            return
+        if isinstance(entry.event, RunFinished | RunFailed):
+            self._loop.call_later(STRAGGLERS_S, run.take, entry)
+        else:
+            run.take(entry)
+
+    def take_output(self, rank: int, lines: list[str]) -> None:
+        """A worker printed something."""
+        if self.newest is not None:
+            self.newest.take_output(rank, lines)
+
+    def take_note(self, text: str) -> None:
+        """Something is worth a line in the log."""
+        if self.newest is not None:
+            self.newest.take(said(Note(text=text)))
+
+    def strike(self) -> None:
+        """Inject what the scenario has for this moment."""
+        if self.newest is not None:
+            self.newest.strike()
+
+    def act(self, request: StopRun | InjectFailure) -> str:
+        """Do what a command asks of the run under way; says what was done.
+
+        Raises:
+            ConfigError: No run is under way, or nothing like that can fail in it.
+        """
+        run = self.under_way
+        if run is None:
+            raise ConfigError("no run is under way in this lab")
+        if isinstance(request, StopRun):
+            run.stop()
+            return f"{run.folder.name} ends"
+        return told(run.inject(Failure.from_json(request.failure)))
+
+    def give_up(self, reason: str) -> None:
+        """End the run under way, if there is one: its nodes are about to go."""
+        run = self.under_way
+        if run is not None:
+            run.take(said(RunFailed(reason=reason)))
+
+    def close(self) -> None:
+        """The lab is closed: so are its runs' logs."""
+        if self.newest is not None:
+            self.newest.take(said(LabClosed()))
+            self.newest.close()
+
+
+def told(given: Sequence[Order]) -> str:
+    """In words, which node was told to do what to itself."""
+    return ", ".join(f"{order.action.kind} on {order.node}" for order in given)
+
+
+def said(event: AnyEvent) -> Entry:
+    """What the lab itself says, now."""
+    return Entry(at_s=time.time(), node="lab", event=event)
+
+
+def lab_started(config: LabConfig, cluster: Cluster) -> Entry:
+    """That the lab's nodes are up, for the head of a run's log."""
+    return said(
+        LabStarted(
+            nodes=config.nodes,
+            standbys=config.standbys,
+            root=cluster.root,
+            names=tuple(in_order(cluster.members)),
+            etcd=tuple(cluster.etcd),
+        )
+    )
+
+
+def run_started(order: JobOrder) -> Entry:
+    """That a job was submitted."""
+    job, seats = order.job, order.seats
+    racks = tuple(seats.rack_of.values())[: seats.nodes]
+    return said(
+        RunStarted(
+            name=job.title,
+            script=job.script,
+            args=tuple(job.args),
+            module=job.module,
+            nodes=seats.nodes,
+            standbys=seats.standbys,
+            workers_per_node=seats.workers_per_node,
+            racks=racks or None,
+            settings=order.settings,
+        )
+    )
+
+
+def fresh_folder(folder: Path) -> Path:
+    """`folder`, made; or with a number where it exists already.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
+    found = folder if not folder.exists() else next(f for f in numbered if not f.exists())
+    try:
+        found.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the run's folder {found}: {error.strerror}") from error
+    return found

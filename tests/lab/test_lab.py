@@ -1,0 +1,153 @@
+"""What a lab does by itself, whatever its nodes are: here they are only names."""
+
+import threading
+import time
+
+import pytest
+from lab_stand_in import ClusterStandIn, begin, entry, lab_on, tell
+
+from gemini_lab import Job, Lab, NodeLoss, Scenario
+from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
+from gemini_lab.lab.control import CONTROL_FILE, ask
+from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.recovery.messages import InjectFailure, StopRun
+
+
+@pytest.fixture
+def cluster():
+    return ClusterStandIn()
+
+
+@pytest.fixture
+def lab(tmp_path, cluster):
+    with lab_on(cluster, tmp_path / "runs") as lab:
+        yield lab
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    return Job(script="train.py", cwd=str(tmp_path))
+
+
+def threads_of_labs():
+    return [thread for thread in threading.enumerate() if thread.name == "gemini-lab"]
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ({"nodes": 0}, "at least one node"),
+        ({"standbys": -1}, "at least one node"),
+        ({"nodes": 2, "standbys": 1, "racks": ["a", "b"]}, "got 2 names"),
+        ({"lease_s": 1}, "shortest lease"),
+        ({"nodes": 2, "standbys": 0, "hosts": ["a"]}, "only 1 hosts"),
+        ({"hosts": []}, "names no host"),
+        ({"etcd": "nowhere"}, "host:port"),
+    ],
+)
+def test_an_impossible_lab_starts_nothing(size, said):
+    def start(*_):
+        raise AssertionError("it was started")
+
+    with pytest.raises(ConfigError, match=said):
+        Lab(**size, start=start)
+    assert threads_of_labs() == []
+
+
+def test_a_lab_whose_nodes_do_not_start_leaves_no_thread():
+    def start(*_):
+        raise LaunchError("no machine answers")
+
+    with pytest.raises(LaunchError, match="no machine answers"):
+        Lab(start=start)
+    assert threads_of_labs() == []
+
+
+def test_a_job_is_submitted_with_its_settings(lab, cluster, job):
+    run = lab.train(job, replicas=3)
+    assert cluster.jobs[0].settings == {"replicas": 3}
+    assert run.events()[-1].kind == "run_started"
+
+
+def test_nothing_is_submitted_that_cannot_run(lab, cluster, job):
+    for settings, said in (
+        ({"replicas": 9}, "9"),
+        ({"colour": "red"}, "no 'colour'"),
+        ({"scheme": "best"}, "no scheme"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            lab.train(job, **settings)
+    assert cluster.jobs == []
+    assert lab.run is None
+
+
+def test_one_run_at_a_time(lab, job):
+    run = lab.train(job)
+    with pytest.raises(ConfigError, match="is under way"):
+        lab.train(job)
+    tell(run, RunFinished(iteration=1))
+    assert lab.train(job).number == run.number + 1
+
+
+def test_a_run_ends_after_what_other_nodes_said_before_its_end(lab, cluster, job):
+    """Their events travel on connections of their own, and some are behind."""
+    run = lab.train(job)
+    cluster.audience.take(entry(RunFinished(iteration=1)))
+    cluster.audience.take(entry(Note(text="late"), node="node-1"))
+    run.wait(10)
+    assert [entry.kind for entry in run.events()][-2:] == ["note", "run_finished"]
+
+
+def test_what_workers_print_is_kept_rank_by_rank(lab, cluster, job):
+    run = lab.train(job)
+    cluster.audience.take_output(1, ["hello"])
+    assert (run.folder / "output" / "rank-1.log").read_text() == "hello\n"
+
+
+def test_closing_a_lab_gives_the_run_up_and_ends_its_nodes(lab, cluster, job):
+    run = lab.train(job)
+    lab.close()
+    with pytest.raises(RunFailedError, match="the lab was closed"):
+        run.wait(1)
+    assert cluster.is_closed
+    assert threads_of_labs() == []
+    with pytest.raises(ConfigError, match="closed"):
+        lab.train(job)
+
+
+def test_another_process_has_the_lab_act_while_the_run_is_live(lab, cluster, job):
+    run = lab.train(job)
+    begin(run)
+    told = ask(run.folder, InjectFailure(failure=NodeLoss("node-1").to_json()))
+    assert told == "node_loss on node-1"
+    assert [order.node for order in cluster.orders] == ["node-1"]
+    assert run.folder.name in ask(run.folder, StopRun())
+    assert cluster.stopped == [run.number]
+
+
+def test_a_refusal_says_why_and_a_run_that_is_over_has_no_door(lab, job):
+    run = lab.train(job)
+    begin(run)
+    with pytest.raises(ConfigError, match="no node 'node-9' is there"):
+        ask(run.folder, InjectFailure(failure=NodeLoss("node-9").to_json()))
+    assert (run.folder / CONTROL_FILE).stat().st_mode & 0o077 == 0
+    tell(run, RunFinished(iteration=1))
+    with pytest.raises(ConfigError, match="no live run"):
+        ask(run.folder, StopRun())
+
+
+def test_a_scenario_strikes_by_the_clock_without_being_asked(lab, cluster, job):
+    run = lab.train(job, scenario=Scenario().add(NodeLoss("node-1"), at_s=0.05))
+    begin(run)
+    give_up_s = time.monotonic() + 20
+    while not cluster.orders:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    assert cluster.orders[0].node == "node-1"
+
+
+def test_a_lab_says_what_it_is_in_a_cell_without_markup_of_others(tmp_path):
+    with lab_on(ClusterStandIn(members=("<b>node",)), tmp_path) as lab:
+        assert "&lt;b&gt;node" in lab._repr_html_()
+        assert repr(lab) == "<Lab: 4 nodes, 1 standbys, 1 agents>"

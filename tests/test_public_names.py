@@ -1,0 +1,34 @@
+"""The package's front door: one list of names, each of which is there."""
+
+import subprocess
+import sys
+
+import pytest
+
+import gemini_lab
+
+
+@pytest.mark.parametrize("name", gemini_lab.__all__)
+def test_each_public_name_loads_and_is_listed(name):
+    assert getattr(gemini_lab, name).__name__ == name
+    assert name in dir(gemini_lab)
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        gemini_lab.no_such_name  # noqa: B018
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, gemini_lab; print({'torch', 'numpy', 'etcd3', 'panel'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
+
+
+def test_no_module_of_the_package_imports_the_widgets_package():
+    """What draws and serves is found by entry points: a machine without it trains all the same."""
+    code = (
+        "import sys; sys.modules['gemini_lab_widgets'] = None\n"
+        "import gemini_lab.lab.lab, gemini_lab.cli.main, gemini_lab.cli.run, gemini_lab.cli.report"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,233 @@
+"""The dashboard's server: in a thread of the notebook's kernel, or of `gemini-lab serve`."""
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from html import escape
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Final, Self, Unpack
+from urllib.parse import quote, urlsplit
+
+import psutil
+from bokeh.document import Document
+from panel.io.server import get_server
+from panel.io.state import state
+from tornado.ioloop import IOLoop
+
+from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.lab.pages import PageSettings
+from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.login import Guard, headers_for
+from gemini_lab_widgets.page import visit
+
+LOOPBACK: Final = "127.0.0.1"
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - refused unless asked for twice
+VISITORS: Final = 20
+STARTED_WITHIN_S: Final = 60.0
+SHORTEST_PASSWORD: Final = 8
+LARGEST_MESSAGE_BYTES: Final = 1 << 20
+"""From a visitor: acknowledgements and views' settings are far smaller."""
+TIDY_MS: Final = 3000
+"""Between two looks for places that became free."""
+NOTEBOOKS: Final = "'self' http://localhost:* http://127.0.0.1:* vscode-webview:"
+"""Who may show the page in a frame: notebooks on this machine or behind the same proxy."""
+WHY_LOOPBACK: Final = (
+    "The page is served on 127.0.0.1, to this machine alone: it speaks plain HTTP, so on a network "
+    "everybody on the way could read the password and the run. From elsewhere, use a tunnel (ssh "
+    "-N -L PORT:127.0.0.1:PORT HOST) or a proxy with TLS. Where the network itself is trusted, "
+    "--public lifts this."
+)
+
+
+def for_notebook(
+    newest: Callable[[], Path | None], **settings: Unpack[PageSettings]
+) -> "Dashboard":
+    """A dashboard that listens, and that notebooks of this machine may show in a frame."""
+    with_frames: PageSettings = {"frame_ancestors": NOTEBOOKS, **settings}
+    return Dashboard(newest, **with_frames).start()
+
+
+class Dashboard:
+    """A page about a run, served from a thread; nobody can change anything through it.
+
+    It listens from `start`, or the `with` statement, to `close`. The page only reads the run's log:
+    it holds no reference to a lab and no control at all.
+
+    Args:
+        newest: Gives the log to show, or None while there is none.
+        port: Where to listen; 0 takes a free port.
+        address: On which of this machine's addresses; other than loopback only if `public`.
+        password: What visitors have to know; by default a new one.
+        visitors: How many may look at once.
+        origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
+        frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
+        public: Listen beyond loopback although the page speaks plain HTTP.
+
+    Attributes:
+        port: Where it listens, once it does.
+        password: What visitors have to know.
+
+    Raises:
+        ConfigError: The address is not loopback, or the password is too short.
+    """
+
+    def __init__(
+        self,
+        newest: Callable[[], Path | None],
+        *,
+        port: int = 0,
+        address: str = LOOPBACK,
+        password: str | None = None,
+        visitors: int = VISITORS,
+        origins: Sequence[str] = (),
+        frame_ancestors: str = "'self'",
+        public: bool = False,
+    ) -> None:
+        _check(address, password, visitors, public=public)
+        self.address = address
+        self.password = password or secrets.token_urlsafe(16)
+        self.port = port
+        self._guard = Guard(self.password)
+        self._follower = Follower(newest)
+        self._visitors = visitors
+        self._present: set[Document] = set()
+        self._origins = origins
+        self._frame_ancestors = frame_ancestors
+        self._error: BaseException | None = None
+        self._loop: IOLoop | None = None
+        self._is_settled = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="gemini-dashboard", daemon=True)
+
+    def start(self) -> Self:
+        """Serve the page, unless that was done; returns when it listens.
+
+        Raises:
+            LaunchError: The port is taken.
+        """
+        if self._loop is None:
+            self.port = self.port or _free_port(self.address)
+            self._thread.start()
+            self._wait_until_it_listens()
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where the page is, for whoever has a cookie or types the password."""
+        prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
+        if prefix:  # a notebook behind JupyterHub: through jupyter-server-proxy
+            return f"{prefix.rstrip('/')}/proxy/{self.port}/"
+        host = socket.getfqdn() if self.address == EVERYWHERE else self.address
+        return f"http://{host}:{self.port}/"
+
+    @property
+    def link(self) -> str:
+        """Where the page is, with the password; it leaves a cookie and then the address bar."""
+        return f"{self.url}login?token={quote(self.password)}"
+
+    def close(self) -> None:
+        """End the server; pages that are open keep what they show."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.add_callback(loop.stop)
+            self._thread.join(timeout=10)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Dashboard on {self.url}, {'open' if self._loop else 'closed'}>"
+
+    def _repr_html_(self) -> str:
+        frame, link = escape(f"{self.url}?token={quote(self.password)}"), escape(self.link)
+        return (
+            f'<p><a href="{link}" target="_blank" rel="noopener">Open the dashboard</a> in a tab '
+            f"of its own: {escape(self.url)}</p>"
+            f'<iframe src="{frame}" title="Dashboard of the run" loading="lazy" '
+            'style="width:100%;height:760px;border:1px solid #8884;border-radius:8px"></iframe>'
+        )
+
+    # -- the server's thread -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        loop = IOLoop(make_current=False)
+        asyncio.set_event_loop(loop.asyncio_loop)
+        server_id = uuid.uuid4().hex
+        try:
+            server = get_server(
+                {"/": lambda: visit(self._follower, self._present, most=self._visitors)},
+                port=self.port, address=self.address, loop=loop, title="gemini_lab",
+                websocket_origin=[*_own_origins(self.address, self.port), *self._origins],
+                server_id=server_id, location=False,
+                auth_provider=self._guard, sign_sessions=True,
+                secret_key=self._guard.secret.encode(), include_headers=[], include_cookies=[],
+                websocket_max_message_size=LARGEST_MESSAGE_BYTES,
+                check_unused_sessions_milliseconds=TIDY_MS,
+            )  # fmt: skip
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the start
+            self._error = error
+            self._is_settled.set()
+            loop.close(all_fds=True)
+            return
+        server._tornado.add_transform(headers_for(self._frame_ancestors))  # noqa: SLF001
+        self._loop = loop
+        self._is_settled.set()
+        server.start()
+        loop.start()
+        state._servers.pop(server_id, None)  # noqa: SLF001 - or Panel stops it a second time
+        server.stop(wait=False)
+        loop.close(all_fds=True)
+
+    def _wait_until_it_listens(self) -> None:
+        """A frame that is shown before anybody listens stays empty."""
+        if self._is_settled.wait(STARTED_WITHIN_S) and self._error is None:
+            return
+        reason = self._error or f"nothing listens after {STARTED_WITHIN_S:.0f} s"
+        raise LaunchError(
+            f"the dashboard cannot be served on {self.address}:{self.port} ({reason}); name "
+            "another port, or 0 for a free one"
+        )
+
+
+def _check(address: str, password: str | None, visitors: int, *, public: bool) -> None:
+    try:
+        is_loopback = IPv4Address(address).is_loopback
+    except ValueError as error:
+        raise ConfigError(
+            f"{address!r} is not an IPv4 address; use one such as 127.0.0.1"
+        ) from error
+    if not is_loopback and not public:
+        raise ConfigError(f"{address} is reachable from other machines. {WHY_LOOPBACK}")
+    if password is not None and len(password) < SHORTEST_PASSWORD:
+        raise ConfigError(
+            f"the password has {len(password)} characters, fewer than {SHORTEST_PASSWORD}; choose "
+            "a longer one, or none to get a random one"
+        )
+    if visitors < 1:
+        raise ConfigError(f"at least one visitor has to be allowed in (got {visitors})")
+
+
+def _free_port(address: str) -> int:
+    """A port that nobody listens on now; the origin check has to know it before the start."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _own_origins(address: str, port: int) -> list[str]:
+    """Under which names browsers reach `address`."""
+    names = {address, "localhost"}
+    if address == EVERYWHERE:
+        names = {"localhost", socket.gethostname(), socket.getfqdn()}
+        for interface in psutil.net_if_addrs().values():
+            names |= {each.address for each in interface if each.family == socket.AF_INET}
+    hub = (os.environ.get(name, "") for name in ("JUPYTERHUB_PUBLIC_URL", "JUPYTERHUB_HOST"))
+    behind = {urlsplit(url).netloc for url in hub} - {""}
+    return [*(f"{name}:{port}" for name in sorted(names)), *sorted(behind)]
