@@ -4,6 +4,7 @@ The names below load when they are first used, so that importing the package cos
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext gemini_lab` calls: the magics `%gemini` and `%%gemini`."""
-    from gemini_lab_widgets import magics  # noqa: PLC0415 - IPython is optional
+    from gemini_lab.display import add_magics  # noqa: PLC0415 - IPython is optional
 
-    magics.load_ipython_extension(shell)
+    add_magics(shell)
+
+
+if "IPython" in sys.modules:
+    from gemini_lab.display import show_in_ipython
+
+    show_in_ipython()

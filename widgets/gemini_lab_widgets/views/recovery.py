@@ -6,33 +6,11 @@ from typing import Any, ClassVar, Final
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
-from gemini_lab_widgets.views.palette import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    YELLOW,
-    shown,
-)
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.views.words import shown
 
-COLOURS: Final = {
-    "detect": ORANGE,
-    "fence": GREY,
-    "inventory": GREY,
-    "plan": GREY,
-    "serialise": YELLOW,
-    "reserve": SKY,
-    "start": GREEN,
-    "rejoin": GREEN,
-    "retrieve": BLUE,
-    "warm_up": PINK,
-    "redo": RED,
-}
 HATCHES: Final = {
     "fence": "vertical_line",
     "inventory": "dot",
@@ -58,7 +36,7 @@ class RecoveryView(View):
         self._bars = {
             step: self.plot.hbar(
                 y="row", left="start", right="end", height=0.6, source=self.steps[step],
-                fill_color=COLOURS[step], fill_alpha="alpha", line_color=COLOURS[step],
+                fill_color=palette.STEPS[step], fill_alpha="alpha", line_color=palette.STEPS[step],
                 hatch_pattern=HATCHES.get(step), hatch_color="white", hatch_scale=6,
                 legend_label=label,
             )
