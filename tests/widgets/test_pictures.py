@@ -18,7 +18,8 @@ from IPython.core.formatters import DisplayFormatter
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.figures.figure import Figure, Point
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import KINDS
 from gemini_lab.pipeliner.schedule import plan_chunks
 from gemini_lab.placement import enumerated_probability, plan_placement
 from gemini_lab.profiler.profile import Profile
@@ -58,97 +59,46 @@ def a_plan(lost="node-2", holder="node-3"):
 
 def a_report(name="run", node="node-1"):
     def event(kind, at_s, **data):
-        return Event(kind=kind, at_s=1000.0 + at_s, node=node, data=data)
+        return Entry(at_s=1000.0 + at_s, node=node, event=KINDS[kind](**data))
 
     def iteration(number, at_s, epoch):
-        return event(
-            "iteration",
-            at_s,
-            rank=0,
-            iteration=number,
-            duration_s=1.0,
-            waited_s=0.0,
-            values={"loss": 5.0 / number},
-            epoch=epoch,
-        )
+        said = {"duration_s": 1.0, "waited_s": 0.0, "values": {"loss": 5.0 / number}}
+        return event("iteration", at_s, rank=0, iteration=number, epoch=epoch, **said)
 
-    steps = [
-        event(
-            "recovery_step",
-            3.0 + end,
-            recovery=1,
-            epoch=2,
-            step=step,
-            start_s=1003.0 + begin,
-            end_s=1003.0 + end,
-        )
-        for step, begin, end in (("detect", 0.0, 0.1), ("start", 0.1, 0.9), (node, 0.9, 1.0))
-    ]
+    def step(name, begin_s, end_s):
+        moments = {"start_s": 1003.0 + begin_s, "end_s": 1003.0 + end_s}
+        return event("recovery_step", 3.0 + end_s, step=name, **moments, **recovery)
+
+    recovery = {"recovery": 1, "epoch": 2}
+    started = {"cause": "worker_exited", "lost": (node,), "failed_at_s": 1003.0, "iteration": 2}
+    planned = {"version": 2, "tier": "memory", "members": (node,), "sources": (), "transfers": ()}
+    restored = {
+        "rank": 0,
+        "shard": 0,
+        "version": 2,
+        "tier": "local",
+        "holder": node,
+        "epoch": 2,
+        "verified": True,
+        "retrieve_s": 0.0,
+        "verify_s": 0.1,
+        "load_s": 0.1,
+    }
+    finished = {"version": 2, "iteration": 3, "duration_s": 1.0, "lost_iterations": 0}
+    settings = {"replicas": 1}
     log = [
-        event(
-            "run_started",
-            0.0,
-            name=name,
-            script=name,
-            nodes=1,
-            workers_per_node=1,
-            settings={"replicas": 1},
-        ),
+        event("run_started", 0.0, name=name, script=name, nodes=1, settings=settings),
         iteration(1, 1.0, 1),
         iteration(2, 2.0, 1),
-        event(
-            "injected",
-            3.0,
-            failure={"kind": "worker_crash", "rank": 0},
-            target={"name": node, "rank": 0, "pid": 1},
-        ),
-        event(
-            "recovery_started",
-            3.1,
-            recovery=1,
-            cause="worker_exited",
-            lost=[node],
-            failed_at_s=1003.0,
-            iteration=2,
-        ),
-        *steps,
-        event(
-            "recovery_planned",
-            3.5,
-            recovery=1,
-            epoch=2,
-            version=2,
-            tier="memory",
-            members=[node],
-            sources=[],
-            reason=name,
-        ),
-        event(
-            "shard_restored",
-            3.8,
-            rank=0,
-            shard=0,
-            version=2,
-            tier="local",
-            holder=node,
-            size_bytes=5000,
-            verified=True,
-            retrieve_s=0.0,
-            verify_s=0.1,
-            load_s=0.1,
-            epoch=2,
-        ),
+        event("injected", 3.0, failure="worker_crash", rank=0, pid=1),
+        event("recovery_started", 3.1, **started, **recovery),
+        step("detect", 0.0, 0.1),
+        step("start", 0.1, 0.9),
+        step(node, 0.9, 1.0),
+        event("recovery_planned", 3.5, reason=name, **planned, **recovery),
+        event("shard_restored", 3.8, size_bytes=5000, **restored),
         iteration(3, 4.0, 2),
-        event(
-            "recovery_finished",
-            4.0,
-            recovery=1,
-            epoch=2,
-            version=2,
-            iteration=3,
-            duration_s=1.0,
-            lost_iterations=0,
-        ),
+        event("recovery_finished", 4.0, **finished, **recovery),
         event("note", 4.5, text=name),
         event("run_finished", 5.0, iteration=3),
     ]
@@ -448,23 +398,8 @@ def test_a_run_without_losses_shows_its_iterations():
 
 
 def test_a_run_that_just_began_has_a_picture():
-    begun = build_report(
-        [
-            Event(
-                kind="run_started",
-                at_s=5.0,
-                node="lab",
-                data={
-                    "name": "x",
-                    "script": "x",
-                    "nodes": 1,
-                    "workers_per_node": 1,
-                    "settings": {},
-                },
-            )
-        ],
-        name="x",
-    )
+    start = KINDS["run_started"](name="x", script="x", nodes=1)
+    begun = build_report([Entry(at_s=5.0, node="lab", event=start)], name="x")
     assert "0 iterations" in view(begun).svg()
 
 
