@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("bokeh")
 
 from bokeh.models import ColumnDataSource, DataRange1d, Div, FactorRange, GlyphRenderer, Range1d
-from gemini_lab_widgets.pictures.palette import DARK, LIGHT
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.tables import Tables
 from gemini_lab_widgets.views import (
@@ -22,8 +21,8 @@ from gemini_lab_widgets.views import (
     WastedView,
 )
 from gemini_lab_widgets.views.answers import chances
+from gemini_lab_widgets.views.palette import DARK, LIGHT, esc, shown
 from gemini_lab_widgets.views.view import switch
-from gemini_lab_widgets.views.words import esc, shown
 from told_runs import ToldRun, with_one_loss
 
 MOST_GLYPHS = 2_000

@@ -8,11 +8,10 @@ from bokeh.document import Document
 from bokeh.models import CustomJS, Div, InlineStyleSheet, Toggle
 from bokeh.models.ui import UIElement
 
-from gemini_lab_widgets.pictures.palette import FONT
 from gemini_lab_widgets.tables import Tables
 from gemini_lab_widgets.views import VIEWS, View
+from gemini_lab_widgets.views.palette import FONT, esc
 from gemini_lab_widgets.views.view import switch
-from gemini_lab_widgets.views.words import esc
 
 TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 """What surrounds the views; Jinja."""

@@ -7,10 +7,9 @@ from bokeh.layouts import row
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, RED
 from gemini_lab_widgets.tables import Iterations, IterationSeries, Tables
+from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, RED, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
-from gemini_lab_widgets.views.words import shown
 
 COLOURS: Final = {"with": BLUE, "without": ORANGE, "first": GREY}
 MARKERS: Final = {"with": "circle", "without": "triangle", "first": "diamond"}

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Final
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_bytes
-from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, SKY
 from gemini_lab_widgets.tables import Memory, MemoryRow, Tables
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, SKY, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
-from gemini_lab_widgets.views.words import shown
 
 MOST: Final = 24
 """Bars, at most; nodes with the same numbers share one where there are more."""

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Final
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
+from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
+from gemini_lab_widgets.views.palette import shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
-from gemini_lab_widgets.views.words import shown
 
 HATCHES: Final = {
     "fence": "vertical_line",
@@ -36,7 +36,7 @@ class RecoveryView(View):
         self._bars = {
             step: self.plot.hbar(
                 y="row", left="start", right="end", height=0.6, source=self.steps[step],
-                fill_color=palette.STEPS[step], fill_alpha="alpha", line_color=palette.STEPS[step],
+                fill_color=COLOURS[step], fill_alpha="alpha", line_color=COLOURS[step],
                 hatch_pattern=HATCHES.get(step), hatch_color="white", hatch_scale=6,
                 legend_label=label,
             )

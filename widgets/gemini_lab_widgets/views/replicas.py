@@ -7,11 +7,10 @@ from bokeh.core.properties import value
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, Div, Select, TapTool
 
-from gemini_lab_widgets.pictures.palette import BLUE, FONT, GREY, ORANGE, RED, SKY
 from gemini_lab_widgets.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
 from gemini_lab_widgets.views import answers, ring
+from gemini_lab_widgets.views.palette import BLUE, FONT, GREY, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
-from gemini_lab_widgets.views.words import shown
 
 ROUND: Final = 32
 """Nodes that are drawn as a ring, at most."""

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Final
 from bokeh.models import Div
 
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import BLUE, FONT, GREEN, GREY, ORANGE, RED
 from gemini_lab_widgets.tables import NodeHealth, NodeRow, Status, Tables
+from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, RED, esc, shown
 from gemini_lab_widgets.views.view import View
-from gemini_lab_widgets.views.words import esc, shown
 
 NAMED: Final = 32
 """Nodes that are shown one by one; of more, only standbys, lost ones and the root agent's."""

@@ -8,9 +8,8 @@ from bokeh.layouts import column
 from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from gemini_lab_widgets.pictures.palette import DARK, FONT, LIGHT
 from gemini_lab_widgets.tables import Tables
-from gemini_lab_widgets.views.words import esc, shown
+from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
 
 LONGEST_WORDS: Final = 2_000
 CSS: Final = """

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Final
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, YELLOW
 from gemini_lab_widgets.tables import Tables, Wasted, WastedRow
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
-from gemini_lab_widgets.views.words import shown
 
 PARTS: Final = {
     "lost progress": (RED, "right_diagonal_line"),

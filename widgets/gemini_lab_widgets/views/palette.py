@@ -1,8 +1,38 @@
-"""How text that comes from a log is made harmless."""
+"""What views take to draw with: the kit's colours, and text from a log made harmless."""
 
 import re
 from html import escape
 from typing import Final
+
+from gemini_lab_widgets.pictures.palette import (
+    BLUE,
+    DARK,
+    FONT,
+    GREEN,
+    GREY,
+    LIGHT,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    YELLOW,
+)
+
+__all__ = [
+    "BLUE",
+    "DARK",
+    "FONT",
+    "GREEN",
+    "GREY",
+    "LIGHT",
+    "ORANGE",
+    "PINK",
+    "RED",
+    "SKY",
+    "YELLOW",
+    "esc",
+    "shown",
+]
 
 LONGEST: Final = 40
 """Characters of a name that are shown."""
