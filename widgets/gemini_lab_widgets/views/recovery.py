@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
+from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab_widgets.views.palette import shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
