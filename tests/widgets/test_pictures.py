@@ -243,6 +243,7 @@ def test_every_colour_follows_the_page_from_light_to_dark(simulated, name):
     for shape in root.iter():
         fixed = re.sub(r"var\(--gl-\w+,#[0-9a-f]{6}\)", "", shape.get("style", ""))
         assert "#" not in fixed.replace("url(#", "")
+        assert shape.get("fill") is None
 
 
 def test_a_pictures_style_sheet_reaches_nothing_else_on_the_page():

@@ -213,9 +213,14 @@ def _slots(figure: Figure) -> tuple[dict[tuple[str, Origin], float], float]:
 
 def _face(origin: Origin, colour: str) -> dict[str, Any]:
     """How a bar of this origin looks, in matplotlib's words."""
-    fill = {"paper": 0.0, "model": 1.0, "simulation": 0.4, "measured": 0.12}[origin]
+    face = {
+        "paper": "none",
+        "model": colour,
+        "simulation": to_rgba(colour, 0.4),
+        "measured": palette.LIGHT.paper,
+    }
     return {
-        "facecolor": to_rgba(colour, fill) if fill else "none",
+        "facecolor": face[origin],
         "edgecolor": colour,
         "linewidth": 1.4,
         "linestyle": (0, (4, 2)) if origin == "paper" else "-",

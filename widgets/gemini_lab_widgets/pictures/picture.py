@@ -172,6 +172,8 @@ def _parts(
     inside = [part for child in element for part in _parts(child, names, tips)]
     for key, value in element.attrib.items():
         name = key.rpartition("}")[2]
+        if name == "fill":  # of a hatch's ground; an attribute knows no variables
+            name, value = "style", f"fill: {value}"
         if kept := _attribute(name, value, names):
             copy.set(name, kept)
     if tip := tips.get(element.get("id", "")):
