@@ -173,8 +173,8 @@ def _parts(
     for key, value in element.attrib.items():
         name = key.rpartition("}")[2]
         if name == "fill":  # of a hatch's ground; an attribute knows no variables
-            name, value = "style", f"fill: {value}"
-        if kept := _attribute(name, value, names):
+            copy.set("style", _style(f"fill: {value}", names))
+        elif kept := _attribute(name, value, names):
             copy.set(name, kept)
     if tip := tips.get(element.get("id", "")):
         SubElement(copy, "title").text = clean(tip)
