@@ -36,7 +36,7 @@ def draw(outcome: Outcome) -> Picture:
             for tier, count in sorted(outcome.by_tier.items())
         ]
         _bar(board, "recoveries", tiers, said=f"{len(outcome.recoveries)} in all")
-        board.notes([f"a recovery wastes {_span(outcome.wasted_s)} in the mean, as in Eq. (1)"])
+        board.notes([f"a recovery wastes {_span(outcome.wasted_s)} on average, as in Eq. (1)"])
     return board.picture(tables=[_table(outcome)], plain=repr(outcome))
 
 
