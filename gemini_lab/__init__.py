@@ -4,6 +4,8 @@ The public names are listed once, in `__init__.pyi`. Each loads when it is first
 importing the package costs nothing.
 """
 
+import sys
+
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
@@ -14,3 +16,9 @@ def load_ipython_extension(shell: object) -> None:
     from gemini_lab.lab import pages  # noqa: PLC0415 - only a notebook needs it
 
     pages.load_magics(shell)
+
+
+if "IPython" in sys.modules:  # a cell that ends in a value shows its picture
+    from gemini_lab.display import show_in_ipython
+
+    show_in_ipython()

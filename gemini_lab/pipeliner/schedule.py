@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, Self, get_args
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, model_iteration
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.shown import Shown
 from gemini_lab.units import MIB, format_bytes, format_seconds
 
 Scheme = Literal["none", "blocking", "naive", "interleaved", "gemini"]
@@ -52,7 +51,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkSchedule(Shown):
+class ChunkSchedule:
     """What one rank sends of each version, and when.
 
     Attributes:

@@ -11,14 +11,13 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement.domains import spread_groups, spread_notes
 from gemini_lab.placement.memory import fill_by_capacity, seat_guests, shards_that_fit
-from gemini_lab.shown import Shown
 
 STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random")
 """What `plan_placement` can be asked for; `"auto"` is Algorithm 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement(Shown):
+class Placement:
     """Which positions keep a copy of which shard.
 
     Positions run from 0 to N-1 and outlive the machines that sit on them: a standby takes a lost

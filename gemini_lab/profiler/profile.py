@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.shown import Shown
 from gemini_lab.units import format_bytes, format_seconds
 
 STEADY_VARIATION: Final = 0.10
@@ -78,7 +77,7 @@ class IdleSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile(Shown):
+class Profile:
     """The network's time line of one iteration, seen from one rank.
 
     Attributes:

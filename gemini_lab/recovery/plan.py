@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
-from gemini_lab.shown import Shown
 
 Tier = Literal["memory", "persistent", "start"]
 
@@ -69,7 +68,7 @@ class CopyTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryPlan(Shown):
+class RecoveryPlan:
     """What every node does to bring training back.
 
     Attributes:

@@ -11,7 +11,6 @@ from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import wasted_time_s
-from gemini_lab.shown import Shown
 
 Outcome = Literal["finished", "failed", "unfinished"]
 
@@ -88,7 +87,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery(Shown):
+class Recovery:
     """One recovery, from the failure to the first iteration after it.
 
     Attributes:
@@ -232,7 +231,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport(Shown):
+class RunReport:
     """What a run did.
 
     Attributes:

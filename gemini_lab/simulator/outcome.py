@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.shown import Shown
 from gemini_lab.simulator.policy import Policy
 
 
@@ -39,7 +38,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Shown):
+class Outcome:
     """One policy's run. Every number in it is simulated.
 
     Attributes:

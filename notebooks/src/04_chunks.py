@@ -15,7 +15,7 @@
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
-from gemini_lab_widgets.drawings import view
+from gemini_lab_widgets.pictures import view
 
 from gemini_lab import Lab
 from gemini_lab.errors import CapacityError

@@ -1,15 +1,13 @@
-"""`gemini-lab figures`: the paper's figures with ours beside them, as HTML, PNG and CSV."""
+"""`gemini-lab figures`: the paper's figures with ours beside them, as HTML, SVG, PNG and CSV."""
 
 import argparse
-import html
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import measured
-from gemini_lab.experiments.figures.figure import STYLE, Figure
+from gemini_lab.experiments.figures import measured, pages
+from gemini_lab.experiments.figures.figure import Figure
 
 FIGURES: Final = (
     "eq1", "fig07", "fig08", "fig09", "fig10", "fig11", "fig12", "fig13", "fig14", "fig15a",
@@ -28,21 +26,6 @@ def make(name: str) -> Figure:
         raise ConfigError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
     figure: Figure = importlib.import_module(f"gemini_lab.experiments.figures.{name}").figure()
     return figure
-
-
-def index(figures: Sequence[Figure]) -> str:
-    """A page of HTML that shows and links all of them."""
-    items = "".join(
-        f'<h2><a href="{f.name}.html">{html.escape(f.title)}</a></h2>'
-        f'<a href="{f.name}.html"><img alt="{html.escape(f.title)}" src="{f.name}.png"></a>'
-        for f in figures
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Figures</title>'
-        f"<style>{STYLE}</style></head><body><h1>The paper's figures</h1>"
-        "<p>Every value says whether it is the paper's, a formula's, simulated or measured.</p>"
-        f"{items}</body></html>"
-    )
 
 
 def command(argv: list[str]) -> int:
@@ -64,8 +47,8 @@ def command(argv: list[str]) -> int:
     figures = [make(name) for name in names]
     figures += [figure for path in options.measured for figure in measured.figures(path)]
     for figure in figures:
-        figure.write(options.out)
+        pages.write(figure, options.out)
         print(f"{figure.title}\n{figure.table()}\n")  # noqa: T201
-    (options.out / "index.html").write_text(index(figures), encoding="utf-8")
+    (options.out / "index.html").write_text(pages.index(figures), encoding="utf-8")
     print(f"written to {options.out / 'index.html'}")  # noqa: T201
     return 0

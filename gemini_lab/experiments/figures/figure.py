@@ -1,15 +1,7 @@
-"""A figure as data: points that say what they are, a table, and a drawing."""
+"""A figure as data: points that say what they are, and a table."""
 
-import base64
-import csv
-import html
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal
-
-from gemini_lab.errors import ConfigError
+from typing import Final, Literal
 
 Origin = Literal["paper", "model", "simulation", "measured"]
 ORIGINS: Final[tuple[Origin, ...]] = ("paper", "model", "simulation", "measured")
@@ -109,82 +101,3 @@ class Figure:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
-
-    def draw(self) -> Any:
-        """The figure as a `matplotlib.figure.Figure`; needs the extra `figures`."""
-        from gemini_lab.experiments.figures.drawing import draw  # noqa: PLC0415 - matplotlib is optional
-
-        return draw(self)
-
-    def write(self, folder: Path) -> tuple[Path, ...]:
-        """Write it as HTML, PNG and CSV into `folder`; gives their paths."""
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = tuple(folder / f"{self.name}.{suffix}" for suffix in ("html", "png", "csv"))
-        image = self.png()
-        paths[0].write_text(self.page(image), encoding="utf-8")
-        paths[1].write_bytes(image)
-        with paths[2].open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(("series", "x", "y", "low", "high", "text", "origin", "how"))
-            for p in self.points:
-                writer.writerow((p.series, p.x, p.y, p.low, p.high, p.text, p.origin, p.how))
-        return paths
-
-    def png(self) -> bytes:
-        """The drawing as the bytes of a PNG file."""
-        buffer = io.BytesIO()
-        self.draw().savefig(buffer, format="png", dpi=140)
-        return buffer.getvalue()
-
-    def _repr_html_(self) -> str:
-        """The drawing, where matplotlib is installed; the values lie folded away under it."""
-        try:
-            picture = self._image(self.png())
-        except ConfigError:
-            picture = f"<h3>{html.escape(self.title)}</h3>"
-        return (
-            f"{picture}{self._notes()}<details><summary>All values, and where each comes from"
-            f"</summary>{self._tables()}</details>"
-        )
-
-    def page(self, image: bytes) -> str:
-        """A page of HTML that needs no other file."""
-        title = html.escape(f"{self.name}: {self.title}")
-        return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
-            f"{self._image(image)}{self._tables()}<h2>Notes</h2>{self._notes()}</body></html>"
-        )
-
-    def _image(self, image: bytes) -> str:
-        data, alt = base64.b64encode(image).decode(), html.escape(f"{self.name}: {self.title}")
-        return f'<img alt="{alt}" src="data:image/png;base64,{data}" style="max-width:100%">'
-
-    def _notes(self) -> str:
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return f"<ul>{notes}</ul>" if notes else ""
-
-    def _tables(self) -> str:
-        sources = dict.fromkeys((p.series, p.origin, p.how) for p in self.points)
-        return (
-            html_table(("series", self.x_label, *self.origins), self.rows())
-            + "<h2>Where each value comes from</h2>"
-            + html_table(("series", "origin", "how"), list(sources))
-        )
-
-
-STYLE: Final = (
-    "body{font:15px/1.45 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
-    "img{max-width:100%}table{border-collapse:collapse;margin:1rem 0}"
-    "td,th{border:1px solid #bbb;padding:.25rem .6rem;text-align:left;vertical-align:top}"
-    "th{background:#eee}"
-)
-
-
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in HTML."""
-    lines = ["<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"]
-    lines += [
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    ]
-    return f"<table>{''.join(lines)}</table>"

@@ -6,33 +6,11 @@ from typing import Any, ClassVar, Final
 from bokeh.models import FactorRange
 
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
-from gemini_lab_widgets.views.palette import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    YELLOW,
-    shown,
-)
+from gemini_lab_widgets.views.palette import shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
-COLOURS: Final = {
-    "detect": ORANGE,
-    "fence": GREY,
-    "inventory": GREY,
-    "plan": GREY,
-    "serialise": YELLOW,
-    "reserve": SKY,
-    "start": GREEN,
-    "rejoin": GREEN,
-    "retrieve": BLUE,
-    "warm_up": PINK,
-    "redo": RED,
-}
 HATCHES: Final = {
     "fence": "vertical_line",
     "inventory": "dot",

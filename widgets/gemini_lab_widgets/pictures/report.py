@@ -7,10 +7,11 @@ from typing import Final
 
 from gemini_lab.report.values import Recovery, RunReport
 from gemini_lab.units import format_bytes, format_seconds
-from gemini_lab_widgets.drawings.canvas import WIDTH, Canvas, Picture, Table, TimeAxis, ticks
-from gemini_lab_widgets.drawings.recovery import cause, gantt
+from gemini_lab_widgets.pictures import palette
+from gemini_lab_widgets.pictures.board import MARGIN, WIDTH, Board, seconds_axis
+from gemini_lab_widgets.pictures.picture import Picture, Table
+from gemini_lab_widgets.pictures.recovery import cause, gantt
 
-HIGH: Final = 130.0
 POINTS: Final = 500
 """Iterations that the line goes through, at most."""
 BARS: Final = 20
@@ -22,50 +23,64 @@ def draw(report: RunReport) -> Picture:
     done = max((iteration.number for iteration in report.iterations), default=0)
     survived = sum(recovery.resumed_at_s is not None for recovery in report.recoveries)
     kind = "Simulated run" if report.simulated else "Run"
-    title = f"{kind} {report.name}: {report.outcome}"
     said = (
         f"{_count(done, 'iteration')} in {format_seconds(report.duration_s)} on "
         f"{_count(report.nodes, 'node')}, {_count(survived, 'failure')} survived, "
         f"{format_bytes(report.traffic.checkpoint_bytes)} of replicas sent"
     )
-    canvas = Canvas(title=title, description=said)
-    y = _strip(canvas, report, canvas.heading(title, said) + 14)
+    board = Board(title=f"{kind} {report.name}: {report.outcome}", beside=said)
+    _progress(board, report)
     if report.recoveries:
-        canvas.text(12, y + 36, "Recoveries, from the failure on", bold=True)
-        y = gantt(canvas, report.recoveries[:BARS], y + 46)
-    canvas.notes(y + 26, list(_remarks(report)))
-    return Picture(canvas=canvas, table=_table(report.recoveries), plain=str(report))
+        board.text(MARGIN, 20, "Recoveries, from the failure on", bold=True)
+        board.y += 24
+        gantt(board, report.recoveries[:BARS])
+    board.notes(_remarks(report))
+    return board.picture(tables=[_table(report.recoveries)], plain=str(report))
 
 
-def _strip(canvas: Canvas, report: RunReport, top: float) -> float:
-    """Rank 0's losses, or its iterations where it logged none; gives where the strip ends."""
+def _progress(board: Board, report: RunReport) -> None:
+    """Rank 0's losses, or its iterations where it logged none, and what broke meanwhile."""
     points, name = _line(report)
-    axis = TimeAxis(left=70, right=WIDTH - 24, low_s=0.0, high_s=max(report.duration_s, 1e-9))
-    low = min((value for _, value in points), default=0.0)
-    high = max((value for _, value in points), default=1.0)
-    spread = (high - low) or 1.0
-    bottom = top + HIGH
-    for recovery in report.recoveries:
-        since_s = recovery.failed_at_s - report.started_at_s
-        _shade(canvas, recovery, axis, since_s=since_s, top=top)
-    for value in ticks(low, low + spread, about=3):
-        y = bottom - (value - low) / spread * HIGH
-        canvas.line([(70, y), (WIDTH - 24, y)], thick=0.6)
-        canvas.text(62, y + 5, f"{value:g}", size=13, fill="dim", anchor="end")
-    canvas.text(12, top - 6, name, size=13, bold=True)
-    for piece in _pieces(points, [r.failed_at_s - report.started_at_s for r in report.recoveries]):
-        places = [(axis.x(s), bottom - (value - low) / spread * HIGH) for s, value in piece]
-        canvas.line(places, stroke="blue", thick=2.2)
-    for at_s in [injection.at_s - report.started_at_s for injection in report.injections]:
-        _cross(canvas, axis.x(at_s), top, bottom)
-    y = axis.draw(canvas, top=bottom, bottom=bottom) + 26
-    entries = [("blue", name)]
+    panel = board.axes(150, left=70, right=WIDTH - 34, above=26)
+    panel.set_title(name)
+    seconds_axis(panel, report.duration_s)
+    panel.grid(axis="y", visible=True)
+    panel.locator_params(axis="y", nbins=4)
+    cuts_s = [recovery.failed_at_s - report.started_at_s for recovery in report.recoveries]
+    for recovery, since_s in zip(report.recoveries, cuts_s, strict=True):
+        lasted_s = recovery.duration_s
+        until_s = report.duration_s if lasted_s is None else since_s + lasted_s
+        shade = panel.axvspan(
+            since_s, until_s, facecolor=palette.LIGHT.pale, edgecolor=palette.LIGHT.rule
+        )
+        board.tip(shade, f"recovery {recovery.number}: {cause(recovery)}")
+    for piece in _pieces(points, cuts_s):
+        panel.plot(
+            *zip(*piece, strict=True),
+            color=palette.BLUE,
+            solid_capstyle="round",
+            marker="o" if len(points) <= 40 else "",
+            markersize=4,
+        )
+    moments_s = [injection.at_s - report.started_at_s for injection in report.injections]
+    for at_s in moments_s:
+        panel.axvline(at_s, color=palette.FAILURE, linewidth=1.6, linestyle=(0, (4, 2)))
+    panel.plot(
+        moments_s,
+        [1.0] * len(moments_s),
+        "x",
+        color=palette.FAILURE,
+        markersize=9,
+        markeredgewidth=2.4,
+        clip_on=False,
+        transform=panel.get_xaxis_transform(),
+    )
+    entries = [(palette.BLUE, name)]
     if report.recoveries:
-        entries.append(("pale", "no training: a recovery"))
+        entries.append((palette.LIGHT.pale, "no training: a recovery"))
     if report.injections:
-        canvas.text(WIDTH - 24, y + 1, "✕ a failure was injected", size=13, fill="red",
-                    anchor="end")  # fmt: skip
-    return canvas.legend(70, y, entries)
+        entries.append((palette.FAILURE, "a failure was injected"))
+    board.legend(entries, left=70)
 
 
 def _line(report: RunReport) -> tuple[list[tuple[float, float]], str]:
@@ -87,22 +102,6 @@ def _pieces(
     for low_s, high_s in itertools.pairwise([-math.inf, *cuts_s, math.inf]):
         if piece := [point for point in points if low_s <= point[0] < high_s]:
             yield piece
-
-
-def _shade(
-    canvas: Canvas, recovery: Recovery, axis: TimeAxis, *, since_s: float, top: float
-) -> None:
-    """Shade the time from the failure, at `since_s`, until training went on, or to the end."""
-    x = axis.x(since_s)
-    end = axis.right if recovery.duration_s is None else axis.x(since_s + recovery.duration_s)
-    tip = f"recovery {recovery.number}: {cause(recovery)}"
-    canvas.rect(x, top, max(1.5, end - x), HIGH, fill="pale", stroke="rule", tip=tip)
-
-
-def _cross(canvas: Canvas, x: float, top: float, bottom: float) -> None:
-    canvas.line([(x, top), (x, bottom)], stroke="red", thick=1.6, dash="5 3")
-    for sign in (-1, 1):
-        canvas.line([(x - 5, top - 5 * sign), (x + 5, top + 5 * sign)], stroke="red", thick=2.4)
 
 
 def _remarks(report: RunReport) -> Iterator[str]:

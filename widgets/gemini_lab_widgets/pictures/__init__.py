@@ -1,0 +1,46 @@
+"""Pictures of values, reports and the paper's figures: drawn by matplotlib, shown as SVG.
+
+A value knows nothing of its picture. `DRAWN` says who draws what by name, so that neither the
+value's module nor matplotlib is imported before somebody wants to see one.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gemini_lab_widgets.pictures.picture import Picture
+
+DRAWN: Final = {
+    "gemini_lab.placement.planner.Placement": "placement.draw",
+    "gemini_lab.profiler.profile.Profile": "iteration.draw_profile",
+    "gemini_lab.pipeliner.schedule.ChunkSchedule": "schedule.draw",
+    "gemini_lab.recovery.plan.RecoveryPlan": "recovery.draw_plan",
+    "gemini_lab.report.values.Recovery": "recovery.draw_recovery",
+    "gemini_lab.report.values.RunReport": "report.draw",
+    "gemini_lab.simulator.outcome.Outcome": "outcome.draw",
+    "gemini_lab.experiments.figures.figure.Figure": "figure.draw",
+}
+"""The function of this package that draws a type's values."""
+
+
+def view(value: object, **options: object) -> "Picture":
+    """The picture of a value; `view(schedule, profile=profile)` puts chunks on the time line.
+
+    Raises:
+        TypeError: There is no picture of such a value.
+        ConfigError: matplotlib is not installed, or the options go with another value.
+    """
+    for kind in type(value).__mro__:
+        if where := DRAWN.get(f"{kind.__module__}.{kind.__qualname__}"):
+            return _drawer(where)(value, **options)
+    drawn = ", ".join(sorted(name.rpartition(".")[2] for name in DRAWN))
+    raise TypeError(f"there is no picture of a {type(value).__name__}; there is one of {drawn}")
+
+
+def _drawer(where: str) -> "Callable[..., Picture]":
+    from gemini_lab_widgets.pictures.style import drawn  # noqa: PLC0415 - matplotlib, when wanted
+
+    module, _, name = where.partition(".")
+    draw: Callable[..., Picture] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return drawn(draw)

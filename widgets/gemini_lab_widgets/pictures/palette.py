@@ -1,0 +1,111 @@
+"""The colours of everything that is drawn, one for each kind of thing.
+
+They are Okabe and Ito's, which colour-blind people tell apart; none carries a meaning alone. Static
+pictures and live views take them from here.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Final
+
+BLUE: Final = "#0072b2"
+SKY: Final = "#56b4e9"
+GREEN: Final = "#009e73"
+YELLOW: Final = "#d9c400"
+ORANGE: Final = "#e69f00"
+RED: Final = "#d55e00"
+PINK: Final = "#cc79a7"
+GREY: Final = "#8c8c8c"
+MARK: Final = "#1a1a1a"
+"""Text on a light colour, in light and dark."""
+
+FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """Colours that differ between light and dark.
+
+    Attributes:
+        ink: Text.
+        dim: Text of less weight.
+        rule: Axes and outlines.
+        grid: Lines behind the data.
+        pale: Areas behind text.
+        paper: The page.
+        white: On strong colours.
+    """
+
+    ink: str
+    dim: str
+    rule: str
+    grid: str
+    pale: str
+    paper: str
+    white: str = "#ffffff"
+
+    @property
+    def sheets(self) -> list[str]:
+        """The colours as CSS variables, for what is shown and all that is in it."""
+        colours = (f"--gl-{name}: {colour};" for name, colour in asdict(self).items())
+        return [f":host {{ {' '.join(colours)} background: var(--gl-paper); }}"]
+
+
+LIGHT: Final = Theme(
+    ink="#1b1b1b", dim="#565656", rule="#9a9a9a", grid="#e3e6ea", pale="#eef1f4", paper="#ffffff"
+)
+DARK: Final = Theme(
+    ink="#f2f2f2", dim="#bdbdbd", rule="#7d7d7d", grid="#33383e", pale="#2a2f35", paper="#141414"
+)
+ON_DARK: Final = {
+    BLUE: "#4aa8e0",
+    SKY: "#8ccdf2",
+    GREEN: "#2fc79b",
+    YELLOW: "#f0e442",
+    ORANGE: "#f0b030",
+    RED: "#f0793a",
+    PINK: "#e09cc3",
+    GREY: "#a6a6a6",
+    MARK: "#141414",
+}
+"""What a colour of a static picture turns into on a dark page."""
+
+TRAINING: Final = GREY
+"""Training's own traffic and time."""
+IDLE: Final = GREEN
+REPLICAS: Final = (BLUE, SKY, PINK, YELLOW)
+"""Checkpoint traffic that idle time hides, replica by replica."""
+FELT: Final = ORANGE
+"""What of it training waits for."""
+FAILURE: Final = RED
+STEPS: Final = {
+    "detect": ORANGE,
+    "fence": GREY,
+    "inventory": GREY,
+    "plan": GREY,
+    "serialise": YELLOW,
+    "reserve": SKY,
+    "start": GREEN,
+    "rejoin": GREEN,
+    "retrieve": BLUE,
+    "warm_up": PINK,
+    "redo": RED,
+}
+"""The steps of a recovery, named as in the paper's Fig. 14."""
+TIERS: Final = {
+    "local": BLUE,
+    "memory": BLUE,
+    "peer": SKY,
+    "persistent": ORANGE,
+    "start": GREY,
+}
+"""Where a shard is loaded from."""
+POLICIES: Final = {"Gemini": BLUE, "HighFreq": ORANGE, "Strawman": RED}
+OTHERS: Final = (BLUE, ORANGE, GREEN, PINK, RED, SKY, YELLOW)
+"""What has no colour of its own takes these in turn."""
+
+
+def on(colour: str) -> str:
+    """The colour of text on `colour`."""
+    if colour in {LIGHT.paper, LIGHT.pale}:
+        return LIGHT.ink
+    return LIGHT.paper if colour in {BLUE, GREEN, RED, GREY} else MARK
