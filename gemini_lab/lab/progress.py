@@ -3,12 +3,18 @@
 import math
 import sys
 from queue import SimpleQueue
+from typing import Final
 
 from tqdm.auto import tqdm
 
 from gemini_lab.lab.run import Run
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.output import error_line, last_lines
 from gemini_lab.units import format_seconds
+
+LINES: Final = 6
+"""Of a worker's last lines, those that are shown when it ends."""
 
 
 def show_progress(
@@ -21,8 +27,8 @@ def show_progress(
     goal = math.inf if until is None else until
     lines: SimpleQueue[str] = SimpleQueue()
 
-    def see(event: Event) -> None:
-        if told := describe(event):
+    def see(entry: Entry) -> None:
+        if told := describe(entry):
             lines.put(told)
 
     def hear(rank: int, said: list[str]) -> None:
@@ -51,26 +57,30 @@ def show_progress(
             end()
 
 
-def describe(event: Event) -> str | None:
-    """One line for people on an event that they want to hear of."""
-    data = event.data
-    match event.kind:
-        case "injected":
-            return f"    injected: {data['failure']['kind'].replace('_', ' ')} on {event.node}"
-        case "recovery_started":
-            lost = f" ({', '.join(data['lost'])})" if data["lost"] else ""
-            return f"    failure {data['recovery']}: {data['cause'].replace('_', ' ')}{lost}"
-        case "root_elected":
-            return f"    root agent is on {data['name']}"
-        case "recovery_waiting":
-            return f"    waiting for a machine for position {data['missing']}"
-        case "recovery_finished":
-            took = format_seconds(data["duration_s"])
-            return f"    training goes on after {took}, from version {data['version']}"
-        case "persist_failed":
-            return f"    persistent tier: {data['reason']}"
-        case "unprotected" if data["rank"] == 0:
+def describe(entry: Entry) -> str | None:
+    """A line for people on an entry that they want to hear of, or some; `None` for the others."""
+    match entry.event:
+        case events.Injected(failure=failure):
+            return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
+        case events.WorkerExited(output=output) as gone if output:
+            how = gone.signal or f"exit code {gone.exit_code}"
+            said = [f"    rank {gone.rank} on {entry.node} ended ({how}): {error_line(output)}"]
+            return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
+        case events.RecoveryStarted(lost=lost) as started:
+            where = f" ({', '.join(lost)})" if lost else ""
+            return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"
+        case events.RootElected(name=name):
+            return f"    root agent is on {name}"
+        case events.RecoveryWaiting(missing=missing):
+            positions = ", ".join(map(str, missing))
+            return f"    waiting for a machine for position {positions}"
+        case events.RecoveryFinished() as done:
+            took = format_seconds(done.duration_s)
+            return f"    training goes on after {took}, from version {done.version}"
+        case events.PersistFailed(reason=reason):
+            return f"    persistent tier: {reason}"
+        case events.Unprotected(rank=0):
             return "    the script never called gemini_lab.protect: it ran unprotected"
-        case "note":
-            return f"    {data['text']}"
+        case events.Note(text=text):
+            return f"    {text}"
     return None

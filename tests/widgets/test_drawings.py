@@ -13,7 +13,8 @@ from gemini_lab_widgets.drawings.placement import chances
 from IPython.core.formatters import DisplayFormatter
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import KINDS
 from gemini_lab.pipeliner.schedule import plan_chunks
 from gemini_lab.placement import enumerated_probability, plan_placement
 from gemini_lab.profiler.profile import Profile
@@ -52,7 +53,7 @@ def a_plan(lost="node-2", holder="node-3"):
 
 def a_report(name="run", node="node-1"):
     def event(kind, at_s, **data):
-        return Event(kind=kind, at_s=1000.0 + at_s, node=node, data=data)
+        return Entry(at_s=1000.0 + at_s, node=node, event=KINDS[kind](**data))
 
     def iteration(number, at_s, epoch):
         return event("iteration", at_s, rank=0, iteration=number, duration_s=1.0, waited_s=0.0,
@@ -67,13 +68,12 @@ def a_report(name="run", node="node-1"):
         event("run_started", 0.0, name=name, script=name, nodes=1, workers_per_node=1,
               settings={"replicas": 1}),
         iteration(1, 1.0, 1), iteration(2, 2.0, 1),
-        event("injected", 3.0, failure={"kind": "worker_crash", "rank": 0},
-              target={"name": node, "rank": 0, "pid": 1}),
-        event("recovery_started", 3.1, recovery=1, cause="worker_exited", lost=[node],
+        event("injected", 3.0, failure="worker_crash", rank=0, pid=1),
+        event("recovery_started", 3.1, recovery=1, epoch=2, cause="worker_exited", lost=(node,),
               failed_at_s=1003.0, iteration=2),
         *steps,
         event("recovery_planned", 3.5, recovery=1, epoch=2, version=2, tier="memory",
-              members=[node], sources=[], reason=name),
+              members=(node,), sources=(), transfers=(), reason=name),
         event("shard_restored", 3.8, rank=0, shard=0, version=2, tier="local", holder=node,
               size_bytes=5000, verified=True, retrieve_s=0.0, verify_s=0.1, load_s=0.1, epoch=2),
         iteration(3, 4.0, 2),
@@ -231,9 +231,8 @@ def test_a_run_without_losses_shows_its_iterations():
 
 
 def test_a_run_that_just_began_has_a_picture():
-    begun = build_report([Event(kind="run_started", at_s=5.0, node="lab", data={
-        "name": "x", "script": "x", "nodes": 1, "workers_per_node": 1, "settings": {},
-    })], name="x")  # fmt: skip
+    start = KINDS["run_started"](name="x", script="x", nodes=1)
+    begun = build_report([Entry(at_s=5.0, node="lab", event=start)], name="x")
     assert "0 iterations" in view(begun).svg()
 
 

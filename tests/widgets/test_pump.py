@@ -1,8 +1,10 @@
 """What a viewer of the timeline is sent, and when."""
 
-from gemini_lab_widgets.bars import ROW_BYTES, Kind
 from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, Timeline, standalone_html
-from gemini_lab_widgets.traffic import Mark, Traffic
+
+from gemini_lab.report.reducers.bars import ROW_BYTES, Kind
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.traffic import Mark, Traffic
 
 
 class Viewer:
@@ -25,7 +27,7 @@ class Viewer:
 
 
 def traffic_of(count):
-    traffic = Traffic()
+    traffic = Traffic(Nodes())
     traffic.lanes.append("node-0")
     add(traffic, count)
     return traffic
