@@ -71,9 +71,9 @@ def describe(entry: Entry) -> str | None:
             return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"
         case events.RootElected(name=name):
             return f"    root agent is on {name}"
-        case events.RecoveryWaiting(missing=missing):
+        case events.RecoveryWaiting(missing=missing, reason=reason):
             positions = ", ".join(map(str, missing))
-            return f"    waiting for a machine for position {positions}"
+            return f"    waiting: {reason or f'no machine for position {positions}'}"
         case events.RecoveryFinished() as done:
             took = format_seconds(done.duration_s)
             return f"    training goes on after {took}, from version {done.version}"

@@ -36,5 +36,5 @@ def last_lines(output: Sequence[str], most: int = LINES) -> Iterator[str]:
 
 
 def _plain(line: str) -> str:
-    text = _CONTROLS.sub("", _ESCAPES.sub("", line.expandtabs(4))).rstrip()
+    text = _CONTROLS.sub("", _ESCAPES.sub("", line).expandtabs(4)).rstrip()
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -75,6 +75,13 @@ def test_a_run_that_waits_for_machines_says_how_many() -> None:
     assert (status.phase, status.detail) == ("waiting for machines", "2 missing")
 
 
+def test_a_run_that_waits_for_memory_says_for_what() -> None:
+    run = ToldRun().protect().train(1, 3).fail("node-1", known=3)
+    reason = "version 3 may still come back with node-1"
+    run.recover_say(events.RecoveryWaiting, missing=(), standbys=(), reason=reason)
+    assert stored(run.entries).tables().status.detail == reason
+
+
 def test_a_run_given_up_says_why_and_what_its_worker_printed_last() -> None:
     store = stored(with_a_bug().entries)
     status = store.tables().status

@@ -120,8 +120,9 @@ class Course:
                 self.phase = "recovering"
             case RecoveryStep(step=step) if self.phase != "training":
                 self.detail = f"{STEPS.get(step, step)} done"
-            case RecoveryWaiting(missing=missing):
-                self.phase, self.detail = "waiting for machines", f"{len(missing)} missing"
+            case RecoveryWaiting(missing=missing, reason=reason):
+                self.phase = "waiting for machines"
+                self.detail = reason or f"{len(missing)} missing"
             case RecoveryFinished():
                 self.phase, self.detail = "training", ""
 

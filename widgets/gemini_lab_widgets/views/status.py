@@ -21,6 +21,8 @@ from gemini_lab_widgets.views.palette import (
 )
 from gemini_lab_widgets.views.view import View
 
+DETAIL: Final = 40
+"""Characters of a detail that a tile has room for."""
 NAMED: Final = 32
 """Nodes that are shown one by one; of more, only standbys, lost ones and the root agent's."""
 SIGNS: Final[dict[NodeHealth, str]] = {
@@ -134,9 +136,14 @@ def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
 
 
 def _moment(status: Status) -> str:
-    if status.detail and status.phase != "failed":  # why a run failed may take a few lines
+    if status.detail and not _is_long(status):
         return status.detail
     return f"at {format_seconds(status.now_s)}"
+
+
+def _is_long(status: Status) -> bool:
+    """Whether the phase's detail needs a line of its own."""
+    return len(status.detail) > DETAIL or status.phase == "failed"
 
 
 def _whole(status: Status) -> tuple[str, str]:
@@ -201,7 +208,7 @@ def _node(node: NodeRow) -> str:
 
 def _lines(status: Status) -> list[str]:
     """What stands beneath the tiles."""
-    lines = []
+    lines = [status.detail] if _is_long(status) and status.phase != "failed" else []
     if status.conditions:
         lines.append("; ".join(status.conditions))
     lines += [f"note from {note}" for note in status.notes]
