@@ -13,7 +13,8 @@ from gemini_lab.log.entry import Entry, to_record
 from gemini_lab.report.reducers.nodes import Nodes
 
 MOMENTS: Final = (
-    events.NodeJoined, events.NodeLost, events.NodeExcluded, events.LinkCut, events.RootElected, events.Injected,
+    events.NodeJoined, events.NodeLost, events.NodeExcluded, events.LinkCut, events.RootElected,
+    events.Injected,
     events.WorkerExited, events.WorkerHung, events.RecoveryStarted, events.RecoveryPlanned,
     events.RecoveryWaiting, events.RecoveryFinished, events.ReplicaRejected,
     events.VersionRejected, events.PersistFailed, events.RunStarted, events.RunFinished,

@@ -56,7 +56,7 @@ def test_who_has_seen_enough_is_told_nothing_more(run):
     end_listen()
     tell(run, Note(text="two"))
     run.take_output(0, ["two"])
-    assert [event.data["text"] for event in seen] == ["one"]
+    assert [entry.event.text for entry in seen] == ["one"]
     assert heard == [(0, ["one"])]
 
 

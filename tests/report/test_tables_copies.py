@@ -11,7 +11,7 @@ from told_runs import SHARD_BYTES, ToldRun, with_one_loss
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.tables import Replicas, Tables, tables_of
@@ -179,7 +179,7 @@ def real_plan(run: RunReducer, lost: Sequence[int], *, persistent: int = NONE) -
     living = {f"node-{p}" for p in range(copies.positions) if p not in gone}
     return plan_recovery(
         placement=copies.placement, members=[f"node-{p}" for p in range(copies.positions)],
-        copies=held, living=living, persistent=() if persistent == NONE else (persistent,),
+        copies=held, living=living, persistent=() if persistent == NONE else (Stored(version=persistent),),
     )  # fmt: skip
 
 
