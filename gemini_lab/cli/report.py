@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemini_lab.lab.pages import save_log
-from gemini_lab.log.file import LOG_FILE, find_run, read_events
+from gemini_lab.log.file import LOG_FILE, find_run, read_log
 from gemini_lab.report.text import ink_for, render
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.report.values import RunReport
@@ -27,7 +27,7 @@ def command(arguments: Sequence[str]) -> int:
     folder = find_run(options.run)
     report = RunReport.load(folder)
     if options.chrome_trace is not None:
-        trace = chrome_trace(read_events(folder / LOG_FILE))
+        trace = chrome_trace(read_log(folder / LOG_FILE))
         options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
     if options.html is not None:
         save_log(folder / LOG_FILE, options.html)

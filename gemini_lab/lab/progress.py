@@ -4,13 +4,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Final, Protocol
 
 from tqdm.auto import tqdm
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.report.output import error_line, last_lines
 from gemini_lab.units import format_seconds
+
+LINES: Final = 6
+"""Of a worker's last lines, those that are shown when it ends."""
 
 
 class Followed(Protocol):
@@ -83,14 +87,18 @@ def describe(entry: Entry) -> str | None:
     match entry.event:
         case events.Injected(failure=failure):
             return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
+        case events.WorkerExited(output=output) as gone if output:
+            how = gone.signal or f"exit code {gone.exit_code}"
+            said = [f"    rank {gone.rank} on {entry.node} ended ({how}): {error_line(output)}"]
+            return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.RecoveryStarted(lost=lost) as started:
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"
         case events.RootElected(name=name):
             return f"    root agent is on {name}"
-        case events.RecoveryWaiting(missing=missing):
+        case events.RecoveryWaiting(missing=missing, reason=reason):
             positions = ", ".join(map(str, missing))
-            return f"    waiting for a machine for position {positions}"
+            return f"    waiting: {reason or f'no machine for position {positions}'}"
         case events.RecoveryFinished() as done:
             took = format_seconds(done.duration_s)
             return f"    training goes on after {took}, from version {done.version}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.failures import Failure
@@ -21,7 +22,19 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.report import RunReport
+from gemini_lab.report.output import last_lines
+from gemini_lab.report.reducers.course import Course, Phase
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.seats import Seats
+
+PHASES: Final[dict[Phase, str]] = {
+    "waiting for events": "starting",
+    "waiting for machines": "waiting",
+    "finished": "over",
+    "failed": "over",
+}
+"""What `Run.phase` calls a phase, where it has a word of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +93,7 @@ class Run:
         self._lock = threading.Lock()
         self._watchers: list[Callable[[Entry], None]] = []
         self._listeners: list[Callable[[int, list[str]], None]] = []
-        self._by_rank: dict[int, int] = {}
+        self._course, self._nodes, self._reached = Course(), Nodes(), Reached()
         self._training_since_s: float | None = None
 
     # -- for its owner -------------------------------------------------------------------------
@@ -104,7 +117,8 @@ class Run:
         if not self._over.wait(timeout_s):
             raise TimeoutError(f"{self} is not over after {timeout_s:.0f} s")
         if self.failure is not None:
-            raise RunFailedError(f"{self.folder.name} failed: {self.failure}")
+            said = [f"{self.folder.name} failed: {self.failure}", *last_lines(self._course.output)]
+            raise RunFailedError("\n  | ".join(said))
         return self
 
     def progress(
@@ -252,22 +266,17 @@ class Run:
         )  # fmt: skip
 
     def _follow(self, entry: Entry) -> None:
+        for part in (self._course, self._nodes, self._reached):
+            part.take(entry)
+        self.root = self._nodes.root or self.root
+        self.phase = PHASES.get(self._course.phase, self._course.phase)
         match entry.event:
-            case events.Iteration(restored=False) as done:
+            case events.Iteration(restored=False):
                 self._training_since_s = self._training_since_s or time.monotonic()
-                self._by_rank[done.rank] = done.iteration
-                if len(self._by_rank) == self._seats.world_size:
-                    self.iteration = min(self._by_rank.values())
-                    self.phase = "training"
-            case events.RootElected(name=name):
-                self.root = name
-            case events.RecoveryPlanned(members=members):
-                self.members = [str(node) for node in members]
-                self._by_rank = {}
-            case events.RecoveryStarted():
-                self.phase = "recovering"
-            case events.RecoveryWaiting():
-                self.phase = "waiting"
+                self.iteration = self._reached.done()
+            case events.RecoveryPlanned():
+                self.members = [str(node) for node in self._nodes.members]
+                self.iteration = self._reached.done()
             case events.RunFailed(reason=reason):
                 self.failure = reason
                 self._end()
@@ -275,6 +284,5 @@ class Run:
                 self._end()
 
     def _end(self) -> None:
-        self.phase = "over"
         close_control(self.folder)
         self._over.set()

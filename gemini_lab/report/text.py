@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gemini_lab.report.output import error_line, last_lines
 from gemini_lab.report.values import Recovery, RunReport, Step, Traffic, WastedTime
 from gemini_lab.units import format_bytes, format_seconds
 
@@ -46,7 +47,10 @@ def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
         lines += ["", _heading("Remarks", ink)]
         for note in report.notes:
             lines += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join(line.rstrip() for line in lines)
+    text = "\n".join(line.rstrip() for line in lines)
+    if ink is ASCII:  # names and what workers printed may hold anything
+        return text.encode("ascii", "backslashreplace").decode()
+    return text
 
 
 def _heading(text: str, ink: Ink) -> str:
@@ -76,8 +80,14 @@ def _summary(report: RunReport) -> Iterator[str]:
         yield f"  loss of rank 0: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
     if len(report.roots) > 1:
         yield f"  root agent: {', then '.join(report.roots)}"
+    if report.unread:
+        yield f"  {_count(report.unread, 'event')} of the log made no sense"
     if report.reason:
         yield from textwrap.indent(report.reason, "  ! ").splitlines()
+    if report.output:
+        if (error := error_line(report.output)) not in report.reason:
+            yield f"  ! {error}"
+        yield from (f"    | {line}" for line in last_lines(report.output))
 
 
 def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
@@ -85,6 +95,10 @@ def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
+    for number, gone in enumerate(recovery.exits):
+        yield f"  {gone} ({gone.how})" if gone.error else f"  {gone}"
+        if number == 0:  # the others mostly follow from it
+            yield from (f"    | {line}" for line in last_lines(gone.output))
     if recovery.version is None:
         yield "  nothing was planned"
         return
@@ -100,9 +114,15 @@ def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
         yield (
             f"  wasted {format_seconds(recovery.wasted_s)}: "
             f"{format_seconds(recovery.lost_progress_s)} of training "
-            f"({_count(recovery.lost_iterations, 'whole iteration')}) and "
+            f"({_lost(recovery)}) and "
             f"{format_seconds(recovery.retrieval_s)} of retrieval"
         )
+
+
+def _lost(recovery: Recovery) -> str:
+    text = _count(recovery.lost_iterations, "whole iteration")
+    more = recovery.lost_by_any - recovery.lost_iterations
+    return text + (f", {more} more on some ranks" if more else "")
 
 
 def _cause(recovery: Recovery) -> str:

@@ -8,126 +8,120 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry, to_record
+from gemini_lab.report.reducers.nodes import Nodes
 
-_MOMENTS: Final = frozenset(
-    {
-        "node_joined", "node_lost", "link_cut", "root_elected", "root_lost", "injected",
-        "worker_exited", "worker_hung", "recovery_started", "recovery_planned",
-        "recovery_waiting", "recovery_finished", "replica_rejected", "version_rejected",
-        "persist_failed", "run_started", "run_finished", "run_failed", "unprotected", "note",
-    }
+MOMENTS: Final = (
+    events.NodeJoined, events.NodeLost, events.NodeExcluded, events.LinkCut, events.RootElected,
+    events.Injected,
+    events.WorkerExited, events.WorkerHung, events.RecoveryStarted, events.RecoveryPlanned,
+    events.RecoveryWaiting, events.RecoveryFinished, events.ReplicaRejected,
+    events.VersionRejected, events.PersistFailed, events.RunStarted, events.RunFinished,
+    events.RunFailed, events.Unprotected, events.Note,
 )  # fmt: skip
+"""What has no length and is drawn as a moment."""
 
 
-def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
+def chrome_trace(entries: Iterable[Entry]) -> dict[str, Any]:
     """The trace as plain values; write it with `json.dump`.
 
     Args:
-        events: A run's log, in any order.
+        entries: A run's log, in order of arrival.
     """
-    log = sorted(events, key=lambda event: event.at_s)
-    trace = _Trace(begin_s=min(map(_begin_s, log), default=0.0))
-    for event in log:
-        trace.add(event)
-    return {"traceEvents": [*trace.names(), *trace.records], "displayTimeUnit": "ms"}
+    trace = Trace()
+    for entry in entries:
+        trace.take(entry)
+    return trace.to_json()
 
 
-def _begin_s(event: Event) -> float:
-    """When what an event tells of began."""
-    data = event.data
-    return float(data.get("start_s", event.at_s - data.get("duration_s", 0.0)))
+class Trace:
+    """Collects records, with times on the log's clock; numbers nodes and lanes as they turn up."""
 
-
-class _Trace:
-    """Collects records; numbers the nodes and lanes as they turn up."""
-
-    def __init__(self, *, begin_s: float) -> None:
-        self.records: list[dict[str, Any]] = []
-        self._begin_s = begin_s
-        self._nodes: dict[str, int] = {}
-        self._lanes: dict[tuple[str, str], int] = {}
-        self._node_of_rank: dict[int, str] = {}
+    def __init__(self) -> None:
+        self._records: list[dict[str, Any]] = []
+        self._pids: dict[str, int] = {}
+        self._tids: dict[tuple[str, str], int] = {}
+        self._nodes = Nodes()
         self._arrows = itertools.count(1)
 
-    def add(self, event: Event) -> None:
-        """Draw one event."""
-        data = event.data
-        if event.kind in {"iteration", "protected"} and not data.get("restored"):
-            self._node_of_rank[data["rank"]] = event.node
-        match event.kind:
-            case "iteration" if not data.get("restored"):
+    def to_json(self) -> dict[str, Any]:
+        """The trace of what was taken in, its times in microseconds since its beginning."""
+        begin_s = min((record["ts"] for record in self._records), default=0.0)
+        records = [
+            {**record, "ts": round((record["ts"] - begin_s) * 1e6, 3)} for record in self._records
+        ]
+        return {"traceEvents": [*self.names(), *records], "displayTimeUnit": "ms"}
+
+    def take(self, entry: Entry) -> None:
+        """Draw one entry."""
+        self._nodes.take(entry)
+        at_s, node, event = entry.at_s, entry.node, entry.event
+        match event:
+            case events.Iteration(restored=False):
                 self._slice(
-                    event.node, f"training, rank {data['rank']}", f"iteration {data['iteration']}",
-                    _begin_s(event), event.at_s, args=data,
+                    node, f"training, rank {event.rank}", f"iteration {event.iteration}",
+                    at_s - event.duration_s, at_s, args=_args(event),
                 )  # fmt: skip
-            case "collectives":
-                self._collectives(event)
-            case "transfer":
-                self._transfer(event)
-            case "version_complete":
-                self._slice(
-                    event.node, f"checkpoints, rank {data['rank']}", f"version {data['version']}",
-                    _begin_s(event), event.at_s, args=data,
+            case events.Collectives():
+                self._collectives(node, event)
+            case events.Transfer():
+                receiver = self._nodes.node_of(event.peer) or f"rank {event.peer}"
+                self._sent(
+                    sender=node, receiver=receiver, rank=event.rank,
+                    name=f"version {event.version}", start_s=event.start_s, end_s=event.end_s,
+                    args=_args(event),
                 )  # fmt: skip
-            case "recovery_step":
+            case events.VersionComplete():
                 self._slice(
-                    event.node, "recovery", data["step"], data["start_s"], data["end_s"], args=data
+                    node, f"checkpoints, rank {event.rank}", f"version {event.version}",
+                    at_s - event.duration_s, at_s, args=_args(event),
+                )  # fmt: skip
+            case events.RecoveryStep():
+                self._slice(
+                    node, "recovery", event.step, event.start_s, event.end_s, args=_args(event)
                 )
-            case "shard_restored":
-                self._restored(event)
-            case "persist_finished":
+            case events.ShardRestored():
+                self._restored(at_s, node, event)
+            case events.PersistFinished():
                 self._slice(
-                    event.node, "persistent tier", f"version {data['version']}", _begin_s(event),
-                    event.at_s, args=data,
+                    node, "persistent tier", f"version {event.version}", at_s - event.duration_s,
+                    at_s, args=_args(event),
                 )  # fmt: skip
-            case kind if kind in _MOMENTS:
-                self._moment(event)
+            case _ if isinstance(event, MOMENTS):
+                self._moment(at_s, node, event)
 
     def names(self) -> Iterator[dict[str, Any]]:
         """The records that name processes and threads."""
-        for node, pid in self._nodes.items():
+        for node, pid in self._pids.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}}
-        for (node, lane), tid in self._lanes.items():
-            pid = self._nodes[node]
+        for (node, lane), tid in self._tids.items():
+            pid = self._pids[node]
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": lane}}
 
-    def _collectives(self, event: Event) -> None:
-        data = event.data
-        began_s, rank = data["began_s"], data["rank"]
-        for name, size_bytes, start_s, end_s in zip(
-            data["names"], data["sizes_bytes"], data["starts_s"], data["ends_s"], strict=True
+    def _collectives(self, node: str, event: events.Collectives) -> None:
+        lane = f"collectives, rank {event.rank}"
+        for name, size_bytes, from_s, to_s in zip(
+            event.names, event.sizes_bytes, event.starts_s, event.ends_s, strict=True
         ):
-            args = {"rank": rank, "iteration": data["iteration"], "size_bytes": size_bytes}
-            self._slice(
-                event.node, f"collectives, rank {rank}", name, began_s + start_s, began_s + end_s,
-                args=args,
-            )  # fmt: skip
+            args = {"rank": event.rank, "iteration": event.iteration, "size_bytes": size_bytes}
+            self._slice(node, lane, name, event.began_s + from_s, event.began_s + to_s, args=args)
 
-    def _transfer(self, event: Event) -> None:
-        data = event.data
-        peer = data["peer"]
-        receiver = peer if isinstance(peer, str) else self._node_of_rank.get(peer, f"rank {peer}")
-        self._sent(
-            sender=event.node, receiver=receiver, rank=data["rank"],
-            name=f"version {data['version']}", start_s=data["start_s"], end_s=data["end_s"],
-            args=data,
+    def _restored(self, at_s: float, node: str, event: events.ShardRestored) -> None:
+        parts = (
+            ("retrieve", event.retrieve_s), ("verify", event.verify_s), ("load", event.load_s)
         )  # fmt: skip
-
-    def _restored(self, event: Event) -> None:
-        data = event.data
-        parts = [(phase, data.get(f"{phase}_s", 0.0)) for phase in ("retrieve", "verify", "load")]
-        at_s = event.at_s - sum(duration_s for _, duration_s in parts)
-        if data["tier"] == "peer":
+        at_s -= sum(duration_s for _, duration_s in parts)
+        if event.tier == "peer":
             self._sent(
-                sender=str(data["holder"]), receiver=event.node, rank=data["shard"],
-                name=f"shard {data['shard']}, version {data['version']}",
-                start_s=at_s, end_s=at_s + parts[0][1], args=data,
+                sender=str(event.holder), receiver=node, rank=event.shard,
+                name=f"shard {event.shard}, version {event.version}",
+                start_s=at_s, end_s=at_s + event.retrieve_s, args=_args(event),
             )  # fmt: skip
         for phase, duration_s in parts:
             if duration_s > 0:
-                name = f"{phase} shard {data['shard']}"
-                self._slice(event.node, "restore", name, at_s, at_s + duration_s, args=data)
+                name = f"{phase} shard {event.shard}"
+                self._slice(node, "restore", name, at_s, at_s + duration_s, args=_args(event))
             at_s += duration_s
 
     def _sent(
@@ -140,26 +134,29 @@ class _Trace:
         self._slice(sender, out, name, start_s, end_s, args=args)
         self._slice(receiver, into, name, start_s, end_s, args=args)
         arrow = {"name": "replica", "cat": "replica", "id": number}
-        self._put(sender, out, {**arrow, "ph": "s", "ts": self._us(start_s)})
-        self._put(receiver, into, {**arrow, "ph": "f", "bp": "e", "ts": self._us(end_s)})
+        self._put(sender, out, {**arrow, "ph": "s", "ts": start_s})
+        self._put(receiver, into, {**arrow, "ph": "f", "bp": "e", "ts": end_s})
 
     def _slice(
         self, node: str, lane: str, name: str, start_s: float, end_s: float, *, args: Any
     ) -> None:
-        duration_us = max(0.0, self._us(end_s) - self._us(start_s))
-        record = {"ph": "X", "name": name, "cat": lane.partition(",")[0], "args": dict(args)}
-        self._put(node, lane, {**record, "ts": self._us(start_s), "dur": round(duration_us, 3)})
+        duration_us = round(max(0.0, end_s - start_s) * 1e6, 3)
+        record = {"ph": "X", "name": name, "cat": lane.partition(",")[0], "args": args}
+        self._put(node, lane, {**record, "ts": start_s, "dur": duration_us})
 
-    def _moment(self, event: Event) -> None:
+    def _moment(self, at_s: float, node: str, event: events.Event) -> None:
         name = event.kind.replace("_", " ")
-        record = {"ph": "i", "s": "p", "name": name, "cat": "moment", "args": dict(event.data)}
-        self._put(event.node, "events", {**record, "ts": self._us(event.at_s)})
+        record = {"ph": "i", "s": "p", "name": name, "cat": "moment", "args": _args(event)}
+        self._put(node, "events", {**record, "ts": at_s})
 
     def _put(self, node: str, lane: str, record: dict[str, Any]) -> None:
-        pid = self._nodes.setdefault(node, len(self._nodes) + 1)
-        tid = self._lanes.setdefault((node, lane), len(self._lanes) + 1)
-        self.records.append({**record, "pid": pid, "tid": tid})
+        pid = self._pids.setdefault(node, len(self._pids) + 1)
+        tid = self._tids.setdefault((node, lane), len(self._tids) + 1)
+        self._records.append({**record, "pid": pid, "tid": tid})
 
-    def _us(self, at_s: float) -> float:
-        """Microseconds since the trace's beginning."""
-        return round((at_s - self._begin_s) * 1e6, 3)
+
+def _args(event: Any) -> dict[str, Any]:
+    """What an event says, for who clicks on it."""
+    record = to_record(event)
+    del record["kind"]
+    return record

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Self
 
-from gemini_lab.log.file import LOG_FILE, read_events
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import wasted_time_s
+from gemini_lab.report.output import error_line
 
 Outcome = Literal["finished", "failed", "unfinished"]
 
@@ -50,6 +50,33 @@ class Injection:
     def __str__(self) -> str:
         what = self.kind.replace("_", " ")
         return f"{what} on {self.node}" + ("" if self.rank is None else f" (rank {self.rank})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """A worker that ended before its script did.
+
+    Attributes:
+        at_s: When its agent noticed.
+        node: Where it ran.
+        rank: Which it was.
+        how: The signal's name, or the exit code.
+        output: The last lines that it printed, in order.
+    """
+
+    at_s: float
+    node: str
+    rank: int
+    how: str
+    output: tuple[str, ...]
+
+    @property
+    def error(self) -> str:
+        """The line in which Python says what was raised, or the last one that was printed."""
+        return error_line(self.output)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}: {self.error or self.how}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +121,7 @@ class Recovery:
         number: Counts from 1.
         cause: How the failure was noticed.
         injections: What the injector did to cause it; empty for a failure of the world's.
+        exits: Workers that ended by themselves, with their last lines.
         lost_nodes: Nodes that went.
         failed_at_s: When it failed: the injection where there is one, else the detection.
         resumed_at_s: When the first iteration after it had ended; None if that never came.
@@ -103,13 +131,16 @@ class Recovery:
         steps: In order of time, detection first.
         receipts: One a shard, in their order.
         rejected: Copies and versions that were stepped over, for people.
-        lost_iterations: Iterations that were done and had to be done again.
+        reached: Newest iteration that every rank had ended before the failure.
+        lost_iterations: How many iterations that every rank had ended had to be done again.
+        lost_by_any: The same for those that only some ranks had ended; never fewer.
         lost_progress_s: Time of training between the version that was loaded and the failure.
     """
 
     number: int
     cause: str
     injections: tuple[Injection, ...]
+    exits: tuple[WorkerExit, ...]
     lost_nodes: tuple[str, ...]
     failed_at_s: float
     resumed_at_s: float | None
@@ -119,7 +150,9 @@ class Recovery:
     steps: tuple[Step, ...]
     receipts: tuple[Receipt, ...]
     rejected: tuple[str, ...]
+    reached: int
     lost_iterations: int
+    lost_by_any: int
     lost_progress_s: float | None
 
     @property
@@ -244,6 +277,7 @@ class RunReport:
         ended_at_s: When it ended, or when the log does.
         outcome: How it ended; `"unfinished"` if the log does not say.
         reason: Why it failed.
+        output: The last lines of the worker because of which it failed.
         iterations: In order of number, then rank.
         recoveries: In order of time.
         injections: All that the injector did.
@@ -252,6 +286,7 @@ class RunReport:
         roots: The nodes that were root, in order.
         notes: Remarks in the log.
         plans: When chunks left, by the schemes that profile a job; in order of time.
+        unread: Events of the log that made no sense.
     """
 
     name: str
@@ -263,6 +298,7 @@ class RunReport:
     ended_at_s: float
     outcome: Outcome
     reason: str
+    output: tuple[str, ...]
     iterations: tuple[Iteration, ...]
     recoveries: tuple[Recovery, ...]
     injections: tuple[Injection, ...]
@@ -271,13 +307,19 @@ class RunReport:
     roots: tuple[str, ...]
     notes: tuple[str, ...]
     plans: tuple[TrafficPlan, ...] = ()
+    unread: int = 0
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The report of the run in `folder`."""
-        from gemini_lab.report.build import build_report  # noqa: PLC0415 - it builds this class
+        """The report of the run in `folder`.
 
-        report = build_report(read_events(folder / LOG_FILE), name=folder.name)
+        Raises:
+            ConfigError: The log there is not that of a run.
+            EventError: A line of it is no event.
+        """
+        from gemini_lab.report.build import load_report  # noqa: PLC0415 - it builds this class
+
+        report = load_report(folder)
         assert isinstance(report, cls)
         return report
 

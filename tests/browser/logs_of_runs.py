@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gemini_lab.log.entry import encode_entry
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
 
@@ -15,7 +16,7 @@ def lines_of_a_run(*, nodes: int = 4, failures: int = 2) -> list[str]:
         Outage(at_s=900.0 * (n + 1), positions=(n,), kind="hardware") for n in range(failures)
     ]
     outcome = simulate(workload, gemini(workload), outages, days=1 / 24, record=True)
-    return [event.to_json() + "\n" for event in outcome.events]
+    return [encode_entry(entry).decode() + "\n" for entry in outcome.events]
 
 
 def write(path: Path, lines: list[str]) -> Path:

@@ -35,9 +35,10 @@ Profile.synthetic(iteration_s=60.0, idle_spans_s=[5.0, 2.0, 4.0], update_s=55.0)
 """
 WIDGETS = """
 from gemini_lab_widgets.timeline import Timeline
-from gemini_lab_widgets.traffic import Traffic
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.traffic import Traffic
 timeline = Timeline()
-timeline.update(Traffic())
+timeline.update(Traffic(Nodes()))
 timeline.widget()
 # %%
 %load_ext gemini_lab

@@ -14,7 +14,7 @@ from logs_of_runs import lines_of_a_run, write
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.pages import save_log
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import decode_entry
 
 MB = 10**6
 SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
@@ -68,8 +68,8 @@ def test_a_saved_run_is_small(saved: Path) -> None:
 def test_a_saved_name_that_means_harm_does_none(tmp_path: Path, page: Any) -> None:
     spelled = json.dumps(HARM)[1:-1]
     lines = [line.replace("node-", spelled + "-") for line in lines_of_a_run()]
-    events = [Event.from_json(line) for line in lines]
-    open_alone(page, save(events, tmp_path / "run.html"))
+    entries = [decode_entry(line) for line in lines]
+    open_alone(page, save(entries, tmp_path / "run.html"))
     page.get_by_role("heading", name="Recoveries").wait_for()
     assert page.evaluate("() => window.harm") is None
 

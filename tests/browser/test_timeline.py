@@ -9,9 +9,10 @@ from contextlib import suppress
 import pytest
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.timeline import ENTRY, Pump, Timeline, standalone_html
-from gemini_lab_widgets.traffic import Traffic
 
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducer import RunReducer
 
 pytestmark = pytest.mark.browser
 
@@ -22,31 +23,38 @@ TOP, GUTTER_END = 20, 6
 
 def story(nodes, *, iterations=10, first=1):
     """One second an iteration: a collective from 0.5 to 0.9 s, chunks before; one meets it."""
-    yield Event(kind="recovery_planned", at_s=0.0, node="lab", data={"members": nodes})
+    plan = events.RecoveryPlanned(
+        recovery=0, epoch=1, version=None, tier="start", members=tuple(nodes), sources=(),
+        transfers=(), reason="",
+    )  # fmt: skip
+    yield Entry(at_s=0.0, node="lab", event=plan)
     for number, (rank, node) in itertools.product(
         range(first, first + iterations), enumerate(nodes)
     ):
         began_s, late_s = float(number), 0.3 if number == 5 else 0.0
         common = {"rank": rank, "epoch": 1}
-        transfer = {
-            "version": number, "span": 0, "peer": rank ^ 1, "sent_bytes": 3 * MIB,
-            "start_s": began_s + 0.1 + late_s, "end_s": began_s + 0.4 + late_s,
-        }  # fmt: skip
-        made = {
-            "iteration": number, "began_s": began_s, "names": ["all_reduce"],
-            "sizes_bytes": [MIB], "starts_s": [0.5], "ends_s": [0.9],
-        }  # fmt: skip
-        ended = {"iteration": number, "duration_s": 1.0, "waited_s": 0.0, "values": {}}
-        yield Event(kind="transfer", at_s=began_s + 0.9, node=node, data=common | transfer)
-        yield Event(kind="iteration", at_s=began_s + 1.0, node=node, data=common | ended)
-        yield Event(kind="collectives", at_s=began_s + 1.0, node=node, data=common | made)
+        sent = events.Transfer(
+            version=number, span=0, peer=rank ^ 1, sent_bytes=3 * MIB,
+            start_s=began_s + 0.1 + late_s, end_s=began_s + 0.4 + late_s, **common,
+        )  # fmt: skip
+        made = events.Collectives(
+            iteration=number, began_s=began_s, names=("all_reduce",), sizes_bytes=(MIB,),
+            starts_s=(0.5,), ends_s=(0.9,), **common,
+        )  # fmt: skip
+        ended = events.Iteration(iteration=number, duration_s=1.0, waited_s=0.0, **common)
+        yield Entry(at_s=began_s + 0.9, node=node, event=sent)
+        yield Entry(at_s=began_s + 1.0, node=node, event=ended)
+        yield Entry(at_s=began_s + 1.0, node=node, event=made)
+
+
+def reducer_of(nodes, **settings):
+    run = RunReducer()
+    run.extend(story(nodes, **settings))
+    return run
 
 
 def traffic_of(nodes, **settings):
-    traffic = Traffic()
-    for event in story(nodes, **settings):
-        traffic.add(event)
-    return traffic
+    return reducer_of(nodes, **settings).traffic
 
 
 FOUR = ["node-0", "node-1", "node-2", "node-3"]
@@ -258,7 +266,8 @@ def test_a_narrow_window_redraws(saved):
 
 def test_a_live_page_follows_what_arrives(page):
     pn = pytest.importorskip("panel", reason="panel is not installed")
-    traffic, timelines = traffic_of(FOUR, iterations=3), []
+    run, timelines = reducer_of(FOUR, iterations=3), []
+    traffic = run.traffic
 
     def app():
         timeline = Timeline()
@@ -275,11 +284,10 @@ def test_a_live_page_follows_what_arrives(page):
         page.locator(".gl-timeline").wait_for()
         wait_for(page, f"Number(data.events) === {len(traffic.bars)}")
         assert page.inner_text(".gl-lag").endswith("ms behind")
-        for event in story(FOUR, iterations=2, first=4):
-            traffic.add(event)
+        run.extend(story(FOUR, iterations=2, first=4))
         wait_for(page, f"Number(data.events) === {len(traffic.bars)}")
         assert float(data(page)["last"]) == pytest.approx(6.0)
-        traffic.add(Event(kind="run_finished", at_s=6.1, node="lab", data={"iteration": 5}))
+        run.take(Entry(at_s=6.1, node="lab", event=events.RunFinished(iteration=5)))
         page.wait_for_function(
             "root => root.querySelector('.gl-lag').textContent === 'run is over'",
             arg=page.locator(".gl-timeline").element_handle(),

@@ -1,6 +1,7 @@
 """What the rows of measured comparisons say of the runs that they are made of."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,29 @@ from gemini_lab.experiments.benches.overhead import IDLE, compare
 from gemini_lab.experiments.benches.schemes import SCHEMES, rows
 from gemini_lab.experiments.benches.timed_runs import TimedRun, idle_s, network_times
 from gemini_lab.experiments.figures import measured
-from gemini_lab.log.events import Event
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.pipeliner.machine import Calibration
+from gemini_lab.pipeliner.schedule import plan_chunks
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.values import TrafficPlan
 from gemini_lab.training.gpt_job import deepspeed_config, parse
+
+PROFILE = Profile.synthetic(iteration_s=1.0, idle_spans_s=[0.1], world_size=2)
+
+
+def plan_of(predicted_s: float, iteration_s: float, *, profile: Profile = PROFILE) -> TrafficPlan:
+    """A plan whose schedule predicts these times."""
+    schedule = plan_chunks(
+        profile, checkpoint_bytes=1000, bandwidth_bytes_per_s=1e6, buffer_bytes=100
+    )
+    wire = Calibration(
+        alpha_s=0.0, bandwidth_bytes_per_s=LINK_BYTES_PER_S, copy_bytes_per_s=1e10,
+        hash_bytes_per_s=1e10, worst_error=0.0, conditions=(),
+    )  # fmt: skip
+    schedule = replace(schedule, predicted_iteration_s=predicted_s, iteration_s=iteration_s)
+    return TrafficPlan(at_s=0.0, profile=profile, schedule=schedule, calibration=wire)
 
 
 def test_a_ratio_is_that_of_two_runs_of_the_same_turn() -> None:
@@ -32,11 +53,10 @@ def test_a_ratio_is_that_of_two_runs_of_the_same_turn() -> None:
 
 
 def test_a_refused_scheme_is_told_from_one_that_was_used() -> None:
-    plan = {"schedule": {"predicted_iteration_s": 3.0, "iteration_s": 2.0}}
     turn = {
         "none": TimedRun(iteration_s=2.0),
         "naive": TimedRun(iteration_s=2.5, notes=("node-0: the scheme was refused: 1 GiB",)),
-        "gemini": TimedRun(iteration_s=2.2, planned=plan),
+        "gemini": TimedRun(iteration_s=2.2, plan=plan_of(3.0, 2.0)),
     }
     by_name = {row.name: row for row in rows([turn])}
     assert "1 GiB" in by_name["naive"].settings["refused"]
@@ -46,22 +66,30 @@ def test_a_refused_scheme_is_told_from_one_that_was_used() -> None:
     assert "naive / none, as predicted" not in by_name
 
 
-def event(kind: str, at_s: float, **data) -> Event:
-    return Event(kind=kind, at_s=at_s, node="node-0", data={"rank": 0, **data})
+def sent(start_s: float, end_s: float) -> events.Transfer:
+    return events.Transfer(
+        rank=0, epoch=1, version=6, span=None, peer=1, sent_bytes=9, start_s=start_s, end_s=end_s
+    )
 
 
 def test_idle_time_is_what_neither_training_nor_chunks_took() -> None:
     """A collective of 2 s, chunks of 1.5 s of which 0.5 s overlap with it, in 10 s."""
-    events = [
-        event("iteration", 110.0, iteration=7, duration_s=10.0),
-        event("transfer", 111.0, start_s=101.5, end_s=103.0),
-        event("transfer", 111.0, start_s=90.0, end_s=95.0),
-        event("collectives", 110.0, iteration=7, began_s=100.0, starts_s=[0.0], ends_s=[2.0]),
-    ]
-    left_s, checkpoint_s = network_times(events)
+    told = [
+        (111.0, sent(101.5, 103.0)),
+        (111.0, sent(90.0, 95.0)),
+        (110.0, events.Iteration(rank=0, epoch=1, iteration=7, duration_s=10.0, waited_s=0.0)),
+        (110.0, events.Collectives(rank=0, epoch=1, iteration=7, began_s=100.0, names=("x",),
+                                   sizes_bytes=(8,), starts_s=(0.0,), ends_s=(2.0,))),
+    ]  # fmt: skip
+    run = RunReducer()
+    for at_s, event in told[:3]:
+        run.take(Entry(at_s=at_s, node="node-0", event=event))
+    assert network_times(run.traffic) == (0.0, 0.0)
+    run.take(Entry(at_s=110.0, node="node-0", event=told[3][1]))
+    left_s, checkpoint_s = network_times(run.traffic)
     assert left_s == pytest.approx(7.0)
     assert checkpoint_s == pytest.approx(1.0)
-    assert network_times(events[:2]) == (0.0, 0.0)
+    assert network_times(run.traffic, after=7) == (0.0, 0.0)
 
 
 @given(
@@ -82,18 +110,12 @@ def test_a_job_of_micro_batches_trains_under_the_thresholds_of_the_comparison() 
     assert config["gradient_accumulation_steps"] == IDLE.accumulate
 
 
-PLAN = {
-    "schedule": {"predicted_iteration_s": 1.0, "iteration_s": 1.0},
-    "calibration": {"bandwidth_bytes_per_s": LINK_BYTES_PER_S, "alpha_s": 0.0},
-}
-
-
 def paced(room: float, *, cost: float) -> dict[str, TimedRun]:
     """Runs without and with checkpoints whose idle time is `room` times their checkpoint's."""
     size_bytes = int(0.1 * LINK_BYTES_PER_S)
     profile = Profile.synthetic(iteration_s=1.0, idle_spans_s=[room * 0.1 / 2] * 2, world_size=2)
-    plan = PLAN | {"profile": json.loads(profile.to_json())}
-    gemini = TimedRun(iteration_s=cost, idle_s=room * 0.1, sent_bytes=size_bytes, planned=plan)
+    plan = plan_of(1.0, 1.0, profile=profile)
+    gemini = TimedRun(iteration_s=cost, idle_s=room * 0.1, sent_bytes=size_bytes, plan=plan)
     return {"none": TimedRun(iteration_s=1.0), "gemini": gemini}
 
 
@@ -129,8 +151,7 @@ def recorded(path: Path, bench: str, found: list[Row]) -> Path:
 
 
 def test_results_become_figures_beside_the_papers_and_name_what_was_emulated(tmp_path) -> None:
-    plan = {"schedule": {"predicted_iteration_s": 2.0, "iteration_s": 2.0}}
-    times = {"planned": plan, "idle_s": 0.4, "idle_left_s": 0.3, "checkpoint_s": 0.1}
+    times = {"plan": plan_of(2.0, 2.0), "idle_s": 0.4, "idle_left_s": 0.3, "checkpoint_s": 0.1}
     turn = {scheme: TimedRun(iteration_s=2.2) for scheme in SCHEMES} | {
         "none": TimedRun(iteration_s=2.0),
         "naive": TimedRun(iteration_s=2.5, notes=("node-0: the scheme was refused: 1 GiB",)),

@@ -2,13 +2,15 @@
 
 import pytest
 
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import KINDS
+from gemini_lab.log.file import EventLog
 
 BEGIN_S = 1000.0
 
 
 def event(kind, at_s, node="lab", **data):
-    return Event(kind=kind, at_s=BEGIN_S + at_s, node=node, data=data)
+    return Entry(at_s=BEGIN_S + at_s, node=node, event=KINDS[kind](**data))
 
 
 def iteration(number, rank, at_s, *, epoch, loss=None, node=None, **more):
@@ -23,7 +25,7 @@ def iteration(number, rank, at_s, *, epoch, loss=None, node=None, **more):
 def complete(version, rank, at_s, *, epoch, node=None):
     return event(
         "version_complete", at_s, node or f"node-{rank}", rank=rank, version=version,
-        sent_bytes=1000, local_s=0.1, duration_s=0.5, epoch=epoch,
+        sent_bytes=1000, local_s=0.1, duration_s=0.5, epoch=epoch, next_version=version + 1,
     )  # fmt: skip
 
 
@@ -70,19 +72,17 @@ def failing_run():
     log += [
         # Another loss than in the steady run, to see that the redone iteration takes its place.
         *(iteration(3, rank, 4.5, epoch=1, loss=99.0) for rank in range(2)),
-        event(
-            "injected", 5.0, "node-1", failure={"kind": "node_loss"}, target={"name": "node-1"}
-        ),
+        event("injected", 5.0, "node-1", failure="node_loss"),
         event("node_lost", 5.1, "node-0", name="node-1", cause="connection"),
         event(
             "recovery_started", 5.1, "node-0", recovery=1, epoch=2, cause="node_lost",
-            lost=["node-1"], failed_at_s=BEGIN_S + 5.1, iteration=3,
+            lost=("node-1",), failed_at_s=BEGIN_S + 5.1, iteration=3,
         ),
         step("fence", 5.1, 5.2, recovery=1, epoch=2),
         step("inventory", 5.2, 5.3, recovery=1, epoch=2),
         event(
             "recovery_planned", 5.3, "node-0", recovery=1, epoch=2, version=2, tier="memory",
-            members=["node-0", "node-2"], sources=[], transfers=[],
+            members=("node-0", "node-2"), sources=(), transfers=(),
             reason="version 2 is the newest of which every shard is whole somewhere",
         ),
         step("start", 5.3, 5.8, recovery=1, epoch=2),
@@ -130,9 +130,10 @@ def make_event():
 def save(tmp_path):
     def write(name, log):
         folder = tmp_path / "gemini-runs" / name
-        folder.mkdir(parents=True)
-        lines = "".join(entry.to_json() + "\n" for entry in log)
-        (folder / "events.jsonl").write_text(lines)
+        file = EventLog(folder / "events.jsonl")
+        for entry in log:
+            file.append(entry)
+        file.close()
         return folder
 
     return write

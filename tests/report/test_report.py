@@ -2,15 +2,22 @@
 
 import json
 import random
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gemini_lab.cli.report import command
 from gemini_lab.errors import ConfigError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Simulated
 from gemini_lab.log.file import find_run
 from gemini_lab.report import RunReport, Step, build_report
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
+
+
+def changed(entry, **fields):
+    event = msgspec.structs.replace(entry.event, **fields)
+    return Entry(at_s=entry.at_s, node=entry.node, event=event)
 
 
 def test_redone_iterations_replace_the_lost_ones(steady, failing):
@@ -26,8 +33,8 @@ def test_redone_iterations_replace_the_lost_ones(steady, failing):
 
 def test_a_loss_that_is_off_by_its_last_bit_is_found(steady):
     log = [
-        replace(e, data={**e.data, "values": {"loss": e.data["values"]["loss"] * (1 + 2**-52)}})
-        if e.kind == "iteration" and (e.data["iteration"], e.data["rank"]) == (3, 1)
+        changed(e, values={"loss": e.event.value("loss") * (1 + 2**-52)})
+        if e.kind == "iteration" and (e.event.iteration, e.event.rank) == (3, 1)
         else e
         for e in steady
     ]
@@ -40,7 +47,7 @@ def test_a_loss_that_is_off_by_its_last_bit_is_found(steady):
 
 
 def test_a_missing_loss_is_a_difference_and_no_losses_are_no_match(steady):
-    shorter = [e for e in steady if e.data.get("iteration") != 4 or e.kind != "iteration"]
+    shorter = [e for e in steady if e.kind != "iteration" or e.event.iteration != 4]
     silent = [e for e in steady if e.kind != "iteration"]
 
     assert not build_report(shorter).losses_match(build_report(steady))
@@ -90,9 +97,7 @@ def test_a_failure_of_the_worlds_own_begins_with_its_detection(failing):
 
 
 def test_an_injection_that_needs_no_recovery_causes_none(failing, make_event):
-    flip = make_event(
-        "injected", 4.0, "node-0", failure={"kind": "bit_flip"}, target={"name": "node-0"}
-    )
+    flip = make_event("injected", 4.0, "node-0", failure="bit_flip")
     report = build_report([*failing, flip])
 
     assert len(report.injections) == 2
@@ -120,9 +125,7 @@ def test_wasted_time_is_eq_1_with_measured_terms_beside_what_was_lost(failing):
 
 def test_a_start_from_nothing_wastes_all_that_was_trained(failing):
     log = [
-        replace(e, data={**e.data, "version": None, "tier": "start"})
-        if e.kind == "recovery_planned"
-        else e
+        changed(e, version=None, tier="start") if e.kind == "recovery_planned" else e
         for e in failing
     ]
     (recovery,) = build_report(log).recoveries
@@ -143,7 +146,7 @@ def test_bytes_are_summed_from_what_the_nodes_sent(failing):
 def test_rejected_copies_are_named(failing, make_event):
     rejected = make_event(
         "replica_rejected", 5.25, "node-0", recovery=1, epoch=2, shard=1, version=3,
-        holder="node-0", chunk=4,
+        holder="node-0", chunk=4, reason="chunk 4 failed its checksum",
     )  # fmt: skip
 
     assert "stepped over shard 1 of version 3 on node-0: chunk 4 failed its checksum" in str(
@@ -154,7 +157,7 @@ def test_rejected_copies_are_named(failing, make_event):
 def test_a_simulated_run_is_called_simulated(steady, make_event):
     start = make_event(
         "run_started", 0.0, name="s", script=None, nodes=2, workers_per_node=8,
-        settings={"simulated": True},
+        simulated=Simulated(policy="p", source="s", assumptions="a", gpus_per_node=8),
     )  # fmt: skip
     report = build_report([start, *steady[1:]])
 

@@ -1,11 +1,11 @@
 """A report carries the profile, the schedule and the calibration that its run was planned with."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry, decode_entry, encode_entry
+from gemini_lab.log.events import Profiled, RunStarted
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import plan_chunks
 from gemini_lab.profiler.profile import Profile
@@ -21,17 +21,14 @@ SCHEDULE = plan_chunks(
 )
 
 
-def profiled(at_s: float) -> Event:
-    data = {
-        "rank": 0, "profile": asdict(PROFILE), "schedule": asdict(SCHEDULE),
-        "calibration": WIRE.to_json(),
-    }  # fmt: skip
-    said = Event(kind="profiled", at_s=at_s, node="node-0", data=data)
-    return Event.from_json(said.to_json())  # as it comes back from a log
+def profiled(at_s: float) -> Entry:
+    event = Profiled(rank=0, epoch=1, profile=PROFILE, schedule=SCHEDULE, calibration=WIRE)
+    said = Entry(at_s=at_s, node="node-0", event=event)
+    return decode_entry(encode_entry(said))  # as it comes back from a log
 
 
-def run_log(*more: Event) -> list[Event]:
-    start = Event(kind="run_started", at_s=1.0, node="lab", data={"nodes": 2, "script": "a.py"})
+def run_log(*more: Entry) -> list[Entry]:
+    start = Entry(at_s=1.0, node="lab", event=RunStarted(name="a", nodes=2, script="a.py"))
     return [start, *more]
 
 

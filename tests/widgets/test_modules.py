@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gemini_lab_widgets.bars import COLUMNS, Kind
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.timeline import ENTRY
+
+from gemini_lab.report.reducers.bars import COLUMNS, Kind
 
 TESTS = Path(__file__).parent / "js"
 

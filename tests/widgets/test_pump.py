@@ -1,8 +1,12 @@
 """What a viewer of the timeline is sent, and when."""
 
-from gemini_lab_widgets.bars import ROW_BYTES, Kind
 from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, Timeline, standalone_html
-from gemini_lab_widgets.traffic import Mark, Traffic
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Injected
+from gemini_lab.report.reducers.bars import ROW_BYTES, Kind
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.traffic import Traffic
 
 
 class Viewer:
@@ -25,7 +29,7 @@ class Viewer:
 
 
 def traffic_of(count):
-    traffic = Traffic()
+    traffic = Traffic(Nodes())
     traffic.lanes.append("node-0")
     add(traffic, count)
     return traffic
@@ -88,14 +92,13 @@ def test_marks_are_sent_when_they_change():
     viewer, traffic = Viewer(), traffic_of(1)
     viewer.pump.hear({"ready": True})
     viewer.pump.update(traffic)
-    traffic.marks.append(Mark(kind="injected", start_s=1.0, text="node loss"))
-    traffic.changes += 1
+    traffic.take(Entry(at_s=1.0, node="node-1", event=Injected(failure="node_loss")))
     viewer.pump.update(traffic)
     viewer.draw_all()
     add(traffic, 1)
     viewer.pump.update(traffic)
     told = [[mark["text"] for mark in meta.get("marks", "-")] for meta, _ in viewer.got[:2]]
-    assert told == [[], ["node loss"]]
+    assert told == [[], ["node loss on node-1"]]
     assert "marks" not in viewer.got[2][0]
 
 

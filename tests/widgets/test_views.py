@@ -9,7 +9,6 @@ pytest.importorskip("bokeh")
 
 from bokeh.models import ColumnDataSource, DataRange1d, Div, FactorRange, GlyphRenderer, Range1d
 from gemini_lab_widgets.store import EventStore
-from gemini_lab_widgets.tables import Tables
 from gemini_lab_widgets.views import (
     VIEWS,
     IterationsView,
@@ -21,9 +20,12 @@ from gemini_lab_widgets.views import (
     WastedView,
 )
 from gemini_lab_widgets.views.answers import chances
-from gemini_lab_widgets.views.palette import DARK, LIGHT, esc, shown
+from gemini_lab_widgets.views.palette import DARK, GREEN, LIGHT, RED, esc, shown
 from gemini_lab_widgets.views.view import switch
-from told_runs import ToldRun, with_one_loss
+from told_runs import TRACEBACK, ToldRun, with_a_bug, with_one_loss
+
+from gemini_lab.log import events
+from gemini_lab.report.tables import Tables
 
 MOST_GLYPHS = 2_000
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\">"
@@ -32,7 +34,7 @@ FORMULA = r"$$\text{formula}$$"
 
 def tables(run: ToldRun) -> Tables:
     store = EventStore()
-    store.extend(run.events)
+    store.extend(run.entries)
     return store.tables()
 
 
@@ -59,18 +61,15 @@ def glyphs(view: View) -> int:
 def hostile_run(name: str = HOSTILE, *, nodes: int = 4) -> ToldRun:
     """A run in which everything that is text has the same bad name."""
     names = [f"{name}{i}" for i in range(nodes + 2)]
-    run = ToldRun(nodes=nodes, names=names)
-    run.events[1].data["name"] = name  # type: ignore[index]
+    run = ToldRun(nodes=nodes, names=names, name=name, settings={"scheme": name})
     run.protect().train(1, 9).persist(4).persist(8)
-    run.say("note", node=name, text=name)
-    run.fail(names[2], iteration=10)
-    run.events[-1].data["cause"] = name  # type: ignore[index]
+    run.say(events.Note(text=name), node=name)
+    run.crash(1, known=9, output=[name, f"ValueError: {name}"])
+    run.fail(names[2], known=9, cause=name)
     run.plan(9, members=[*names[:2], names[nodes], *names[3:nodes]])
     run.step(name, 0.5)
-    run.resume(9).protect().train(10, 12)
-    run.say("protected", rank=0, epoch=run.epoch, shard_bytes=1000, settings={"scheme": name})
-    run.say("run_failed", reason=name)
-    return run
+    run.resume(9).protect().train(10, 12).crash(1, known=12, output=[name])
+    return run.give_up(name, [name])
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -79,13 +78,13 @@ def hostile_run(name: str = HOSTILE, *, nodes: int = 4) -> ToldRun:
 @pytest.mark.parametrize("nodes", [1, 4, 32, 33, 300, 1500])
 def test_no_view_draws_more_than_two_thousand_glyphs(nodes: int) -> None:
     run = ToldRun(nodes=nodes, replicas=min(2, nodes)).protect().train(1, 3)
-    run.fail("node-0", iteration=4)
+    run.fail("node-0", known=3)
     for kind in VIEWS:
         assert glyphs(drawn(kind, run)) <= MOST_GLYPHS
 
 
 def test_of_too_many_shards_the_harmed_ones_are_drawn() -> None:
-    run = ToldRun(nodes=1500).protect().train(1, 3).fail("node-1401", iteration=4)
+    run = ToldRun(nodes=1500).protect().train(1, 3).fail("node-1401", known=3)
     view = drawn(ReplicasView, run)
     lost = [shard for shard, mark in zip(view.cells.data["shard"], view.cells.data["marker"],
                                          strict=True) if mark == "square_x"]  # fmt: skip
@@ -96,7 +95,7 @@ def test_of_too_many_shards_the_harmed_ones_are_drawn() -> None:
 def test_a_long_run_with_many_failures_stays_within_bounds() -> None:
     run = ToldRun().protect()
     for number in range(1, 121):
-        run.train(number, number).fail(run.members[2], iteration=number + 1)
+        run.train(number, number).fail(run.members[2], known=number)
         members = [*run.members[:2], f"new-{number}", run.members[3]]
         run.plan(number, members=members).resume(number)
     for kind in VIEWS:
@@ -195,8 +194,33 @@ def test_up_to_32_nodes_stand_in_a_ring_and_more_in_a_grid() -> None:
     assert len(grid.cells.data["x"]) == 66
 
 
+@pytest.mark.parametrize(("kind", "part"), [(StatusView, "strip"), (RecoveryView, "errors")])
+def test_a_bug_is_shown_with_the_tracebacks_last_lines_as_lines(
+    kind: type[View], part: str
+) -> None:
+    text = getattr(drawn(kind, with_a_bug()), part).text
+    shown_lines = text.partition("<pre class=output>")[2].partition("</pre>")[0].split("\n")
+    assert shown_lines[-1] == TRACEBACK[-1]
+    assert shown_lines[-2] == TRACEBACK[-2]
+    assert f"rank 1 on node-1: {TRACEBACK[-1]}" in text
+    assert "\ufffd" not in text
+
+
+def test_the_chip_of_a_node_whose_worker_failed_is_not_green() -> None:
+    text = drawn(StatusView, with_a_bug()).strip.text
+    (chip,) = (item for item in text.split("<li>") if "node-1<" in item)
+    assert RED in chip
+    assert "its worker failed" in chip
+    assert GREEN not in text.partition("<ul")[2]
+
+
+def test_a_run_without_a_bug_shows_no_output() -> None:
+    assert "<pre" not in drawn(StatusView, with_one_loss()).strip.text
+    assert not drawn(RecoveryView, with_one_loss()).errors.visible
+
+
 def test_health_differs_by_shape_and_completeness_by_dashes() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
     view = drawn(ReplicasView, run)
     assert view.nodes.data["marker"] == ["triangle", "triangle", "square_x", "triangle"]
     by_shard = dict(zip(view.copies.data["shard"], view.copies.data["dash"], strict=True))
@@ -209,7 +233,7 @@ def test_health_differs_by_shape_and_completeness_by_dashes() -> None:
 
 
 def test_what_if_is_told_for_every_node() -> None:
-    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", iteration=6)
+    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", known=5)
     view = drawn(ReplicasView, run)
     html = view.nodes.data["html"]
     assert "memory of node-1, version 5" in html[0]
@@ -233,7 +257,7 @@ def test_arrows_end_at_the_rim_of_their_holder() -> None:
 
 
 def test_nodes_that_are_alike_share_a_bar_where_there_are_many() -> None:
-    run = ToldRun(nodes=60).protect().train(1, 2).fail("node-7", iteration=3)
+    run = ToldRun(nodes=60).protect().train(1, 2).fail("node-7", known=2)
     names = drawn(MemoryView, run).bars.data["node"]
     assert any("alike" in name for name in names)
     assert len(drawn(MemoryView, ToldRun(nodes=20).protect().train(1, 2)).bars.data["node"]) == 20

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.bench import Row
-from gemini_lab_widgets.bars import Kind
+from gemini_lab.report.reducers.bars import Kind
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab_widgets.timeline import Timeline
-from gemini_lab_widgets.traffic import Traffic
 
 SIZES: Final = (1_000, 100_000, 1_000_000)
 LANES: Final = 8
@@ -72,7 +73,7 @@ def measured(size: int, repeats: int) -> list[Row]:
 
 def filled(size: int) -> Traffic:
     """A run of `size` bars: per lane collectives and chunks in turn, 100 bars a second in all."""
-    traffic = Traffic(limit=2 * size + 100_000)
+    traffic = Traffic(Nodes(), limit=2 * size + 100_000)
     traffic.lanes.extend(f"node-{lane}" for lane in range(LANES))
     traffic.names.append("all_gather_into_tensor")
     traffic.origin_s = traffic.newest_s = 0.0

@@ -7,8 +7,8 @@ from typing import Final
 
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.store import EventStore
-from gemini_lab_widgets.tables import Tables
 
 PULL_S: Final = 0.1
 """Between two looks at the log, however many visitors ask."""
@@ -71,10 +71,9 @@ class Follower:
             self._number += 1
         if self._feed is not None:
             bad_lines = self._feed.bad_lines
-            events = self._feed.poll(limit=SLICE)
-            self.store.extend(events)
-            self.store.unread += self._feed.bad_lines - bad_lines
-            self.is_catching_up = len(events) == SLICE
+            entries = self._feed.poll(limit=SLICE)
+            self.store.extend(entries, bad_lines=self._feed.bad_lines - bad_lines)
+            self.is_catching_up = len(entries) == SLICE
         self._pulled_at_s = time.monotonic()
 
     def tables(self) -> Tables:

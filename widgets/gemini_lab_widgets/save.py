@@ -10,7 +10,7 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.events import Event
+from gemini_lab.log.entry import Entry
 from gemini_lab_widgets.sheet import Sheet
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.timeline import standalone_html
@@ -25,11 +25,11 @@ SHIM: Final = re.compile(r'<script[^>]* src="[^"]*/es-module-shims[^"]*"[^>]*></
 """What an imported Panel adds to every page, inline or not; nothing here needs it."""
 
 
-def save(run: Path | Iterable[Event], path: Path) -> Path:
+def save(run: Path | Iterable[Entry], path: Path) -> Path:
     """Write all views of a run to one file.
 
     Args:
-        run: Its folder, its log, or its events, such as a simulation's.
+        run: Its folder, its log, or its entries, such as a simulation's.
         path: The file to write.
 
     Returns:
@@ -61,7 +61,7 @@ def page(store: EventStore) -> str:
     return SHIM.sub("", html)
 
 
-def _store(events: Iterable[Event]) -> EventStore:
+def _store(entries: Iterable[Entry]) -> EventStore:
     store = EventStore()
-    store.extend(events)
+    store.extend(entries)
     return store

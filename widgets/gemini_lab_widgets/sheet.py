@@ -8,7 +8,7 @@ from bokeh.document import Document
 from bokeh.models import CustomJS, Div, InlineStyleSheet, Toggle
 from bokeh.models.ui import UIElement
 
-from gemini_lab_widgets.tables import Tables
+from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.views import VIEWS, View
 from gemini_lab_widgets.views.palette import FONT, esc
 from gemini_lab_widgets.views.view import switch

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab_widgets.modules import joined
-from gemini_lab_widgets.traffic import Traffic
 
 ENTRY: Final = Path(__file__).parent / "js" / "hosts.js"
 MAX_UNDRAWN: Final = 2

@@ -5,7 +5,6 @@ paced link. The scheduler says from the roomiest profile alone at which idle tim
 fitting; the iterations say when they are felt.
 """
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE, TimedRun, Wor
 from gemini_lab.lab.lab import Lab
 from gemini_lab.pipeliner.schedule import ChunkSchedule, plan_chunks
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.report.values import TrafficPlan
 from gemini_lab.units import KIB, MB
 
 LAYERS_S: Final = (0.05, 0.03, 0.02, 0.012, 0.006, 0.0)
@@ -94,8 +94,8 @@ def breaking_point(run: TimedRun) -> float | None:
     Args:
         run: With a plan.
     """
-    profile = Profile.from_json(json.dumps(run.planned["profile"]))
-    share = shortest(profile, lambda one: _plan(one, run))
+    plan = _plan_of(run)
+    share = shortest(plan.profile, lambda one: _schedule(one, run))
     return None if share is None else share * _room(run)
 
 
@@ -144,14 +144,19 @@ def crossing(points: Sequence[tuple[float, float]], level: float = FELT) -> floa
     return None
 
 
-def _plan(profile: Profile, run: TimedRun) -> ChunkSchedule:
+def _plan_of(run: TimedRun) -> TrafficPlan:
+    assert run.plan is not None
+    return run.plan
+
+
+def _schedule(profile: Profile, run: TimedRun) -> ChunkSchedule:
     """The schedule that the job would follow with this profile."""
-    wire = run.planned["calibration"]
+    wire = _plan_of(run).calibration
     return plan_chunks(
         profile,
         checkpoint_bytes=run.sent_bytes,
-        bandwidth_bytes_per_s=wire["bandwidth_bytes_per_s"],
-        alpha_s=wire["alpha_s"],
+        bandwidth_bytes_per_s=wire.bandwidth_bytes_per_s,
+        alpha_s=wire.alpha_s,
         buffer_bytes=SETTINGS["buffer_bytes"],
     )
 
@@ -170,8 +175,8 @@ def _cost(pair: Mapping[str, TimedRun]) -> float:
 
 
 def _predicted(run: TimedRun) -> float:
-    schedule = run.planned["schedule"]
-    return float(schedule["predicted_iteration_s"] / schedule["iteration_s"])
+    schedule = _plan_of(run).schedule
+    return schedule.predicted_iteration_s / schedule.iteration_s
 
 
 def _there(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -64,7 +64,7 @@ def rows(turns: Sequence[Mapping[str, TimedRun]]) -> list[Row]:
         if refusal := next(filter(None, map(_refusal, runs)), ""):
             settings["refused"] = refusal
         values = {scheme: [run.iteration_s for run in runs]}
-        values |= _network_times(scheme, [run for run in runs if run.planned])
+        values |= _network_times(scheme, [run for run in runs if run.plan])
         ratios = _ratios(scheme, turns)
         found += [Row(name=n, values=tuple(v), settings=settings) for n, v in values.items() if v]
         found += [Row(name=n, values=tuple(v), unit="") for n, v in ratios.items() if v]
@@ -84,11 +84,11 @@ def _ratios(scheme: str, turns: Sequence[Mapping[str, TimedRun]]) -> dict[str, l
     """Iteration times as multiples of those without checkpoints, measured and predicted."""
     if scheme == "none":
         return {}
-    plans = [turn[scheme].planned["schedule"] for turn in turns if turn[scheme].planned]
+    plans = [plan.schedule for turn in turns if (plan := turn[scheme].plan)]
     return {
         f"{scheme} / none": [turn[scheme].iteration_s / turn["none"].iteration_s for turn in turns],
         f"{scheme} / none, as predicted": [
-            plan["predicted_iteration_s"] / plan["iteration_s"] for plan in plans
+            plan.predicted_iteration_s / plan.iteration_s for plan in plans
         ],
     }
 

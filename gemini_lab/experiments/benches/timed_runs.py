@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,11 @@ from gemini_lab.errors import RunFailedError
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
-from gemini_lab.log.events import Event
-from gemini_lab.log.file import LOG_FILE, read_events
+from gemini_lab.report.build import report_of
+from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
+from gemini_lab.report.reducers.bars import Kind
+from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.values import TrafficPlan
 
 AS_IF_LARGE: Final[dict[str, int]] = {
     "stage3_param_persistence_threshold": 10_000,
@@ -87,7 +90,7 @@ class TimedRun:
 
     Attributes:
         iteration_s: Median duration of the counted iterations.
-        planned: The data of its last `profiled` event; empty if there was none.
+        plan: What its chunks followed at last, if anything.
         idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
         idle_left_s: The same in the counted iterations, which carried versions in those spans: what
             neither training's collectives nor chunks took. Median.
@@ -99,7 +102,7 @@ class TimedRun:
     """
 
     iteration_s: float
-    planned: dict[str, Any] = field(default_factory=dict)
+    plan: TrafficPlan | None = None
     idle_s: float = 0.0
     idle_left_s: float = 0.0
     checkpoint_s: float = 0.0
@@ -117,24 +120,28 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
             job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
         ).wait()
         iteration_s = _median_s(times, workload)
-    events = [e for e in read_events(run.folder / LOG_FILE) if e.data.get("rank") == 0]
-    sent = [e.data["sent_bytes"] for e in events if e.kind == "version_complete"]
-    waits = [e.data["waited_s"] for e in events if e.kind == "iteration"]
-    planned = [dict(e.data) for e in events if e.kind == "profiled"]
-    spans = planned[-1]["profile"]["idle_spans"] if planned else []
+    return _timed(RunReducer.load(run.folder, keep=replace(FOR_DASHBOARD, ranks=True)),
+                  workload, iteration_s)  # fmt: skip
+
+
+def _timed(run: RunReducer, workload: Workload, iteration_s: float) -> TimedRun:
+    """What the log of a run says, beside how long its iterations took."""
+    report = report_of(run)
+    plan = report.plans[-1] if report.plans else None
     before = workload.iterations - workload.counted
-    late = [e for e in events if e.kind != "collectives" or e.data["iteration"] > before]
-    left_s, taken_s = network_times(late) if planned else (0.0, 0.0)
+    left_s, taken_s = network_times(run.traffic, after=before) if plan else (0.0, 0.0)
+    waits = [each.waited_s for each in report.iterations if each.rank == 0]
     return TimedRun(
         iteration_s=iteration_s,
-        planned=planned[-1] if planned else {},
-        idle_s=sum(span["duration_s"] for span in spans),
+        plan=plan,
+        idle_s=sum(span.duration_s for span in plan.profile.idle_spans) if plan else 0.0,
         idle_left_s=left_s,
         checkpoint_s=taken_s,
-        notes=run.report().notes,
-        sent_bytes=max(sent, default=0),
+        notes=report.notes,
+        sent_bytes=max((row.size_bytes for row in run.traffic.bars.rows(Kind.COMPLETE, rank=0)),
+                       default=0),
         waited_s=statistics.median(waits[-workload.counted :]),
-    )
+    )  # fmt: skip
 
 
 def under_torchrun(workload: Workload) -> TimedRun:
@@ -164,24 +171,25 @@ def under_torchrun(workload: Workload) -> TimedRun:
         return TimedRun(iteration_s=_median_s(times, workload))
 
 
-def network_times(events: Sequence[Event]) -> tuple[float, float]:
+def network_times(traffic: Traffic, *, after: int = 0) -> tuple[float, float]:
     """Seconds of an iteration in which the network was idle, and in which only chunks held it.
 
-    Medians over the iterations whose collectives were told; zeros where there are none.
+    Medians over rank 0's iterations whose collectives were told; zeros where there are none.
 
     Args:
-        events: One rank's.
+        traffic: The run's.
+        after: The last iteration that does not count.
     """
-    chunks = [(e.data["start_s"], e.data["end_s"]) for e in events if e.kind == "transfer"]
-    lasted_s = {e.data["iteration"]: e.data["duration_s"] for e in events if e.kind == "iteration"}
+    bars = traffic.bars
+    chunks = [row.interval for row in bars.rows(Kind.TRANSFER, rank=0)]
+    calls: dict[int, list[tuple[float, float]]] = {}
+    for row in bars.rows(Kind.COLLECTIVE, rank=0):
+        calls.setdefault(row.number, []).append(row.interval)
     found = []
-    for event in events:
-        if event.kind == "collectives":
-            began_s = event.data["began_s"]
-            ended_s = began_s + lasted_s[event.data["iteration"]]
-            training = _calls(event)
-            left_s = idle_s(began_s, ended_s, [*training, *chunks])
-            found.append((left_s, idle_s(began_s, ended_s, training) - left_s))
+    for row in bars.rows(Kind.ITERATION, rank=0):
+        if row.number > after and (training := calls.get(row.number)):
+            left_s = idle_s(*row.interval, [*training, *chunks])
+            found.append((left_s, idle_s(*row.interval, training) - left_s))
     if not found:
         return 0.0, 0.0
     return statistics.median(one for one, _ in found), statistics.median(one for _, one in found)
@@ -194,14 +202,6 @@ def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) ->
         free += max(0.0, min(start_s, end_s) - at_s)
         at_s = max(at_s, min(stop_s, end_s))
     return free + max(0.0, end_s - at_s)
-
-
-def _calls(event: Event) -> list[tuple[float, float]]:
-    data = event.data
-    return [
-        (data["began_s"] + start_s, data["began_s"] + end_s)
-        for start_s, end_s in zip(data["starts_s"], data["ends_s"], strict=True)
-    ]
 
 
 def _median_s(times: Path, workload: Workload) -> float:

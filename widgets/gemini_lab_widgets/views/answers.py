@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gemini_lab_widgets.tables import Replicas, WhatIf
+from gemini_lab.report.tables import Replicas, WhatIf
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, esc, shown
 
 SHARDS_NAMED: Final = 12

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final
 from bokeh.layouts import row
 from bokeh.models import FactorRange
 
+from gemini_lab.report.tables import Iterations, IterationSeries, Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.tables import Iterations, IterationSeries, Tables
 from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, RED, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 

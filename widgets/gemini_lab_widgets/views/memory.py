@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import FactorRange
 
+from gemini_lab.report.tables import Memory, MemoryRow, Tables
 from gemini_lab.units import format_bytes
-from gemini_lab_widgets.tables import Memory, MemoryRow, Tables
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, SKY, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from bokeh.models import FactorRange
+from bokeh.models import Div, FactorRange
 
+from gemini_lab.report.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
-from gemini_lab_widgets.tables import STEPS, Recoveries, RecoveryRow, Tables
+from gemini_lab_widgets.views import printed
 from gemini_lab_widgets.views.palette import shown
-from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
 
+ERRORS: Final = 2
+"""Recoveries whose worker's last lines are shown."""
 HATCHES: Final = {
     "fence": "vertical_line",
     "inventory": "dot",
@@ -47,7 +50,10 @@ class RecoveryView(View):
         hover(self.plot, list(self._bars.values()), ("recovery", "@row"), ("cause", "@cause"),
               ("step", "@step"), ("took", "@took"), ("origin", "@origin"))  # fmt: skip
         self._legend(self.plot, columns=4)
-        return (self.plot,)
+        self.errors = Div(
+            disable_math=True, stylesheets=[CSS, printed.CSS], sizing_mode="stretch_width"
+        )
+        return (self.plot, self.errors)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's recoveries."""
@@ -65,7 +71,18 @@ class RecoveryView(View):
             self.plot.height = 126 + 38 * max(1, len(names))
         self.plot.visible = bool(names)
         stretch(self.plot.x_range, 0.0, 1.95 * max(ends, default=1.0) or 1.0)
+        text = "".join(
+            printed.printed(f"{row.label}: {row.error}", row.output) for row in _raised(table)[::-1]
+        )
+        if self.errors.text != text:
+            self.errors.text = text
+        self.errors.visible = bool(text)
         self._say(describe(table), notes=table.notes)
+
+
+def _raised(table: Recoveries) -> list[RecoveryRow]:
+    """The newest recoveries from a worker that ended by itself, in order of time."""
+    return [row for row in table.rows if row.error and row.output][-ERRORS:]
 
 
 def _name(row: RecoveryRow) -> str:

@@ -7,7 +7,7 @@ from bokeh.core.properties import value
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, Div, Select, TapTool
 
-from gemini_lab_widgets.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
+from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
 from gemini_lab_widgets.views import answers, ring
 from gemini_lab_widgets.views.palette import BLUE, FONT, GREY, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
@@ -20,6 +20,8 @@ MARKERS: Final[dict[NodeHealth, str]] = {
     "starting": "circle",
     "training": "circle",
     "recovering": "triangle",
+    "failed": "triangle",
+    "over": "circle",
     "standby": "square",
     "lost": "square_x",
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gemini_lab_widgets.tables import CopyRow, Replicas
+from gemini_lab.report.tables import CopyRow, Replicas
 
 GAP: Final = 0.5
 """Between two groups, as a share of the distance between two nodes."""

@@ -6,17 +6,31 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
+from gemini_lab.report.tables import NodeHealth, NodeRow, Status, Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.tables import NodeHealth, NodeRow, Status, Tables
-from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, RED, esc, shown
+from gemini_lab_widgets.views import printed
+from gemini_lab_widgets.views.palette import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    esc,
+    shown,
+)
 from gemini_lab_widgets.views.view import View
 
+DETAIL: Final = 40
+"""Characters of a detail that a tile has room for."""
 NAMED: Final = 32
 """Nodes that are shown one by one; of more, only standbys, lost ones and the root agent's."""
 SIGNS: Final[dict[NodeHealth, str]] = {
     "training": "●",
     "starting": "◔",
     "recovering": "◐",
+    "failed": "✕",
+    "over": "■",
     "standby": "□",
     "lost": "✕",
 }
@@ -25,9 +39,13 @@ COLOURS: Final[dict[NodeHealth, str]] = {
     "training": GREEN,
     "starting": ORANGE,
     "recovering": ORANGE,
+    "failed": RED,
+    "over": GREY,
     "standby": GREY,
     "lost": RED,
 }
+HEALTH: Final[dict[NodeHealth, str]] = {"failed": "its worker failed"}
+"""Health in words, where it is not said by its own."""
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
 .bk-clearfix { display: block; width: 100%; }
@@ -58,7 +76,9 @@ class StatusView(View):
 
     def _build(self) -> Sequence[Any]:
         self._head.visible = False
-        self.strip = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
+        self.strip = Div(
+            disable_math=True, stylesheets=[CSS, printed.CSS], sizing_mode="stretch_width"
+        )
         self.strip.html_attributes = {"role": "status", "aria-live": "off"}
         return (self.strip,)
 
@@ -72,11 +92,20 @@ class StatusView(View):
             "<dl class=tiles>",
             *(_tile(*tile) for tile in tiles),
             "</dl>",
+            _failure(status),
             f"<ul aria-label='Nodes'>{''.join(_node(node) for node in _named(status))}</ul>",
             *(f"<p>{esc(line)}</p>" for line in _lines(status)),
         ))  # fmt: skip
         if self.strip.text != text:
             self.strip.text = text
+
+
+def _failure(status: Status) -> str:
+    """Why the run failed, and what its worker printed last."""
+    why = (
+        f"<p class=error>{esc(f'failed: {status.detail}')}</p>" if status.phase == "failed" else ""
+    )
+    return why + printed.printed(status.error, status.output)
 
 
 def _badge(status: Status) -> str:
@@ -107,9 +136,14 @@ def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
 
 
 def _moment(status: Status) -> str:
-    if status.detail and status.phase != "failed":  # why a run failed may take a few lines
+    if status.detail and not _is_long(status):
         return status.detail
     return f"at {format_seconds(status.now_s)}"
+
+
+def _is_long(status: Status) -> bool:
+    """Whether the phase's detail needs a line of its own."""
+    return len(status.detail) > DETAIL or status.phase == "failed"
 
 
 def _whole(status: Status) -> tuple[str, str]:
@@ -139,7 +173,7 @@ def _survivable(status: Status) -> tuple[str, str, str]:
 
 def _nodes(status: Status) -> tuple[str, str]:
     count = Counter(node.health for node in status.nodes)
-    working = count["training"] + count["starting"] + count["recovering"]
+    working = sum(count.values()) - count["standby"] - count["lost"]
     return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
 
 
@@ -159,7 +193,7 @@ def _times(count: int) -> str:
 def _named(status: Status) -> Sequence[NodeRow]:
     if len(status.nodes) <= NAMED:
         return status.nodes
-    idle = {"standby", "lost"}
+    idle = {"standby", "lost", "failed"}
     return [node for node in status.nodes if node.health in idle or node.is_root][:NAMED]
 
 
@@ -167,13 +201,14 @@ def _node(node: NodeRow) -> str:
     where = "" if node.position is None else f" <small>position {node.position}</small>"
     root = " <small>root agent</small>" if node.is_root else ""
     sign = f"<i style='color:{COLOURS[node.health]}' aria-hidden=true>{SIGNS[node.health]}</i>"
-    health = "" if node.health == "training" else f" <small>{node.health}</small>"
+    is_plain = node.health in {"training", "over"}
+    health = "" if is_plain else f" <small>{HEALTH.get(node.health, node.health)}</small>"
     return f"<li>{sign}{esc(shown(node.name))}{where}{health}{root}</li>"
 
 
 def _lines(status: Status) -> list[str]:
     """What stands beneath the tiles."""
-    lines = [f"failed: {status.detail}"] if status.phase == "failed" else []
+    lines = [status.detail] if _is_long(status) and status.phase != "failed" else []
     if status.conditions:
         lines.append("; ".join(status.conditions))
     lines += [f"note from {note}" for note in status.notes]

@@ -8,7 +8,7 @@ from bokeh.layouts import column
 from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from gemini_lab_widgets.tables import Tables
+from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
 
 LONGEST_WORDS: Final = 2_000

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import FactorRange
 
+from gemini_lab.report.tables import Tables, Wasted, WastedRow
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.tables import Tables, Wasted, WastedRow
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 

@@ -1,6 +1,8 @@
 """The typed columns behind the traffic timeline: they grow, forget their oldest, and travel."""
 
 from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
@@ -25,6 +27,21 @@ COLUMNS: Final = {
 """Name and type of each column, widest first, so that in a packed block every column is aligned."""
 
 ROW_BYTES: Final = sum(array(code).itemsize for code in COLUMNS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row, as far as it is asked for beyond drawing."""
+
+    number: int
+    start_s: float
+    duration_s: float
+    size_bytes: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """From when to when."""
+        return self.start_s, self.start_s + self.duration_s
 
 
 class Bars:
@@ -75,6 +92,13 @@ class Bars:
     def column(self, name: str) -> "array[Any]":
         """A copy of one column of the rows that are kept."""
         return self._columns[name][:]
+
+    def rows(self, kind: Kind, *, rank: int) -> Iterator[Bar]:
+        """The rows of one kind and rank that are kept, in order."""
+        names = ("kind", "rank", "number", "start_s", "duration_s", "size_bytes")
+        for row in zip(*(self._columns[name] for name in names), strict=True):
+            if row[0] == kind and row[1] == rank:
+                yield Bar(row[2], row[3], row[4], int(row[5]))
 
     def packed(self, first: int, end: int) -> bytes:
         """The rows from number `first` to before `end`: column after column, little-endian."""

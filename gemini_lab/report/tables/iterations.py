@@ -1,115 +1,25 @@
-"""How fast iterations are, with checkpoints on their way and without: columns that only grow."""
+"""Iteration times with and without checkpoints, of a run and of earlier ones beside it."""
 
-from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gemini_lab_widgets.tables import Iterations, IterationSeries, Mark, Overhead
+from gemini_lab.report.reducers.pace import Floats, Kind, Pace
+from gemini_lab.report.tables.values import Iterations, IterationSeries, Mark, Overhead
 
-WINDOW: Final = 8192
-"""Newest iterations that events may still add to."""
 POINTS: Final = 600
 """Points of a series that are shown, at most."""
 ENOUGH: Final = 3
 """Iterations of a kind that a comparison needs."""
 RESAMPLES: Final = 2000
-
-Floats = npt.NDArray[np.float64]
-Kind = Literal["with", "without", "first"]
 NAMES: Final[dict[Kind, str]] = {
     "with": "with checkpoints",
     "without": "without checkpoints",
     "first": "first after a start",
 }
-
-
-class Pace:
-    """Duration of each iteration: the slowest rank's, and whether a version was on its way.
-
-    Iteration n computes while version n-1 is sent. An epoch's first iteration warms up and counts
-    apart; iterations that are done again after a failure are rows of their own.
-    """
-
-    def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[int, int], int] = OrderedDict()
-        self._number, self._epoch = array("q"), array("q")
-        self._ended_s, self._duration_s, self._waited_s = array("d"), array("d"), array("d")
-        self._is_sent = array("b")
-        self._first: dict[int, int] = {}  # first iteration of each epoch
-        self.checkpoint_s = array("d")
-        self.late = 0
-
-    def _row(self, epoch: int, number: int) -> int | None:
-        row = self._rows.get((epoch, number))
-        if row is not None:
-            return row
-        if len(self._rows) == WINDOW:
-            if (epoch, number) < next(iter(self._rows)):
-                self.late += 1
-                return None
-            self._rows.popitem(last=False)
-        row = self._rows[epoch, number] = len(self._number)
-        self._number.append(number)
-        self._epoch.append(epoch)
-        for column in (self._ended_s, self._duration_s, self._waited_s):
-            column.append(0.0)
-        self._is_sent.append(0)
-        return row
-
-    def ended(
-        self, *, epoch: int, number: int, at_s: float, duration_s: float, waited_s: float
-    ) -> None:
-        """One rank ended an iteration."""
-        row = self._row(epoch, number)
-        if row is None:
-            return
-        self._ended_s[row] = max(self._ended_s[row], at_s)
-        self._duration_s[row] = max(self._duration_s[row], duration_s)
-        self._waited_s[row] = max(self._waited_s[row], waited_s)
-        self._first[epoch] = min(number, self._first.get(epoch, number))
-
-    def sent(self, *, epoch: int, version: int, duration_s: float) -> None:
-        """A version is whole on one rank; it was sent during the next iteration."""
-        self.checkpoint_s.append(duration_s)
-        row = self._row(epoch, version + 1)
-        if row is not None:
-            self._is_sent[row] = 1
-
-    def reached_s(self, number: int) -> list[float]:
-        """When an iteration ended, once for each time that it was done."""
-        rows = np.flatnonzero((np.array(self._number) == number) & (np.array(self._ended_s) > 0))
-        return [self._ended_s[row] for row in rows.tolist()]
-
-    def checkpoint_median_s(self) -> float | None:
-        """t_ckpt: median time until a version was whole on a rank."""
-        return float(np.median(self.checkpoint_s)) if self.checkpoint_s else None
-
-    def interval_median_s(self) -> float | None:
-        """1/f: median time from one version in memory to the next one's."""
-        durations_s = np.array(self._duration_s)
-        durations_s = durations_s[durations_s > 0]
-        if not durations_s.size:
-            return None
-        sent = max(1, int(np.array(self._is_sent)[np.array(self._duration_s) > 0].sum()))
-        return float(np.median(durations_s)) * max(1.0, round(durations_s.size / sent))
-
-    def kinds(self) -> dict[str, tuple[npt.NDArray[np.int64], Floats, Floats]]:
-        """Numbers, durations and waiting times of iterations by kind, all of shape `(n,)`."""
-        number, epoch = np.array(self._number), np.array(self._epoch)
-        durations_s, waited_s = np.array(self._duration_s), np.array(self._waited_s)
-        done = durations_s > 0
-        sent = np.array(self._is_sent) == 1
-        epochs, which = np.unique(epoch, return_inverse=True)
-        firsts = np.array([self._first.get(e, 0) for e in epochs.tolist()], dtype=np.int64)
-        is_first = number == (firsts[which] if number.size else number)
-        picks = {"with": done & sent & ~is_first, "without": done & ~sent & ~is_first,
-                 "first": done & is_first}  # fmt: skip
-        return {k: (number[p], durations_s[p], waited_s[p]) for k, p in picks.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,21 +4,24 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from gemini_lab_widgets.copies import NONE, Copies
-from gemini_lab_widgets.store import EventStore
-from gemini_lab_widgets.tables import Replicas, Tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_runs import SHARD_BYTES, ToldRun, with_one_loss
 
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.copies import NONE
+from gemini_lab.report.tables import Replicas, Tables, tables_of
+from gemini_lab.report.tables.replicas import what_if
 
 
 def tables(run: ToldRun) -> Tables:
-    store = EventStore()
-    store.extend(run.events)
-    return store.tables()
+    reducer = RunReducer()
+    reducer.extend(run.entries)
+    return tables_of(reducer)
 
 
 def states(table: Replicas) -> dict[tuple[int, int], str]:
@@ -48,13 +51,13 @@ def test_a_node_with_two_workers_has_what_both_have() -> None:
 
 
 def test_a_lost_node_takes_its_copies_along() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
     found = states(tables(run).replicas)
     assert {copy for copy, state in found.items() if state == "lost"} == {(2, 2), (3, 2)}
 
 
 def test_a_standby_has_its_copies_once_they_are_retrieved() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
     run.plan(5, members=["node-0", "node-1", "node-4", "node-3"])
     waiting = states(tables(run).replicas)
     assert {copy for copy, state in waiting.items() if state == "missing"} == {(2, 2), (3, 2)}
@@ -62,7 +65,7 @@ def test_a_standby_has_its_copies_once_they_are_retrieved() -> None:
 
 
 def test_after_a_start_from_the_persistent_tier_peers_have_no_copies_yet() -> None:
-    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", "node-3", iteration=6)
+    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", "node-3", known=5)
     run.plan(4, tier="persistent", members=["node-0", "node-1", "node-4", "node-5"])
     assert set(states(tables(run).replicas).values()) == {"missing"}
     found = states(tables(run.resume(4, tier="persistent")).replicas)
@@ -73,8 +76,8 @@ def test_after_a_start_from_the_persistent_tier_peers_have_no_copies_yet() -> No
 
 
 def test_a_rejected_version_does_not_count() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
-    run.recover_say("version_rejected", version=5, reason="checksums")
+    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
+    run.recover_say(events.VersionRejected, version=5, reason="checksums")
     assert tables(run).replicas.version is None
 
 
@@ -103,7 +106,7 @@ def test_how_many_more_nodes_may_be_lost_falls_with_each_that_is(
 ) -> None:
     run = ToldRun().protect().train(1, 5)
     if lost:
-        run.fail(*lost, iteration=6)
+        run.fail(*lost, known=5)
     assert tables(run).status.survivable == survivable
 
 
@@ -128,7 +131,7 @@ def test_chances_without_a_closed_form_say_how_they_were_found(nodes: int, how: 
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Copies:
+def situations(draw: st.DrawFn) -> RunReducer:
     """Some placement, and on each node the newest version, the one before it, or none."""
     nodes = draw(st.integers(1, 6))
     replicas = draw(st.integers(1, min(3, nodes)))
@@ -136,22 +139,36 @@ def situations(draw: st.DrawFn) -> Copies:
     placement = plan_placement(
         nodes=nodes, replicas=replicas, strategy=draw(st.sampled_from(strategies)), seed=1
     )
-    copies = Copies(positions=nodes)
-    copies.place(placement)
+    told: list[events.AnyEvent] = [
+        events.RunStarted(name="some", script=None, nodes=nodes, placement=placement)
+    ]
     for rank in range(nodes):
         version = draw(st.sampled_from([7, 7, 8, 8, NONE]))
         if version != NONE:
-            copies.completed(rank, version, version + 1, 0.0)
-    for position in draw(st.sets(st.integers(0, nodes - 1), max_size=2)):
-        copies.lost(f"node-{position}")
-    copies.persistent = draw(st.sampled_from([NONE, 3, 7, 9]))
-    return copies
+            told.append(
+                events.VersionComplete(
+                    rank=rank, epoch=1, version=version, sent_bytes=0, local_s=0.0,
+                    duration_s=0.0, next_version=version + 1,
+                )
+            )  # fmt: skip
+    lost = draw(st.sets(st.integers(0, nodes - 1), max_size=2))
+    told += [events.NodeLost(name=f"node-{position}", cause="lease") for position in lost]
+    persistent = draw(st.sampled_from([NONE, 3, 7, 9]))
+    if persistent != NONE:
+        told.append(
+            events.PersistFinished(version=persistent, url="", size_bytes=0, duration_s=0.0)
+        )
+    run = RunReducer()
+    run.extend(Entry(at_s=1.0, node="lab", event=event) for event in told)
+    assert run.unread == 0
+    return run
 
 
-def real_plan(copies: Copies, lost: Sequence[int], *, persistent: int = NONE) -> RecoveryPlan:
+def real_plan(run: RunReducer, lost: Sequence[int], *, persistent: int = NONE) -> RecoveryPlan:
     """What the recovery's planner decides when positions `lost` are gone, too."""
+    copies = run.copies
     assert copies.placement is not None
-    gone = {*lost, *copies.gone}
+    gone = {*lost, *run.nodes.gone}
     held = [
         Copy(shard=shard, version=version, node=f"node-{holder}")
         for shard, holders in enumerate(copies.placement.holders)
@@ -161,21 +178,24 @@ def real_plan(copies: Copies, lost: Sequence[int], *, persistent: int = NONE) ->
     ]
     living = {f"node-{p}" for p in range(copies.positions) if p not in gone}
     return plan_recovery(
-        placement=copies.placement, members=[f"node-{p}" for p in range(copies.positions)],
-        copies=held, living=living, persistent=() if persistent == NONE else (persistent,),
-    )  # fmt: skip
+        placement=copies.placement,
+        members=[f"node-{p}" for p in range(copies.positions)],
+        copies=held,
+        living=living,
+        persistent=() if persistent == NONE else (Stored(version=persistent),),
+    )
 
 
 @settings(max_examples=200, deadline=None)
-@given(copies=situations())
-def test_so_many_failures_are_survivable_as_the_recovery_planner_survives(copies: Copies) -> None:
+@given(run=situations())
+def test_so_many_failures_are_survivable_as_the_recovery_planner_survives(run: RunReducer) -> None:
     """Every set of k nodes is tried, and so is one of k + 1 that takes the last copy."""
 
     def always(k: int) -> bool:
-        sets = itertools.combinations(range(copies.positions), k)
-        return all(real_plan(copies, lost).tier == "memory" for lost in sets)
+        sets = itertools.combinations(range(run.copies.positions), k)
+        return all(real_plan(run, lost).tier == "memory" for lost in sets)
 
-    most = copies.survivable()
+    most = run.copies.survivable()
     assert most is not None
     k = most[0]
     assert k == -1 or always(k)
@@ -183,19 +203,28 @@ def test_so_many_failures_are_survivable_as_the_recovery_planner_survives(copies
 
 
 @settings(max_examples=200, deadline=None)
-@given(copies=situations())
-def test_what_if_is_what_the_recovery_planner_would_do(copies: Copies) -> None:
-    for answer in copies.what_if():
-        plan = real_plan(copies, [answer.position], persistent=copies.persistent)
+@given(run=situations())
+def test_the_newest_whole_version_is_the_one_that_the_recovery_planner_loads(
+    run: RunReducer,
+) -> None:
+    plan = real_plan(run, [])
+    assert run.copies.newest() == (plan.version if plan.tier == "memory" else None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(run=situations())
+def test_what_if_is_what_the_recovery_planner_would_do(run: RunReducer) -> None:
+    for answer in what_if(run.copies):
+        plan = real_plan(run, [answer.position], persistent=run.copies.persistent)
         assert (answer.tier, answer.version) == (plan.tier, plan.version)
         if answer.tier == "memory":
             assert answer.holder is not None
             assert answer.holder != answer.position
-            assert copies.complete[answer.holder] >= (answer.version or 0)
+            assert run.copies.complete[answer.holder] >= (answer.version or 0)
 
 
 def test_what_if_names_the_shards_of_which_the_last_copy_would_go() -> None:
-    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", iteration=6)
+    run = ToldRun().protect().train(1, 5).persist(4).fail("node-2", known=5)
     answers = tables(run).replicas.what_if
     assert answers[3].lost_shards == (2, 3)
     assert (answers[3].tier, answers[3].version) == ("persistent", 4)
@@ -222,7 +251,7 @@ def test_a_newer_version_goes_into_the_second_buffers() -> None:
 
 
 def test_a_lost_node_has_no_memory() -> None:
-    run = ToldRun().protect().train(1, 3).fail("node-2", iteration=4)
+    run = ToldRun().protect().train(1, 3).fail("node-2", known=3)
     assert [row.taken_bytes for row in tables(run).memory.rows] == [4000, 4000, 0, 4000]
 
 

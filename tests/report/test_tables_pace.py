@@ -2,19 +2,35 @@
 
 import numpy as np
 import pytest
-from gemini_lab_widgets.pace import (
+from told_runs import ToldRun, with_a_root_loss, with_one_loss
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.pace import WINDOW, Pace
+from gemini_lab.report.tables import Iterations, IterationSeries, tables_of
+from gemini_lab.report.tables.iterations import (
     POINTS,
-    WINDOW,
     Baseline,
-    Pace,
     iterations,
     median_draws,
     overhead,
     sample,
 )
-from gemini_lab_widgets.store import EventStore
-from gemini_lab_widgets.tables import Iterations, IterationSeries
-from told_runs import ToldRun, with_one_loss
+
+
+def ended(pace: Pace, number: int, duration_s: float, *, at_s: float = 1.0) -> None:
+    """One rank tells an iteration."""
+    event = events.Iteration(rank=0, epoch=1, iteration=number, duration_s=duration_s, waited_s=0.0)
+    pace.take(Entry(at_s=at_s, node="node-0", event=event))
+
+
+def sent(pace: Pace, version: int, duration_s: float) -> None:
+    event = events.VersionComplete(
+        rank=0, epoch=1, version=version, sent_bytes=1, local_s=0.0, duration_s=duration_s,
+        next_version=version + 1,
+    )  # fmt: skip
+    pace.take(Entry(at_s=1.0, node="node-0", event=event))
 
 
 def series(table: Iterations) -> dict[str, IterationSeries]:
@@ -22,9 +38,9 @@ def series(table: Iterations) -> dict[str, IterationSeries]:
 
 
 def table_of(run: ToldRun) -> Iterations:
-    store = EventStore()
-    store.extend(run.events)
-    return store.tables().iterations
+    reducer = RunReducer()
+    reducer.extend(run.entries)
+    return tables_of(reducer).iterations
 
 
 def test_an_iteration_is_with_checkpoints_if_the_version_before_it_was_sent() -> None:
@@ -47,10 +63,16 @@ def test_failures_are_marked_where_they_were() -> None:
     assert [(mark.iteration, mark.text) for mark in marks] == [(10, "recovery 1: node lost")]
 
 
+def test_a_failure_after_a_root_loss_is_marked_where_the_log_has_it() -> None:
+    """The new root agent knew of no iteration; every rank had ended 24."""
+    (mark,) = table_of(with_a_root_loss()).marks
+    assert mark.iteration == 25
+
+
 def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
     pace = Pace()
     for duration_s in (1.0, 3.0, 2.0):
-        pace.ended(epoch=1, number=5, at_s=duration_s, duration_s=duration_s, waited_s=0.0)
+        ended(pace, 5, duration_s, at_s=duration_s)
     assert pace.kinds()["first"][1].tolist() == [3.0]
 
 
@@ -104,7 +126,7 @@ def test_of_many_points_few_are_shown_the_longest_among_them() -> None:
 def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -> None:
     pace = Pace()
     for number in range(1, 20_001):
-        pace.ended(epoch=1, number=number, at_s=float(number), duration_s=1.0, waited_s=0.0)
+        ended(pace, number, 1.0)
     (first, without) = sorted(iterations(pace).series, key=lambda one: one.count)
     assert (first.count, without.count) == (1, 19_999)
     assert len(without.numbers) <= POINTS
@@ -113,8 +135,8 @@ def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -
 def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:
     pace = Pace()
     for number in range(1, WINDOW + 11):
-        pace.ended(epoch=1, number=number, at_s=0.0, duration_s=1.0, waited_s=0.0)
-    pace.ended(epoch=1, number=3, at_s=0.0, duration_s=100.0, waited_s=0.0)
+        ended(pace, number, 1.0)
+    ended(pace, 3, 100.0)
     table = iterations(pace)
     assert max(duration_s for one in table.series for duration_s in one.durations_s) == 1.0
     assert any("too late" in note for note in table.notes)
@@ -123,9 +145,9 @@ def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:
 def test_an_earlier_run_without_checkpoints_is_what_to_compare_with() -> None:
     mine, other = Pace(), Pace()
     for number in range(1, 9):
-        mine.ended(epoch=1, number=number, at_s=0.0, duration_s=1.2, waited_s=0.0)
-        mine.sent(epoch=1, version=number, duration_s=0.1)
-        other.ended(epoch=1, number=number, at_s=0.0, duration_s=1.0, waited_s=0.0)
+        ended(mine, number, 1.2)
+        sent(mine, number, 0.1)
+        ended(other, number, 1.0)
     assert iterations(mine).overhead == overhead(np.full(7, 1.2), np.array([]), np.zeros(7))
     table = iterations(mine, baselines=[Baseline(name="bare", pace=other, is_without=True)])
     assert table.overhead is not None

@@ -1,32 +1,20 @@
 """What the views draw: one snapshot of a run as plain data.
 
-`EventStore.tables()` makes a `Tables`; a view takes the one part that it draws and counts nothing.
-Times are seconds since the run's start. Names are those of the log, not yet escaped.
+`gemini_lab.report.tables.tables_of` makes a `Tables`; a view takes the one part that it draws and
+counts nothing. Times are seconds since the run's start. Names and what workers printed are those of
+the log, not yet escaped.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
+
+from gemini_lab.report.reducers.course import STEPS, Phase
+
+__all__ = ["STEPS"]
 
 Origin = Literal["measured here", "simulated", "model"]
-Phase = Literal["waiting for events", "starting", "training", "recovering", "waiting for machines",
-                "finished", "failed"]  # fmt: skip
-NodeHealth = Literal["starting", "training", "recovering", "standby", "lost"]
+NodeHealth = Literal["starting", "training", "recovering", "failed", "standby", "lost", "over"]
 CopyState = Literal["whole", "missing", "lost"]
-
-STEPS: Final = {
-    "detect": "detection",
-    "fence": "fencing",
-    "inventory": "inventory",
-    "plan": "planning",
-    "serialise": "serialisation",
-    "reserve": "reservation",
-    "start": "restart",
-    "rejoin": "rejoining",
-    "retrieve": "retrieval",
-    "warm_up": "warm-up",
-    "redo": "lost progress",
-}
-"""A recovery's steps in words: those of the paper's Fig. 14 have its names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +24,8 @@ class NodeRow:
     Attributes:
         name: As in the log.
         position: Where it trains; `None` for a standby or a lost node.
-        health: What it does.
+        health: What it does; `"failed"` where its worker exited or hung and no other was started,
+            `"over"` where the run is.
         is_root: Whether its agent is the root agent.
     """
 
@@ -72,6 +61,8 @@ class Status:
         origin: Whether it ran or was simulated.
         phase: What it does now.
         detail: The recovery's step, why a run failed, or nothing.
+        error: What the worker raised because of which the run failed or recovers; or nothing.
+        output: The last lines that this worker printed, in order.
         now_s: The moment of the snapshot.
         iteration: Newest iteration that every rank has finished.
         overhead: `None` until there is enough to compare.
@@ -94,6 +85,8 @@ class Status:
     origin: Origin
     phase: Phase
     detail: str
+    error: str
+    output: tuple[str, ...]
     now_s: float
     iteration: int
     overhead: Overhead | None
@@ -264,6 +257,8 @@ class RecoveryRow:
         wasted_s: Lost progress and retrieval; `None` while unknown.
         lost_iterations: Iterations done again.
         source: Version and tier that were loaded, for people.
+        error: Which worker raised what, if one did.
+        output: The last lines that this worker printed, in order.
     """
 
     label: str
@@ -274,6 +269,8 @@ class RecoveryRow:
     wasted_s: float | None
     lost_iterations: int
     source: str
+    error: str = ""
+    output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

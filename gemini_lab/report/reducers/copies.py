@@ -1,0 +1,235 @@
+"""Which copy of which shard is whole on which node: what decides how many failures memory survives.
+
+A holder's newest complete version stands for all shards that it keeps. Complete versions of two
+nodes differ by at most one, and the older buffer is still there: a holder that has completed v also
+answers for the version before it. The answers are those that `plan_recovery` would give, which the
+tests hold them against; asked of it, position by position, they would take seconds at a thousand
+nodes.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    PersistFinished,
+    Protected,
+    RecoveryPlanned,
+    RecoveryStep,
+    RunStarted,
+    ShardRestored,
+    VersionComplete,
+    VersionRejected,
+)
+from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.settings import Settings
+
+NONE: Final = -1
+"""No version is there."""
+CANDIDATES: Final = 4
+"""Newest versions that are looked at; more than two differ only while nodes are lost."""
+REMEMBERED: Final = 16
+"""Versions of which it is known when they became whole."""
+
+Versions = npt.NDArray[np.int64]
+Whole = npt.NDArray[np.bool_]
+
+
+class Copies:
+    """The copies of a run's shards; memory: some numbers for each rank.
+
+    Args:
+        nodes: Who sits where; it takes an entry before this does.
+
+    Attributes:
+        placement: Who should keep what; `None` until it is known.
+        persistent: Newest version in the persistent tier, or `NONE`.
+        complete: Newest version that each rank has told to be whole, or `NONE`.
+        next_version: The one that each rank sends next.
+        shard_bytes: Size of each rank's shard; 0 until it is known.
+        missing: Shard and position of the copies that are not there so far.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.placement: Placement | None = None
+        self.persistent = NONE
+        self.complete: list[int] = []
+        self.next_version: list[int] = []
+        self.shard_bytes: list[int] = []
+        self.missing: set[tuple[int, int]] = set()
+        self._nodes = nodes
+        self._job: RunStarted | None = None
+        self._epoch = 0
+        self._tier = ""  # from where the newest plan loads
+        self._rejected: set[int] = set()
+        self._whole_at_s: dict[int, float] = {}
+
+    @property
+    def positions(self) -> int:
+        """Nodes that train."""
+        return 0 if self._job is None else self._job.nodes
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on each of them."""
+        return 1 if self._job is None else self._job.workers_per_node
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether rank 0 speaks for all."""
+        return self._job is not None and self._job.simulated is not None
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        event = entry.event
+        match event:
+            case RunStarted() if self._job is None:
+                self._start(event)
+            case Protected() if event.epoch >= self._epoch:
+                self.shard_bytes[self._rank(event.rank)] = whole(event.shard_bytes)
+                if event.rank == 0:
+                    self._place(event.placement)
+            case VersionComplete() if event.epoch >= self._epoch:
+                self._completed(event, entry.at_s)
+            case RecoveryPlanned() if event.epoch >= self._epoch:
+                self._planned(event)
+            case RecoveryStep(step="retrieve") if event.epoch >= self._epoch:
+                if self._tier == "memory":  # peers have one another's replicas again
+                    self.missing.clear()
+            case ShardRestored() if event.epoch >= self._epoch:
+                position = event.rank // self.per_node
+                self.missing.discard((position, position))
+            case VersionRejected() if len(self._rejected) < MOST_KEPT:
+                self._rejected.add(whole(event.version))
+            case PersistFinished():
+                self.persistent = max(self.persistent, whole(event.version))
+
+    def _start(self, job: RunStarted) -> None:
+        if not self._nodes.members:
+            raise ValueError("this job's nodes make no sense")
+        self._job = job
+        ranks = 1 if job.simulated else job.nodes * job.workers_per_node
+        self.complete = [NONE] * ranks
+        self.next_version = [0] * ranks
+        self.shard_bytes = [0] * ranks
+        self._place(job.placement or _planned_placement(job))
+
+    def _place(self, placement: Placement) -> None:
+        if placement.nodes != self.positions:
+            raise ConfigError(
+                f"the log places {placement.nodes} nodes, but its run has {self.positions}"
+            )
+        self.placement = placement
+
+    def _rank(self, rank: int) -> int:
+        if not 0 <= rank < len(self.complete):
+            raise ValueError(f"the run has no rank {rank}")
+        return rank
+
+    def _completed(self, event: VersionComplete, at_s: float) -> None:
+        rank, version = self._rank(event.rank), whole(event.version)
+        if version >= self.complete[rank]:
+            self.complete[rank], self.next_version[rank] = version, whole(event.next_version)
+        if self.missing:
+            position = rank // self.per_node
+            self.missing = {(s, p) for s, p in self.missing if p != position}
+        self._whole_at_s[version] = seconds(at_s)
+        if len(self._whole_at_s) > REMEMBERED:
+            del self._whole_at_s[min(self._whole_at_s)]
+        peers = 0 if self.placement is None else self.placement.replicas - 1
+        if self.is_simulated and peers:
+            self.shard_bytes[rank] = whole(event.sent_bytes) // peers
+
+    def _planned(self, plan: RecoveryPlanned) -> None:
+        if len(plan.members) != (self.positions or len(plan.members)):
+            raise ValueError("the plan is for another number of nodes")
+        version = NONE if plan.version is None else whole(plan.version)
+        self._epoch, self._tier = plan.epoch, plan.tier
+        self.next_version = [version + 1] * len(self.next_version)
+        self.complete = [NONE if plan.tier == "start" else version] * len(self.complete)
+        self.missing = set()
+        if plan.tier == "persistent":
+            self.missing = set(self.all_copies())
+        elif plan.tier == "memory":
+            position = {name: p for p, name in enumerate(plan.members)}
+            self.missing = {
+                (move.shard // self.per_node, position[move.receiver])
+                for move in plan.transfers
+                if move.receiver in position
+            }
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def all_copies(self) -> Iterator[tuple[int, int]]:
+        """Shard and position of every copy that there should be, in order of shard, owner first."""
+        holders = () if self.placement is None else self.placement.holders
+        return ((s, holder) for s, kept in enumerate(holders) for holder in kept)
+
+    def by_position(self) -> Versions:
+        """Newest whole version on each position, shape `(positions,)`; `NONE` where none is."""
+        if self.is_simulated:
+            versions = np.full(self.positions, self.complete[0], dtype=np.int64)
+        else:
+            ranks = np.array(self.complete, dtype=np.int64)
+            versions = ranks.reshape(self.positions, self.per_node).min(axis=1)
+        versions[sorted(self._nodes.gone)] = NONE
+        return versions
+
+    def holders(self) -> Versions:
+        """Positions that keep each shard, shape `(shards, most copies)`; `NONE` fills up."""
+        assert self.placement is not None
+        most = max(map(len, self.placement.holders))
+        rows = [[*kept, *[NONE] * (most - len(kept))] for kept in self.placement.holders]
+        return np.array(rows, dtype=np.int64)
+
+    def whole(self) -> dict[int, Whole]:
+        """For each of the newest versions which copies are whole, shape as `holders`."""
+        if self.placement is None or not self.positions:
+            return {}
+        holders, versions = self.holders(), self.by_position()
+        there = holders != NONE
+        for shard, position in self.missing:
+            there[shard] &= holders[shard] != position
+        newest = [v for v in np.unique(versions)[::-1].tolist() if v != NONE]
+        candidates = [v for v in newest if v not in self._rejected][:CANDIDATES]
+        return {v: there & (versions[holders] >= v) for v in candidates}
+
+    def newest(self) -> int | None:
+        """The newest version of which memory has every shard whole."""
+        whole_ones = (v for v, copies in self.whole().items() if copies.any(axis=1).all())
+        return max(whole_ones, default=None)
+
+    def whole_at_s(self, version: int | None) -> float | None:
+        """When the last rank to complete `version` did so, if that is known."""
+        return None if version is None else self._whole_at_s.get(version)
+
+    def survivable(self) -> tuple[int, int | None] | None:
+        """How many nodes, whichever they are, may be lost now, and the version that is then left.
+
+        -1 and `None` where memory has no whole version; `None` without a placement.
+        """
+        if self.placement is None:
+            return None
+        copies = [(int(c.sum(axis=1).min()) - 1, v) for v, c in self.whole().items()]
+        most, version = max(copies, default=(-1, NONE))
+        return (most, version) if most >= 0 else (-1, None)
+
+
+def _planned_placement(job: RunStarted) -> Placement:
+    """What the planner makes of what the launcher was told, until workers say what it is."""
+    settings = Settings()
+    replicas = job.settings.get("replicas", settings.replicas)
+    return plan_placement(
+        nodes=job.nodes,
+        replicas=min(int(replicas or settings.replicas), job.nodes),
+        strategy=str(job.settings.get("strategy", settings.strategy)),
+        racks=None if job.racks is None else list(job.racks)[: job.nodes],
+    )

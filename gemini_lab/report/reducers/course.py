@@ -1,0 +1,155 @@
+"""What a run is, what it does now, and how it ended."""
+
+from collections import deque
+from dataclasses import asdict
+from typing import Any, Final, Literal
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    Iteration,
+    LabStarted,
+    Note,
+    Protected,
+    RecoveryFinished,
+    RecoveryPlanned,
+    RecoveryStarted,
+    RecoveryStep,
+    RecoveryWaiting,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+)
+from gemini_lab.report.reducers.checks import MOST_RANKS
+
+Phase = Literal[
+    "waiting for events", "starting", "training", "recovering", "waiting for machines",
+    "finished", "failed",
+]  # fmt: skip
+STEPS: Final = {
+    "detect": "detection",
+    "fence": "fencing",
+    "inventory": "inventory",
+    "plan": "planning",
+    "serialise": "serialisation",
+    "reserve": "reservation",
+    "start": "restart",
+    "rejoin": "rejoining",
+    "retrieve": "retrieval",
+    "warm_up": "warm-up",
+    "redo": "lost progress",
+}
+"""A recovery's steps in words: those of the paper's Fig. 14 have its names."""
+
+
+class Course:
+    """A run's facts and phase.
+
+    Args:
+        most_notes: How many of the newest remarks to keep; `None` for all.
+
+    Attributes:
+        job: What was submitted; `None` until the log tells of a run.
+        started_at_s: When, on the log's clock.
+        settings: The job's, as far as they are known.
+        phase: What the run does now.
+        detail: More on that: a recovery's step, why the run failed, or nothing.
+        ended_at_s: When it ended; `None` while it goes on, or where its log ends early.
+        output: The last lines of the worker because of which the run was given up.
+        epoch: Of the newest plan.
+        notes: Remarks: when, on which node, what.
+    """
+
+    def __init__(self, *, most_notes: int | None = None) -> None:
+        self.job: RunStarted | None = None
+        self.started_at_s = 0.0
+        self.settings: dict[str, Any] = {}
+        self.phase: Phase = "waiting for events"
+        self.detail = ""
+        self.ended_at_s: float | None = None
+        self.output: tuple[str, ...] = ()
+        self.epoch = 0
+        self.notes: deque[tuple[float, str, str]] = deque(maxlen=most_notes)
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        event = entry.event
+        match event:
+            case RunStarted():
+                self._start(entry.at_s, event)
+            case Protected(rank=0) if event.epoch >= self.epoch:
+                self.settings = {**self.settings, **asdict(event.settings)}
+            case Note():
+                self.notes.append((entry.at_s, entry.node, event.text))
+            case RunFinished() | RunFailed():
+                self._end(entry.at_s, event)
+            case RecoveryPlanned():
+                self.epoch = max(self.epoch, event.epoch)
+        if self.ended_at_s is None:
+            self._follow(entry)
+
+    def _start(self, at_s: float, job: RunStarted) -> None:
+        if self.job is not None:
+            return
+        if not 0 < job.nodes * job.workers_per_node <= MOST_RANKS:
+            raise ValueError(f"no cluster has {job.nodes} x {job.workers_per_node} ranks")
+        self.job, self.started_at_s = job, at_s
+        self.settings = {**job.settings, **self.settings}
+        if job.simulated is not None:
+            self.settings |= {"simulated": True, **_plain(job.simulated)}
+
+    def _end(self, at_s: float, event: RunFinished | RunFailed) -> None:
+        if self.ended_at_s is not None and at_s < self.ended_at_s:
+            return
+        self.ended_at_s = at_s
+        if isinstance(event, RunFailed):
+            self.phase, self.detail, self.output = "failed", event.reason, event.output
+        else:
+            self.phase, self.detail = "finished", ""
+
+    def _follow(self, entry: Entry) -> None:
+        """Know the phase of a run that goes on."""
+        match entry.event:
+            case LabStarted() | RunStarted():
+                self.phase = "starting"
+            case Iteration(restored=False, epoch=epoch) if epoch >= self.epoch:
+                if self.phase in {"starting", "waiting for events"}:
+                    self.phase = "training"
+            case RecoveryStarted():
+                self.phase, self.detail = "recovering", ""
+            case RecoveryPlanned() if self.phase == "waiting for machines":
+                self.phase = "recovering"
+            case RecoveryStep(step=step) if self.phase != "training":
+                self.detail = f"{STEPS.get(step, step)} done"
+            case RecoveryWaiting(missing=missing, reason=reason):
+                self.phase = "waiting for machines"
+                self.detail = reason or f"{len(missing)} missing"
+            case RecoveryFinished():
+                self.phase, self.detail = "training", ""
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the simulator wrote the log."""
+        return self.job is not None and self.job.simulated is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run finished or failed."""
+        return self.ended_at_s is not None
+
+    @property
+    def ranks(self) -> int:
+        """Training processes; 0 until a job is known."""
+        return 0 if self.job is None else self.job.nodes * self.job.workers_per_node
+
+    @property
+    def outcome(self) -> Literal["finished", "failed", "unfinished"]:
+        """How it ended; `"unfinished"` if the log does not say."""
+        if self.phase == "finished" or self.phase == "failed":  # noqa: PLR1714 - narrows the type
+            return self.phase
+        return "unfinished"
+
+
+def _plain(struct: Any) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}

@@ -1,0 +1,79 @@
+"""The iterations that count, of every rank: neither lost nor overtaken by a later try."""
+
+from bisect import bisect_right, insort
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducers.checks import seconds, whole
+from gemini_lab.report.values import Iteration
+
+
+class Iterations:
+    """Each rank's part of each iteration; a report needs all of them, a dashboard none.
+
+    When an epoch starts from version v, what earlier epochs did beyond v is lost and goes; an
+    event of theirs that arrives after the plan counts for as little.
+
+    Memory: a value for each iteration of each rank.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[int, tuple[int, bool, Iteration]]] = {}  # by number and rank
+        self._numbers: list[int] = []  # in order
+        self._plans: list[tuple[int, int]] = []  # epoch and version, in order of epochs
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case events.RecoveryPlanned() as plan:
+                insort(self._plans, (whole(plan.epoch), whole(plan.version or 0)))
+                self._lose(plan.epoch, plan.version or 0)
+            case events.Iteration() as done:
+                self._add(entry, done)
+
+    def _lose(self, epoch: int, version: int) -> None:
+        place = bisect_right(self._numbers, version)
+        beyond, self._numbers[place:] = self._numbers[place:], []
+        for number in beyond:
+            ranks = self._kept.pop(number)
+            if left := {rank: one for rank, one in ranks.items() if one[0] >= epoch}:
+                self._kept[number] = left
+                self._numbers.append(number)
+
+    def _is_lost(self, number: int, epoch: int) -> bool:
+        """Whether a later epoch than `epoch` started from before `number`."""
+        for later, version in reversed(self._plans):
+            if later <= epoch:
+                return False
+            if version < number:
+                return True
+        return False
+
+    def _add(self, entry: Entry, done: events.Iteration) -> None:
+        number, rank, epoch = whole(done.iteration), whole(done.rank), whole(done.epoch)
+        if self._is_lost(number, epoch):
+            return
+        ranks = self._kept.get(number)
+        if ranks is None:
+            ranks = self._kept[number] = {}
+            insort(self._numbers, number)
+        before = ranks.get(rank)
+        if before is not None and (before[0] > epoch or done.restored) and not before[1]:
+            return
+        ranks[rank] = epoch, done.restored, Iteration(
+            rank=rank,
+            number=number,
+            node=entry.node,
+            ended_at_s=seconds(entry.at_s),
+            duration_s=seconds(done.duration_s),
+            waited_s=seconds(done.waited_s),
+            loss=done.value("loss"),
+        )  # fmt: skip
+
+    def counted(self) -> tuple[Iteration, ...]:
+        """In order of number, then rank."""
+        return tuple(
+            ranks[rank][2]
+            for ranks in map(self._kept.__getitem__, self._numbers)
+            for rank in sorted(ranks)
+        )

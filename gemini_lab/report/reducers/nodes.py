@@ -1,0 +1,141 @@
+"""The nodes of a lab: who is there and where, who waits, whose worker failed, who was lost."""
+
+from typing import Final
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    Injected,
+    Iteration,
+    LabStarted,
+    NodeJoined,
+    NodeLost,
+    Protected,
+    RecoveryFinished,
+    RecoveryPlanned,
+    RecoveryStarted,
+    RootElected,
+    RunFinished,
+    RunStarted,
+    WorkerExited,
+    WorkerHung,
+)
+from gemini_lab.report.reducers.checks import MOST_RANKS
+
+MOST: Final = 100_000
+LAB: Final = "lab"
+"""Who speaks where no node does; in simulations, of everything."""
+
+
+class Nodes:
+    """Names of nodes, in the order in which they came, and their positions.
+
+    Attributes:
+        root: The node with the root agent.
+        roots: When each root agent was elected, and on which node.
+        members: The node on each position; `None` where there is none.
+        gone: Positions whose node was lost and not yet replaced.
+        failed: Nodes whose worker exited or hung, until workers are started again.
+        lost: Nodes that were lost and did not come back, in order.
+        lost_count: Nodes that were lost, all told.
+    """
+
+    def __init__(self) -> None:
+        self.root = ""
+        self.roots: list[tuple[float, str]] = []
+        self.members: list[str | None] = []
+        self.gone: set[int] = set()
+        self.failed: set[str] = set()
+        self.lost: dict[str, None] = {}
+        self.lost_count = 0
+        self._names: dict[str, None] = {}
+        self._seats: dict[int, str] = {}
+        self._per_node = 1
+        self._epoch = 0
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        event = entry.event
+        match event:
+            case LabStarted():
+                self._join(*event.names)
+                self.root = event.root or self.root
+            case NodeJoined():
+                self._join(event.name)
+            case NodeLost():
+                self._lose(event.name)
+            case RootElected():
+                self.root = event.name
+                if len(self.roots) < MOST:
+                    self.roots.append((entry.at_s, event.name))
+            case RunStarted() if not self.members:
+                self._start(event)
+            case Protected() | Iteration() if event.epoch >= self._epoch:
+                self._seat(event.rank, entry.node)
+            case _:
+                self._follow(entry)
+
+    def _follow(self, entry: Entry) -> None:
+        """Know whom a failure took, and who came in their place."""
+        event = entry.event
+        match event:
+            case Injected(failure="node_loss") if entry.node != LAB:
+                self._lose(entry.node)
+            case WorkerExited() | WorkerHung() if len(self.failed) < MOST:
+                seat = self._seats.get(event.rank, "")
+                self.failed.add(entry.node if isinstance(event, WorkerExited) else seat)
+            case RecoveryStarted():
+                for name in event.lost:
+                    self._lose(name)
+            case RecoveryPlanned() if event.epoch >= self._epoch:
+                self._plan(event)
+            case RecoveryFinished() | RunFinished():
+                self.failed.clear()
+
+    def _start(self, job: RunStarted) -> None:
+        if not 0 < job.nodes * job.workers_per_node <= MOST_RANKS:
+            raise ValueError(f"no cluster has {job.nodes} x {job.workers_per_node} ranks")
+        self._per_node = job.workers_per_node
+        known = list(self._names)[: job.nodes]
+        self.members = [*known, *(f"node-{p}" for p in range(len(known), job.nodes))]
+
+    def _plan(self, plan: RecoveryPlanned) -> None:
+        if len(plan.members) != (len(self.members) or len(plan.members)):
+            raise ValueError("the plan is for another number of nodes")
+        self._epoch = plan.epoch
+        self.members = list(plan.members)
+        self.gone = {p for p, name in enumerate(plan.members) if name is None}
+        self.failed.clear()
+        self._join(*(name for name in plan.members if name is not None))
+        for position, name in enumerate(plan.members):
+            for rank in range(position * self._per_node, (position + 1) * self._per_node):
+                self._seat(rank, name or "")
+
+    def _seat(self, rank: int, node: str) -> None:
+        if not 0 <= rank < MOST_RANKS:
+            raise ValueError(f"no run has rank {rank}")
+        if node != LAB:
+            self._seats[rank] = node
+
+    def _join(self, *names: str) -> None:
+        for name in names:
+            if len(self._names) < MOST:
+                self._names[name] = None
+            self.lost.pop(name, None)
+
+    def _lose(self, name: str) -> None:
+        self.gone |= {p for p, member in enumerate(self.members) if member == name}
+        if name not in self.lost and len(self.lost) < MOST:
+            self.lost_count += 1
+            self.lost[name] = None
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def node_of(self, rank: int) -> str | None:
+        """The node on which a rank runs; `None` while the log has not told."""
+        return self._seats.get(rank) or None
+
+    @property
+    def standbys(self) -> list[str]:
+        """Nodes that have no position, and were not lost."""
+        seated = set(self.members)
+        return [name for name in self._names if name not in seated and name not in self.lost]

@@ -1,0 +1,232 @@
+"""What failed, and how training came back: injections, exits, recoveries and their receipts."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers.pace import Pace
+from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.values import Injection, Receipt, Recovery, Step, WorkerExit
+
+STRIKES: Final = frozenset({"worker_crash", "worker_hang", "node_loss", "node_freeze"})
+"""Injections that a recovery answers; others are met on the way, such as a flipped bit."""
+MOST_STEPS: Final = 1000
+"""Steps, or copies that were stepped over, of one recovery."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the log has told of one recovery."""
+
+    number: int
+    first_s: float
+    started: events.RecoveryStarted | None = None
+    plans: dict[int, events.RecoveryPlanned] = field(default_factory=dict)  # by epoch
+    steps: list[Step] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    resumed_at_s: float | None = None
+
+    @property
+    def plan(self) -> events.RecoveryPlanned | None:
+        """The one of the newest epoch."""
+        return self.plans[max(self.plans)] if self.plans else None
+
+
+class Recoveries:
+    """A run's recoveries; numbers that the root agent cannot know are counted from the log.
+
+    Args:
+        reached: How far each rank came; takes an entry before this does.
+        pace: When which iteration ended; takes an entry before this does.
+        most: How many of the newest recoveries, injections and exits to keep; `None` for all.
+
+    Attributes:
+        total: All recoveries, kept or not.
+        changes: Counts entries that changed an answer.
+        injections: What the injector did.
+        exits: Workers that ended before their script did.
+    """
+
+    def __init__(self, reached: Reached, pace: Pace, *, most: int | None = None) -> None:
+        self.total = 0
+        self.changes = 0
+        self.injections: deque[Injection] = deque(maxlen=most)
+        self.exits: deque[WorkerExit] = deque(maxlen=most)
+        self._reached, self._pace = reached, pace
+        self._most = most or MOST_KEPT
+        self._told: dict[int, _Told] = {}
+        self._receipts: dict[int, dict[int, tuple[float, Receipt]]] = {}  # by epoch and shard
+        self._started_s: float | None = None
+        self._dropped: tuple[int, int, float] = (0, 0, float("-inf"))  # number, epoch, resumed
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        event = entry.event
+        match event:
+            case events.RunStarted() if self._started_s is None:
+                self._started_s = entry.at_s
+            case events.Injected():
+                self._inject(entry, event)
+            case events.WorkerExited():
+                self.exits.append(_exit(entry, event))
+            case events.ShardRestored():
+                self._restore(entry, event)
+            case events.OfRecovery(recovery=number) if number > 0:
+                self._tell(entry, event)
+            case _:
+                return
+        self.changes += 1
+
+    def _inject(self, entry: Entry, event: events.Injected) -> None:
+        at_s = seconds(entry.at_s)
+        self.injections.append(
+            Injection(at_s=at_s, kind=event.failure, node=entry.node, rank=event.rank)
+        )
+
+    def _restore(self, entry: Entry, event: events.ShardRestored) -> None:
+        if event.epoch not in self._receipts and len(self._receipts) > self._most:
+            del self._receipts[min(self._receipts)]
+        shards = self._receipts.setdefault(whole(event.epoch), {})
+        before = shards.get(whole(event.shard))
+        if before is None or entry.at_s >= before[0]:
+            shards[event.shard] = seconds(entry.at_s), _receipt(event)
+
+    def _tell(self, entry: Entry, event: events.OfRecovery) -> None:
+        if (told := self._recovery(whole(event.recovery), seconds(entry.at_s))) is None:
+            return
+        match event:
+            case events.RecoveryStarted():
+                seconds(event.failed_at_s)
+                told.started = told.started or event
+            case events.RecoveryStep() if len(told.steps) < MOST_STEPS:
+                times_s = seconds(event.start_s), seconds(event.end_s)
+                told.steps.append(Step(name=event.step, start_s=times_s[0], end_s=times_s[1]))
+            case events.RecoveryPlanned():
+                whole(event.version or 0)
+                told.plans[whole(event.epoch)] = event
+            case events.RecoveryFinished() if told.resumed_at_s is None:
+                told.resumed_at_s = entry.at_s
+            case events.ReplicaRejected() | events.VersionRejected():
+                if len(told.rejected) < MOST_STEPS:
+                    told.rejected.append(_rejection(event))
+
+    def _recovery(self, number: int, at_s: float) -> _Told | None:
+        """The recovery with this number; `None` if it was dropped as too old."""
+        found = self._told.get(number)
+        if found is None:
+            if number <= self._dropped[0]:
+                return None
+            found = self._told[number] = _Told(number=number, first_s=at_s)
+            self.total += 1
+            if len(self._told) > self._most:
+                old = self._told.pop(min(self._told))
+                epoch = max(old.plans, default=self._dropped[1])
+                over_s = old.resumed_at_s or self._dropped[2]
+                self._dropped = old.number, epoch, over_s
+        return found
+
+    # -- answers; each costs time in proportion to what is kept ----------------------------------
+
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """Those that are kept, in order of their numbers."""
+        found = []
+        reached_s = self._pace.reached()
+        _, epoch, over_s = self._dropped
+        for _, told in sorted(self._told.items()):
+            recovery = self._caused(self._recovered(told, since=epoch), after_s=over_s)
+            if recovery.version is not None and recovery.resumed_at_s is not None:
+                at_s = reached_s(recovery.version, recovery.failed_at_s)
+                if at_s is None:
+                    at_s = self._started_s
+                lost_s = None if at_s is None else recovery.failed_at_s - at_s
+                recovery = replace(recovery, lost_progress_s=lost_s)
+            found.append(recovery)
+            epoch = max(told.plans, default=epoch)
+            over_s = recovery.resumed_at_s or over_s
+        return tuple(found)
+
+    def _recovered(self, told: _Told, *, since: int) -> Recovery:
+        """What was told of one recovery, without its cause.
+
+        Args:
+            told: All of it.
+            since: Epoch of the workers that failed.
+        """
+        plan, start = told.plan, told.started
+        reached = self._reached.between(since, None if plan is None else plan.epoch)
+        version = None if plan is None else plan.version or 0
+        return Recovery(
+            number=told.number,
+            cause="unknown" if start is None else start.cause,
+            injections=(),
+            exits=(),
+            lost_nodes=() if start is None else start.lost,
+            failed_at_s=told.first_s if start is None else start.failed_at_s,
+            resumed_at_s=told.resumed_at_s,
+            version=version,
+            tier=None if plan is None else plan.tier,
+            reason="" if plan is None else plan.reason,
+            steps=tuple(sorted(told.steps, key=lambda step: step.end_s)),
+            receipts=self._receipts_of(told),
+            rejected=tuple(told.rejected),
+            reached=reached.by_all,
+            lost_iterations=0 if version is None else max(0, reached.by_all - version),
+            lost_by_any=0 if version is None else max(0, reached.by_any - version),
+            lost_progress_s=None,
+        )
+
+    def _receipts_of(self, told: _Told) -> tuple[Receipt, ...]:
+        """The newest one of each shard, in order of shards."""
+        newest: dict[int, Receipt] = {}
+        for epoch in sorted(told.plans):
+            newest |= {shard: one for shard, (_, one) in self._receipts.get(epoch, {}).items()}
+        return tuple(newest[shard] for shard in sorted(newest))
+
+    def _caused(self, recovery: Recovery, *, after_s: float) -> Recovery:
+        """The recovery with what caused it, and the detection as a first step."""
+        until_s = recovery.resumed_at_s or float("inf")
+        causes = tuple(
+            injection
+            for injection in self.injections
+            if after_s < injection.at_s < until_s and injection.kind in STRIKES
+        )
+        exits = tuple(one for one in self.exits if after_s < one.at_s < until_s)
+        recovery = replace(recovery, injections=causes, exits=exits)
+        noticed_s = recovery.failed_at_s
+        before = [injection.at_s for injection in causes if injection.at_s <= noticed_s]
+        if not before:
+            return recovery
+        detect = Step(name="detect", start_s=before[0], end_s=noticed_s)
+        return replace(recovery, failed_at_s=before[0], steps=(detect, *recovery.steps))
+
+
+def _exit(entry: Entry, event: events.WorkerExited) -> WorkerExit:
+    how = event.signal or f"exit code {event.exit_code}"
+    return WorkerExit(
+        at_s=seconds(entry.at_s), node=entry.node, rank=whole(event.rank), how=how,
+        output=event.output,
+    )  # fmt: skip
+
+
+def _receipt(event: events.ShardRestored) -> Receipt:
+    return Receipt(
+        shard=event.shard,
+        version=whole(event.version),
+        tier=event.tier,
+        holder=event.holder,
+        size_bytes=whole(event.size_bytes),
+        verified=event.verified,
+        retrieve_s=seconds(event.retrieve_s),
+        verify_s=seconds(event.verify_s),
+        load_s=seconds(event.load_s),
+    )
+
+
+def _rejection(event: events.ReplicaRejected | events.VersionRejected) -> str:
+    if isinstance(event, events.VersionRejected):
+        return f"version {event.version}: {event.reason}"
+    where = event.holder or "the persistent tier"
+    return f"shard {event.shard} of version {event.version} on {where}: {event.reason}"

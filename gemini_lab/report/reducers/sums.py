@@ -1,0 +1,57 @@
+"""Bytes that left a node for another one, and the plans that they followed."""
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Profiled, ShardRestored, VersionComplete
+from gemini_lab.report.reducers.checks import whole
+from gemini_lab.report.values import TrafficPlan
+
+
+class Sums:
+    """What was sent.
+
+    Memory: a number for each version.
+
+    Attributes:
+        checkpoint_bytes: Replicas sent while training.
+        recovery_bytes: Shards that came from a peer in recoveries.
+        versions: Versions that were whole at some time.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoint_bytes = 0
+        self.recovery_bytes = 0
+        self.versions: set[int] = set()
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case VersionComplete() as done:
+                version, sent_bytes = whole(done.version), whole(done.sent_bytes)
+                self.versions.add(version)
+                self.checkpoint_bytes += sent_bytes
+            case ShardRestored(tier="peer", size_bytes=size_bytes):
+                self.recovery_bytes += whole(size_bytes)
+
+
+class Plans:
+    """What the ranks agreed on when they had profiled the job; a few times in a run."""
+
+    def __init__(self) -> None:
+        self._told: list[TrafficPlan] = []
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case Profiled() as plan:
+                self._told.append(
+                    TrafficPlan(
+                        at_s=entry.at_s,
+                        profile=plan.profile,
+                        schedule=plan.schedule,
+                        calibration=plan.calibration,
+                    )
+                )
+
+    def told(self) -> tuple[TrafficPlan, ...]:
+        """In order of time."""
+        return tuple(sorted(self._told, key=lambda plan: plan.at_s))

@@ -1,0 +1,303 @@
+"""Who sent what when: a run's events as bars and marks for the timeline.
+
+Checkpoint bytes are *exposed* while a training collective of the same node was under way, and
+while the step waited for their version to be whole; they are *hidden* the rest of the time
+(`gemini_lab.report.reducers.exposure`). Where a log has no collectives, only waits count:
+`Traffic.basis`.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Literal
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    Collectives,
+    Iteration,
+    Protected,
+    RecoveryStarted,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    ShardRestored,
+    Transfer,
+    VersionComplete,
+)
+from gemini_lab.report.reducers.bars import Bars, Kind
+from gemini_lab.report.reducers.checks import seconds
+from gemini_lab.report.reducers.exposure import Interval, Judged, Sending, judge
+from gemini_lab.report.reducers.marks import Mark, Marks
+from gemini_lab.report.reducers.nodes import LAB, Nodes
+
+MAX_NAMES: Final = 65_535
+"""Lanes and names that a column's two bytes can tell apart."""
+
+SHORTEST_WAIT_S: Final = 0.001
+SHORTEST_EXPOSED_S: Final = 0.0001
+"""Shorter waits and exposed parts are counted like any other, but get no bar."""
+
+MAX_BUSY: Final = 100_000
+"""Collectives of one node that are remembered for judging, if no iteration ever ends there."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What is remembered of a rank until its traffic is judged."""
+
+    lane: int
+    done: tuple[int, int] = (-1, -1)
+    whole_s: float = -inf
+    told: int = -1
+    open: list[Sending] = field(default_factory=list)
+    waits: list[Interval] = field(default_factory=list)
+
+
+class Traffic:
+    """Bars and marks of a run, in the order in which the log tells them.
+
+    A sending is judged when its rank has ended the iteration after it, so that everything it may
+    have met is known, or when the run ends; until then its bytes are open.
+
+    Memory: `bars.ROW_BYTES` for each of `limit` bars; when it is full, the oldest quarter goes.
+
+    Args:
+        nodes: Who sits where; takes an entry before this does.
+        limit: How many bars to keep.
+
+    Attributes:
+        bars: The columns.
+        lanes: Node names; a bar's `lane` and `peer` point here.
+        names: Names of collectives; a bar's `name` points here.
+        newest_s: The latest time told, on the log's clock; None before the first.
+        origin_s: When the run started, or its first event.
+        is_over: Whether the run ended.
+        is_simulated: Whether the simulator wrote the log.
+        basis: What hidden and exposed were judged by: `"collectives"` and waits, or `"waits"`
+            alone.
+        hidden_bytes: Sent while nobody minded.
+        exposed_bytes: Sent while training used the network or waited.
+        replicas: Copies of each shard, the owner's counted; 1 where the log does not say.
+    """
+
+    def __init__(self, nodes: Nodes, *, limit: int = 1_000_000) -> None:
+        self.bars = Bars(limit)
+        self.lanes: list[str] = []
+        self.names: list[str] = [""]
+        self.newest_s: float | None = None
+        self.origin_s: float | None = None
+        self.is_over = False
+        self.is_simulated = False
+        self.basis: Literal["collectives", "waits"] = "waits"
+        self.hidden_bytes = 0.0
+        self.exposed_bytes = 0.0
+        self.replicas = 1
+        self._nodes = nodes
+        self._lane_of: dict[str, int] = {}
+        self._name_of: dict[str, int] = {"": 0}
+        self._ranks: dict[int, _Rank] = {}
+        self._is_blocking = False
+        self._busy: dict[int, list[Interval]] = {}
+        self._failures = Marks()
+        self._changes = 0
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Failures and recoveries."""
+        return self._failures.marks
+
+    @property
+    def changes(self) -> int:
+        """Counts changes of `marks` and of everything else that is no bar."""
+        return self._failures.changes + self._changes
+
+    @property
+    def open_bytes(self) -> float:
+        """Sent, but not judged yet."""
+        return sum(sending.size_bytes for rank in self._ranks.values() for sending in rank.open)
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        at_s, event = seconds(entry.at_s), entry.event
+        if self.origin_s is None:
+            self.origin_s = at_s
+        match event:
+            case Collectives():
+                self._collectives(entry.node, event)
+            case Transfer():
+                self._transfer(entry.node, event)
+            case Iteration():
+                self._iteration(entry.node, at_s, event)
+            case VersionComplete():
+                self._version_complete(entry.node, at_s, event)
+            case ShardRestored(tier="peer"):
+                self._restored(entry.node, at_s, event)
+            case RunStarted():
+                self.origin_s, self.is_over = at_s, False
+                self.is_simulated = event.simulated is not None
+                self._changes += 1
+            case Protected():
+                self._sit(event.rank, entry.node)
+                self._is_blocking = event.settings.scheme == "blocking"
+                self.replicas = max(1, event.placement.replicas)
+            case RunFinished() | RunFailed():
+                self._judge_all()
+                self.is_over = True
+                self._changes += 1
+            case RecoveryStarted():
+                self._judge_all()
+        if self.newest_s is None or at_s > self.newest_s:
+            self.newest_s = at_s
+        self._failures.take(entry)
+
+    # -- traffic -------------------------------------------------------------------------------
+
+    def _collectives(self, node: str, event: Collectives) -> None:
+        lane = self._lane(node)
+        columns = (event.names, event.sizes_bytes, event.starts_s, event.ends_s)
+        for name, size_bytes, from_s, to_s in zip(*columns, strict=True):
+            start_s, end_s = seconds(event.began_s + from_s), seconds(event.began_s + to_s)
+            self._use(lane, (start_s, end_s))
+            self.bars.add(
+                Kind.COLLECTIVE, start_s, end_s, lane=lane, size_bytes=float(size_bytes),
+                number=event.iteration, rank=event.rank, name=self._name(name),
+            )  # fmt: skip
+        if self.basis == "waits":
+            self.basis = "collectives"
+            self._changes += 1
+
+    def _iteration(self, node: str, at_s: float, event: Iteration) -> None:
+        rank, key = self._sit(event.rank, node), (event.epoch, event.iteration)
+        if event.restored or key == rank.done:  # told again, from a version or with values
+            return
+        start_s, waited_s = at_s - seconds(event.duration_s), seconds(event.waited_s)
+        rank.done = key
+        self._judge(event.rank, rank, until_s=start_s, keep_s=start_s - event.duration_s)
+        self.bars.add(
+            Kind.ITERATION, start_s, at_s, lane=rank.lane, number=event.iteration, rank=event.rank,
+            part=min(round(waited_s * 1e6), 2**31 - 1),
+        )  # fmt: skip
+        if waited_s > 0:
+            end_s = rank.whole_s if start_s <= rank.whole_s <= at_s else at_s
+            wait = (end_s - waited_s, end_s)
+            rank.waits.append(wait)
+            if waited_s >= SHORTEST_WAIT_S:
+                self.bars.add(
+                    Kind.WAIT, *wait, lane=rank.lane, number=event.iteration, rank=event.rank
+                )
+
+    def _transfer(self, node: str, event: Transfer) -> None:
+        rank = self._sit(event.rank, node)
+        rank.told = event.version
+        peer = self._nodes.node_of(event.peer)
+        self._sent(
+            Kind.TRANSFER, event.rank, rank, seconds(event.start_s), seconds(event.end_s),
+            size_bytes=float(event.sent_bytes), version=event.version,
+            peer=-1 if peer is None else self._lane(peer),
+            part=-1 if event.span is None else event.span,
+        )  # fmt: skip
+
+    def _version_complete(self, node: str, at_s: float, event: VersionComplete) -> None:
+        rank, size_bytes = self._sit(event.rank, node), float(event.sent_bytes)
+        start_s = at_s - seconds(event.duration_s)
+        rank.whole_s = at_s
+        if self._is_blocking:
+            rank.waits.append((start_s, at_s))
+        if rank.told != event.version and size_bytes > 0:
+            self._sent(
+                Kind.VERSION, event.rank, rank, start_s, at_s, size_bytes=size_bytes,
+                version=event.version, peer=-1, part=-1,
+            )  # fmt: skip
+        self.bars.add(
+            Kind.COMPLETE, at_s, at_s, lane=rank.lane, size_bytes=size_bytes,
+            number=event.version, rank=event.rank,
+        )  # fmt: skip
+
+    def _sent(
+        self, kind: Kind, number: int, rank: _Rank, start_s: float, end_s: float, *,
+        size_bytes: float, version: int, peer: int, part: int,
+    ) -> None:  # fmt: skip
+        self.bars.add(
+            kind, start_s, end_s, lane=rank.lane, size_bytes=size_bytes, number=version,
+            part=part, rank=number, peer=peer,
+        )  # fmt: skip
+        rank.open.append(
+            Sending(start_s=start_s, end_s=end_s, size_bytes=size_bytes, version=version, peer=peer)
+        )
+
+    def _restored(self, node: str, at_s: float, event: ShardRestored) -> None:
+        start_s = at_s - seconds(event.retrieve_s + event.verify_s + event.load_s)
+        receiver = self._nodes.node_of(event.shard) if node == LAB else node
+        self.bars.add(
+            Kind.RESTORE, start_s, start_s + event.retrieve_s, lane=self._lane(str(event.holder)),
+            size_bytes=float(event.size_bytes), number=event.version, rank=event.shard,
+            peer=self._lane(receiver or node),
+        )  # fmt: skip
+
+    # -- hidden or exposed ---------------------------------------------------------------------
+
+    def _use(self, lane: int, interval: Interval) -> None:
+        """Remember when training used a node's network."""
+        busy = self._busy.setdefault(lane, [])
+        busy.append(interval)
+        if len(busy) > MAX_BUSY:
+            del busy[: MAX_BUSY // 2]
+
+    def _judge(self, number: int, rank: _Rank, *, until_s: float, keep_s: float) -> None:
+        """Judge what the rank had sent by `until_s`; forget what was over before `keep_s`."""
+        ready = [sending for sending in rank.open if sending.end_s <= until_s]
+        busy = self._busy.get(rank.lane, [])
+        if ready:
+            rank.open = [sending for sending in rank.open if sending.end_s > until_s]
+            for judged in judge(ready, [*busy, *rank.waits]):
+                self._count(number, rank.lane, judged)
+        rank.waits = [wait for wait in rank.waits if wait[1] > keep_s]
+        self._busy[rank.lane] = [interval for interval in busy if interval[1] > keep_s]
+
+    def _judge_all(self) -> None:
+        for number, rank in self._ranks.items():
+            self._judge(number, rank, until_s=inf, keep_s=-inf)
+            rank.waits.clear()
+        self._busy.clear()
+
+    def _count(self, number: int, lane: int, judged: Judged) -> None:
+        sending = judged.sending
+        self.exposed_bytes += judged.exposed_bytes
+        self.hidden_bytes += sending.size_bytes - judged.exposed_bytes
+        whole_s = sending.end_s - sending.start_s
+        for start_s, end_s in judged.exposed:
+            if end_s - start_s < SHORTEST_EXPOSED_S < whole_s:
+                continue
+            share = (end_s - start_s) / whole_s if whole_s > 0 else 1.0
+            self.bars.add(
+                Kind.EXPOSED, start_s, end_s, lane=lane, size_bytes=sending.size_bytes * share,
+                number=sending.version, rank=number, peer=sending.peer,
+            )  # fmt: skip
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def _sit(self, number: int, node: str) -> _Rank:
+        """The rank, on the node that speaks for it."""
+        lane = self._lane(node)
+        rank = self._ranks.get(number)
+        if rank is None:
+            rank = self._ranks[number] = _Rank(lane=lane)
+        elif rank.lane != lane:  # a recovery moved it
+            rank.lane = lane
+        return rank
+
+    def _lane(self, node: str) -> int:
+        return _number(node, self._lane_of, self.lanes)
+
+    def _name(self, name: str) -> int:
+        return _number(name, self._name_of, self.names)
+
+
+def _number(text: str, numbers: dict[str, int], texts: list[str]) -> int:
+    """The place of `text` in `texts`, where it is added if it is new."""
+    number = numbers.get(text)
+    if number is None:
+        if len(texts) >= MAX_NAMES:
+            raise OverflowError(f"more than {MAX_NAMES} different names")
+        number = numbers[text] = len(texts)
+        texts.append(text)
+    return number

@@ -1,0 +1,99 @@
+"""What views draw of a run: made from its reducer, and from those of earlier runs beside it."""
+
+from collections.abc import Sequence
+
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.iterations import Baseline, iterations
+from gemini_lab.report.tables.losses import Losses
+from gemini_lab.report.tables.losses import losses as losses_of
+from gemini_lab.report.tables.recoveries import recoveries, wasted
+from gemini_lab.report.tables.replicas import memory, replicas
+from gemini_lab.report.tables.status import status
+from gemini_lab.report.tables.values import (
+    STEPS,
+    CopyRow,
+    CopyState,
+    Iterations,
+    IterationSeries,
+    Memory,
+    MemoryRow,
+    NodeHealth,
+    NodeRow,
+    Recoveries,
+    RecoveryRow,
+    Replicas,
+    Status,
+    Tables,
+    Wasted,
+    WastedRow,
+    WhatIf,
+)
+
+__all__ = [
+    "STEPS",
+    "CopyRow",
+    "CopyState",
+    "IterationSeries",
+    "Iterations",
+    "Losses",
+    "Memory",
+    "MemoryRow",
+    "NodeHealth",
+    "NodeRow",
+    "Recoveries",
+    "RecoveryRow",
+    "Replicas",
+    "Status",
+    "Tables",
+    "Wasted",
+    "WastedRow",
+    "WhatIf",
+    "losses_of",
+    "tables_of",
+]
+
+
+def tables_of(
+    run: RunReducer,
+    *,
+    losses: Losses | None = None,
+    earlier: Sequence[tuple[RunReducer, Losses]] = (),
+    now_s: float | None = None,
+) -> Tables:
+    """A snapshot of a run.
+
+    Args:
+        run: What its log comes to.
+        losses: What it lost, if that has been worked out before.
+        earlier: Runs to be shown beside it, with what they lost.
+        now_s: The moment on the log's clock, so that ages grow while a live run is silent; by
+            default that of the newest entry.
+    """
+    mine = losses or losses_of(run)
+    others = [(one.name, lost) for one, lost in earlier]
+    paces = iterations(
+        run.pace, marks=mine.marks, baselines=[_baseline(one, run) for one, _ in earlier]
+    )
+    return Tables(
+        status=status(
+            run,
+            now_s=max(run.newest_s or 0.0, now_s or 0.0),
+            losses=mine,
+            overhead=paces.overhead,
+        ),
+        replicas=replicas(run),
+        memory=memory(run),
+        recoveries=recoveries(mine, others),
+        iterations=paces,
+        wasted=wasted(mine, others),
+    )
+
+
+def _baseline(one: RunReducer, run: RunReducer) -> Baseline:
+    is_same = one.course.job is not None and run.course.job is not None
+    is_same = is_same and one.course.job.script == run.course.job.script  # type: ignore[union-attr]
+    return Baseline(
+        name=one.name,
+        pace=one.pace,
+        is_without=is_same and one.course.settings.get("scheme") == "none",
+    )

@@ -1,0 +1,244 @@
+"""Who keeps whose replica, what would follow a loss, and the memory that it all takes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.placement import (
+    Placement,
+    enumerated_probability,
+    recovery_probability,
+    sampled_probability,
+)
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.copies import NONE, Copies, Versions, Whole
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.tables.status import seated, standbys
+from gemini_lab.report.tables.values import (
+    CopyRow,
+    CopyState,
+    Memory,
+    MemoryRow,
+    Replicas,
+    Survival,
+    WhatIf,
+)
+from gemini_lab.settings import SCHEDULED
+from gemini_lab.units import format_bytes
+
+ENUMERATED: Final = 20_000
+"""Sets of lost nodes that are tried one by one where there is no closed form."""
+
+
+def replicas(run: RunReducer) -> Replicas:
+    """Who keeps whose replica."""
+    copies, placement = run.copies, run.copies.placement
+    return Replicas(
+        strategy="" if placement is None else placement.strategy,
+        replicas=0 if placement is None else placement.replicas,
+        groups=() if placement is None else placement.groups,
+        nodes=seated(run),
+        standbys=standbys(run.nodes),
+        copies=copy_rows(run),
+        what_if=what_if(copies),
+        survival=() if placement is None else survival(placement),
+        version=copies.newest(),
+        persistent_version=None if copies.persistent == NONE else copies.persistent,
+    )
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def copy_rows(run: RunReducer) -> tuple[CopyRow, ...]:
+    """Every copy that there should be, in order of shard, owner first."""
+    copies, nodes = run.copies, run.nodes
+    if copies.placement is None:
+        return ()
+    versions = copies.by_position().tolist()
+    newer = _newer(run)
+    rows = []
+    for shard, holder in copies.all_copies():
+        state = _state(copies, nodes, shard, holder, versions[holder])
+        rows.append(
+            CopyRow(
+                shard=shard,
+                position=holder,
+                holder=nodes.members[holder] or "no node",
+                version=versions[holder] if state == "whole" else None,
+                state=state,
+                is_writing=newer[holder] and state != "lost",
+            )
+        )
+    return tuple(rows)
+
+
+def _state(copies: Copies, nodes: Nodes, shard: int, position: int, version: int) -> CopyState:
+    if position in nodes.gone:
+        return "lost"
+    return "missing" if version == NONE or (shard, position) in copies.missing else "whole"
+
+
+def _newer(run: RunReducer) -> list[bool]:
+    """Whether a newer version is on its way into each position's second buffers."""
+    copies = run.copies
+    if run.course.phase != "training":
+        return [False] * copies.positions
+    ranks = [
+        reached > complete and reached >= following
+        for reached, complete, following in zip(
+            run.reached.now(), copies.complete, copies.next_version, strict=True
+        )
+    ]
+    if copies.is_simulated:
+        return ranks * copies.positions
+    per_node = copies.per_node
+    return [any(ranks[p * per_node : (p + 1) * per_node]) for p in range(copies.positions)]
+
+
+# -- what would follow a loss ----------------------------------------------------------------------
+
+
+def what_if(copies: Copies) -> tuple[WhatIf, ...]:
+    """For each position what would follow if its node died now."""
+    if copies.placement is None:
+        return ()
+    whole, holders = copies.whole(), copies.holders()
+    sole = {v: _sole_holders(there, holders) for v, there in whole.items()}
+    now = max((v for v in sole if (sole[v] != NONE - 1).all()), default=None)
+    return tuple(
+        _if_lost(copies, position, whole, sole, now) for position in range(copies.positions)
+    )
+
+
+def _if_lost(
+    copies: Copies,
+    position: int,
+    whole: Mapping[int, Whole],
+    sole: Mapping[int, Versions],
+    now: int | None,
+) -> WhatIf:
+    assert copies.placement is not None
+    left = [v for v, alone in sole.items() if ((alone != position) & (alone > NONE - 1)).all()]
+    version = max(left, default=NONE)
+    is_memory = version != NONE and version >= copies.persistent
+    holder = None
+    if is_memory:
+        holders = copies.holders()[position]
+        holder = int(holders[(whole[version][position] & (holders != position)).argmax()])
+    stored = version if is_memory else copies.persistent
+    lost = () if now is None else tuple(np.flatnonzero(sole[now] == position).tolist())
+    return WhatIf(
+        position=position,
+        lost_copies=copies.placement.kept_by(position),
+        lost_shards=lost,
+        tier="memory" if is_memory else "persistent" if stored != NONE else "start",
+        version=None if stored == NONE else stored,
+        holder=holder,
+    )
+
+
+def _sole_holders(copies: Whole, holders: Versions) -> Versions:
+    """The only position with a whole copy of each shard; -1 with more of them, -2 with none."""
+    count = copies.sum(axis=1)
+    only = holders[np.arange(len(holders)), copies.argmax(axis=1)]
+    return np.where(count == 1, only, np.where(count == 0, NONE - 1, NONE))
+
+
+@lru_cache(maxsize=8)
+def survival(placement: Placement) -> tuple[Survival, ...]:
+    """The chance that memory keeps every shard, for one loss up to a few more than m."""
+    most = min(placement.nodes, max(4, 2 * placement.replicas))
+    return tuple(_survival(placement, lost) for lost in range(1, most + 1))
+
+
+def _survival(placement: Placement, lost: int) -> Survival:
+    try:
+        chance = float(recovery_probability(placement, lost))
+    except ConfigError:  # no closed form
+        if math.comb(placement.nodes, lost) <= ENUMERATED:
+            chance = float(enumerated_probability(placement, lost))
+            return Survival(lost=lost, chance=chance, how="enumerated")
+        chance = sampled_probability(placement, lost, trials=2000).value
+        return Survival(lost=lost, chance=chance, how="sampled")
+    return Survival(lost=lost, chance=chance, how="exact")
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def memory(run: RunReducer) -> Memory:
+    """Memory by node, and what the log does not tell."""
+    rows = _memory_rows(run)
+    notes = []
+    if not rows:
+        notes.append("the log has not told the size of a shard yet")
+    elif run.copies.is_simulated:
+        notes.append("simulated: a shard's size follows from what a version sends")
+    if rows:
+        notes.append(
+            "the log states no limit of a node's memory; the outline is what its buffers take, "
+            "two for each shard that it keeps"
+        )
+    settings = run.course.settings
+    if str(settings.get("scheme")) in SCHEDULED:
+        buffer_bytes = settings.get("buffer_bytes")
+        if isinstance(buffer_bytes, int):
+            size = format_bytes(buffer_bytes)
+            notes.append(f"beside that, {size} of sub-buffers between wire and memory")
+    return Memory(rows=rows, limit_bytes=None, notes=tuple(notes))
+
+
+def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:
+    """Memory by position; empty until the sizes of shards are known."""
+    copies, nodes = run.copies, run.nodes
+    if copies.placement is None or not all(copies.shard_bytes):
+        return ()
+    whole: dict[int, set[int]] = {p: set() for p in range(copies.positions)}
+    rows = copy_rows(run)
+    for row in rows:
+        if row.state == "whole":
+            whole[row.position].add(row.shard)
+    newer = {row.position for row in rows if row.is_writing}
+    sizes = _sizes(copies)
+    return tuple(
+        _memory_row(
+            nodes.members[p] or "no node", p, copies.placement.kept_by(p), sizes, whole[p],
+            is_writing=p in newer, is_gone=p in nodes.gone,
+        )
+        for p in range(copies.positions)
+    )  # fmt: skip
+
+
+def _sizes(copies: Copies) -> list[int]:
+    """Bytes of each position's shard."""
+    if copies.is_simulated:
+        return copies.shard_bytes * copies.positions
+    per_node = copies.per_node
+    return [
+        sum(copies.shard_bytes[p * per_node : (p + 1) * per_node]) for p in range(copies.positions)
+    ]
+
+
+def _memory_row(
+    node: str,
+    position: int,
+    kept: Sequence[int],
+    sizes: Sequence[int],
+    whole: set[int],
+    *,
+    is_writing: bool,
+    is_gone: bool,
+) -> MemoryRow:
+    total = 0 if is_gone else sum(sizes[shard] for shard in kept)
+    own = sizes[position] if position in whole else 0
+    peers = sum(sizes[shard] for shard in whole if shard != position)
+    writing = total if is_writing else 0
+    return MemoryRow(
+        node=node, own_bytes=own, peers_bytes=peers, writing_bytes=writing,
+        free_bytes=2 * total - own - peers - writing,
+    )  # fmt: skip

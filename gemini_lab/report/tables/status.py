@@ -1,0 +1,108 @@
+"""A run in a few numbers, and its nodes."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from gemini_lab.report.output import error_line
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.copies import NONE
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.tables.losses import Losses
+from gemini_lab.report.tables.values import NodeHealth, NodeRow, Overhead, Status
+from gemini_lab.units import format_bytes
+
+LOST_SHOWN: Final = 8
+
+
+def status(run: RunReducer, *, now_s: float, losses: Losses, overhead: Overhead | None) -> Status:
+    """The run in a few numbers, at the moment `now_s` of the log's clock."""
+    copies, course, nodes = run.copies, run.course, run.nodes
+    version, survivable = copies.newest(), copies.survivable()
+    whole_at_s = copies.whole_at_s(version)
+    error, output = _error(run, losses)
+    return Status(
+        run=run.name,
+        origin="simulated" if course.is_simulated else "measured here",
+        phase=course.phase,
+        detail=course.detail,
+        error=error,
+        output=output,
+        now_s=now_s - course.started_at_s,
+        iteration=run.reached.done(),
+        overhead=overhead,
+        whole_version=version,
+        whole_age_s=None if whole_at_s is None else max(0.0, now_s - whole_at_s),
+        survivable=None if survivable is None else survivable[0],
+        survivable_version=None if survivable is None else survivable[1],
+        persistent_version=None if copies.persistent == NONE else copies.persistent,
+        nodes=(*seated(run), *standbys(nodes), *_replaced(nodes)),
+        lost_nodes=nodes.lost_count,
+        recoveries=losses.total,
+        wasted_s=losses.wasted_s,
+        conditions=tuple(_conditions(run)),
+        notes=tuple(f"{node}: {text}" for _, node, text in course.notes),
+        unread=run.unread,
+    )
+
+
+def _error(run: RunReducer, losses: Losses) -> tuple[str, tuple[str, ...]]:
+    """What a worker raised, and its last lines, while that is why the run does not train."""
+    if run.course.phase not in {"failed", "recovering", "waiting for machines"}:
+        return "", ()
+    under_way = losses.recoveries[-1:] if run.course.phase != "failed" else ()
+    exits = [one for recovery in under_way for one in recovery.exits]
+    if run.course.phase == "failed":
+        exits = [one for one in run.recoveries.exits if one.output][-1:]
+    output = run.course.output or (exits[0].output if exits else ())
+    error = str(exits[0]) if exits else error_line(output)
+    return error, output
+
+
+def seated(run: RunReducer) -> tuple[NodeRow, ...]:
+    """The nodes on positions, in order; those that live and did not fail do all the same."""
+    nodes = run.nodes
+    busy: NodeHealth = "starting" if run.course.phase == "starting" else "training"
+    if run.course.phase in {"recovering", "waiting for machines"}:
+        busy = "recovering"
+    if run.course.is_over:
+        busy = "over"
+    return tuple(
+        NodeRow(
+            name=name or "no node",
+            position=position,
+            health="lost" if position in nodes.gone else "failed" if name in nodes.failed else busy,
+            is_root=name == nodes.root,
+        )
+        for position, name in enumerate(nodes.members)
+    )
+
+
+def standbys(nodes: Nodes) -> tuple[NodeRow, ...]:
+    """Nodes that have no position, and were not lost."""
+    return tuple(
+        NodeRow(name=name, position=None, health="standby", is_root=name == nodes.root)
+        for name in nodes.standbys
+    )
+
+
+def _replaced(nodes: Nodes) -> tuple[NodeRow, ...]:
+    """The nodes that were lost last and have been replaced."""
+    seats = set(nodes.members)
+    lost = [name for name in nodes.lost if name not in seats][-LOST_SHOWN:]
+    return tuple(NodeRow(name=name, position=None, health="lost") for name in lost)
+
+
+def _conditions(run: RunReducer) -> Iterable[str]:
+    """What the run emulates or assumes."""
+    settings = run.course.settings
+    if scheme := settings.get("scheme"):
+        yield f"scheme {scheme}"
+    for name, text in (
+        ("link_bytes_per_s", "each node on a link paced to {}/s"),
+        ("copy_bytes_per_s", "sub-buffers emptied at {}/s"),
+    ):
+        rate = settings.get(name)
+        if isinstance(rate, int | float) and rate:
+            yield text.format(format_bytes(rate))
+    if run.course.job is not None and (assumed := run.course.job.simulated) is not None:
+        yield f"{assumed.policy}: {assumed.assumptions}"

@@ -1,0 +1,203 @@
+"""One reducer: however the entries arrive, all who read a run read the same figures."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_root_loss, with_one_loss
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.report import RunReport, build_report
+from gemini_lab.report.build import report_of
+from gemini_lab.report.output import error_line, last_lines
+from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_REPORT, Keep, RunReducer
+from gemini_lab.report.tables import Tables, tables_of
+from gemini_lab.report.text import WIDTH, render
+from gemini_lab.simulator import Outage, paper_workload, simulate
+from gemini_lab.simulator.policy import gemini
+
+WHOLE = Keep(bars=100_000, recoveries=None, notes=None, ranks=True)
+
+
+def simulated() -> Sequence[Entry]:
+    workload = paper_workload(nodes=6, standbys=2)
+    outages = [Outage(at_s=at_s, kind="hardware", positions=(3,)) for at_s in (3e3, 9e3)]
+    return simulate(workload, gemini(workload), outages, days=0.2, record=True).events
+
+
+def with_two_tries() -> ToldRun:
+    """A recovery whose first try falls over, and a node that is lost in the second one's place."""
+    run = ToldRun(per_node=2).protect().train(1, 6).persist(3)
+    run.iterate(7, losses=True).fail("node-1", known=6)
+    run.plan(6, members=["node-0", "node-4", "node-2", "node-3"]).step("start", 1.0)
+    run.plan(5).resume(5).protect().train(6, 9)
+    run.crash(0, known=9, output=TRACEBACK).plan(9).resume(9).protect().train(10, 11)
+    return run.finish(11)
+
+
+RUNS: dict[str, Sequence[Entry]] = {
+    "one loss": with_one_loss().entries,
+    "root loss": with_a_root_loss().entries,
+    "bug": with_a_bug().entries,
+    "two tries": with_two_tries().entries,
+    "simulated": simulated(),
+}
+
+
+def answers(run: RunReducer) -> tuple[RunReport, Tables, bytes, list[object]]:
+    traffic = run.traffic
+    bars = traffic.bars
+    told = [traffic.marks, traffic.lanes, traffic.hidden_bytes, traffic.exposed_bytes]
+    return report_of(run), tables_of(run), bars.packed(bars.first, bars.end), told
+
+
+def reduced(entries: Sequence[Entry], *, keep: Keep = WHOLE) -> RunReducer:
+    run = RunReducer(keep=keep)
+    run.extend(entries)
+    return run
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(RUNS)))
+def test_questions_while_a_run_goes_on_change_no_answer(data: st.DataObject, name: str) -> None:
+    """All at once, one by one, and in two parts with every question asked in between."""
+    entries = RUNS[name]
+    pause = data.draw(st.integers(2, len(entries)))
+    paused = RunReducer(keep=WHOLE)
+    for entry in entries[:pause]:
+        paused.take(entry)
+    if paused.course.job is not None:
+        before = answers(paused)
+        assert before == answers(reduced(entries[:pause]))
+        assert before == answers(paused)
+    paused.extend(entries[pause:])
+    assert answers(paused) == answers(reduced(entries))
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_a_report_and_a_dashboard_give_the_same_figures(name: str) -> None:
+    report = report_of(reduced(RUNS[name], keep=FOR_REPORT))
+    tables = tables_of(reduced(RUNS[name], keep=FOR_DASHBOARD))
+    rows = [row for row in tables.recoveries.rows if row.origin != "model"]
+    assert len(rows) == tables.recoveries.total == len(report.recoveries)
+    for row, recovery in zip(rows, report.recoveries, strict=True):
+        assert row.down_s == recovery.duration_s
+        assert row.wasted_s == recovery.wasted_s
+        assert row.lost_iterations == recovery.lost_iterations
+        redone = [step for step in row.steps if step.step != "redo"]
+        assert [step.step for step in redone] == [step.name for step in recovery.steps]
+    assert [mark.iteration for mark in tables.iterations.marks] == [
+        recovery.reached + 1 for recovery in report.recoveries
+    ]
+    if report.wasted is not None:
+        assert tables.wasted.each_s == report.wasted.measured_s
+        assert tables.wasted.rows[1].total_s == pytest.approx(report.wasted.predicted_s)
+    assert (tables.status.phase == report.outcome) == (report.outcome != "unfinished")
+    assert tables.status.output == report.output
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_nothing_of_a_sound_run_is_odd(name: str) -> None:
+    assert reduced(RUNS[name]).unread == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(RUNS) - {"simulated"}))
+def test_entries_of_several_nodes_may_interleave(name: str) -> None:
+    """Neighbours in the log that different nodes said a moment apart change places."""
+    entries, places = list(RUNS[name]), random.Random(5)
+    for place in range(3, len(entries) - 1):
+        first, second = entries[place : place + 2]
+        is_told_by_workers = {first.kind, second.kind} <= {"iteration", "version_complete"}
+        if first.node != second.node and is_told_by_workers and places.random() < 0.5:
+            entries[place : place + 2] = second, first
+    assert build_report(entries) == build_report(RUNS[name])
+
+
+def test_an_iteration_that_is_told_after_the_plan_counts_as_lost() -> None:
+    """Its worker's word took longer than the root agent's."""
+    run = ToldRun().protect().train(1, 6).iterate(7)
+    late = [run.entries.pop() for _ in run.ranks]
+    run.fail("node-1", known=6).plan(6, members=["node-0", "node-4", "node-2", "node-3"])
+    run.entries += late
+    (recovery,) = build_report(run.resume(6).train(7, 8).entries).recoveries
+    assert recovery.lost_iterations == 1
+
+
+# -- what a failure cost, where the root agent that tells of it was elected just now ---------------
+
+
+def test_what_a_root_loss_cost_is_counted_from_the_log() -> None:
+    """24 iterations were done by all ranks, version 6 was loaded: 18 are done again, or 19."""
+    report = build_report(with_a_root_loss().entries)
+    (recovery,) = report.recoveries
+    assert (recovery.version, recovery.tier, recovery.reached) == (6, "persistent", 24)
+    assert (recovery.lost_iterations, recovery.lost_by_any) == (18, 19)
+    assert "18 iterations done again" in str(report)
+    assert "18 whole iterations, 1 more on some ranks" in str(report)
+    row = tables_of(reduced(with_a_root_loss().entries)).recoveries.rows[0]
+    assert row.lost_iterations == 18
+
+
+def test_a_worker_a_node_and_the_root_lost_in_turn_cost_an_iteration_each() -> None:
+    """The root agent itself said that the last of the three cost none: 2 where it was 3."""
+    run = ToldRun().elect("node-0").protect().train(1, 4)
+    run.iterate(5).crash(2, known=5).plan(4).resume(4).protect().train(5, 9)
+    run.iterate(10).fail("node-3", known=10)
+    run.plan(9, members=["node-0", "node-1", "node-2", "node-4"]).resume(9).protect().train(10, 14)
+    run.iterate(15).elect("node-1").fail("node-0", known=0)
+    run.plan(14, members=["node-5", "node-1", "node-2", "node-4"])
+    run.resume(14, known_lost=0).protect().train(15, 16).finish(16)
+    report = build_report(run.entries)
+    assert [each.lost_iterations for each in report.recoveries] == [1, 1, 1]
+    assert "3 iterations done again" in str(report)
+    marks = tables_of(reduced(run.entries)).iterations.marks
+    assert [mark.iteration for mark in marks] == [6, 11, 16]
+
+
+def test_a_try_that_fell_over_loses_no_iteration_twice() -> None:
+    first, second = build_report(with_two_tries().entries).recoveries
+    assert (first.version, first.lost_iterations) == (5, 2)
+    assert (second.version, second.lost_iterations) == (9, 0)
+
+
+# -- a bug in the user's script --------------------------------------------------------------------
+
+
+def test_a_report_ends_a_bug_with_the_tracebacks_last_lines() -> None:
+    report = build_report(with_a_bug().entries)
+    text = render(report)
+    assert report.output == TRACEBACK
+    assert f"  ! {TRACEBACK[-1]}" in text.splitlines()
+    shown = [line for line in text.splitlines() if line.startswith("    | ")]
+    assert f"    | {TRACEBACK[-1]}" in shown
+    assert f"    | {TRACEBACK[-2]}" in shown
+    assert f"rank 1 on node-1: {TRACEBACK[-1]} (exit code 1)" in text
+    assert [one.rank for one in report.recoveries[0].exits] == [1, 1, 1]
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_of_a_long_output_the_end_is_kept() -> None:
+    lines = list(last_lines([f"line {number}" for number in range(50)], 3))
+    assert lines == ["... 47 lines before", "line 47", "line 48", "line 49"]
+
+
+def test_colours_and_control_characters_of_an_output_go() -> None:
+    output = ["\x1b[31mred\x1b[0m\tand\x07 loud", "", ""]
+    assert list(last_lines(output)) == ["red and loud"]
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (TRACEBACK, TRACEBACK[-1]),
+        ((*TRACEBACK, "", "[rank1]: terminating"), TRACEBACK[-1]),
+        (("torch.OutOfMemoryError: out of memory",), "torch.OutOfMemoryError: out of memory"),
+        (("KeyboardInterrupt",), "KeyboardInterrupt"),
+        (("Killed", ""), "Killed"),
+        ((), ""),
+    ],
+)  # fmt: skip
+def test_the_line_that_says_what_was_raised_is_found(output: Sequence[str], line: str) -> None:
+    assert error_line(output) == line
