@@ -20,6 +20,7 @@ lint: set-up
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 
 docs: set-up
 	$(VENV)/bin/python -m sphinx --fail-on-warning --quiet docs build/docs

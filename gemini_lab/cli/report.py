@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.file import LOG_FILE, find_run, read_log
+from gemini_lab.report.build import load_report
 from gemini_lab.report.text import ink_for, render
 from gemini_lab.report.trace import chrome_trace
-from gemini_lab.report.values import RunReport
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -25,7 +25,7 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
     options = parser.parse_args(arguments)
     folder = find_run(options.run)
-    report = RunReport.load(folder)
+    report = load_report(folder)
     if options.chrome_trace is not None:
         trace = chrome_trace(read_log(folder / LOG_FILE))
         options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
@@ -39,6 +39,6 @@ def command(arguments: Sequence[str]) -> int:
     print(text)  # noqa: T201
     if options.compare is None:
         return 0
-    comparison = report.losses_match(RunReport.load(find_run(options.compare)))
+    comparison = report.losses_match(load_report(find_run(options.compare)))
     print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
     return 0 if comparison else 1

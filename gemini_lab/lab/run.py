@@ -21,7 +21,7 @@ from gemini_lab.lab.progress import show_progress
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
-from gemini_lab.report import RunReport
+from gemini_lab.report import RunReport, load_report
 from gemini_lab.report.output import last_lines
 from gemini_lab.report.reducers.course import Course, Phase
 from gemini_lab.report.reducers.nodes import Nodes
@@ -164,7 +164,7 @@ class Run:
 
     def report(self) -> RunReport:
         """What the run did so far, from its log."""
-        return RunReport.load(self.folder)
+        return load_report(self.folder)
 
     def save(self, path: str | Path) -> Path:
         """Write what the dashboard shows of the run so far to one HTML file, for any browser.

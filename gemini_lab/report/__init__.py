@@ -1,6 +1,7 @@
 """What a run did, from its event log and nothing else."""
 
-from gemini_lab.report.build import build_report
+from gemini_lab.report.build import build_report, load_report
+from gemini_lab.report.text import render
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.report.values import (
     Comparison,
@@ -28,4 +29,6 @@ __all__ = [
     "WastedTime",
     "build_report",
     "chrome_trace",
+    "load_report",
+    "render",
 ]

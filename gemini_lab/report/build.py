@@ -13,7 +13,12 @@ from gemini_lab.report.values import Recovery, RunReport, Traffic, WastedTime
 
 
 def load_report(folder: Path) -> RunReport:
-    """The report of the run in a folder; see `build_report`."""
+    """The report of the run in `folder`, as far as it is.
+
+    Raises:
+        ConfigError: The log there is not that of a run.
+        EventError: A line of it is no event.
+    """
     return build_report(read_log(folder / LOG_FILE), name=folder.name)
 
 

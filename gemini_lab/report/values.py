@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
@@ -309,20 +308,6 @@ class RunReport:
     plans: tuple[TrafficPlan, ...] = ()
     unread: int = 0
 
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """The report of the run in `folder`.
-
-        Raises:
-            ConfigError: The log there is not that of a run.
-            EventError: A line of it is no event.
-        """
-        from gemini_lab.report.build import load_report  # noqa: PLC0415 - it builds this class
-
-        report = load_report(folder)
-        assert isinstance(report, cls)
-        return report
-
     @property
     def duration_s(self) -> float:
         """From the job's submission to its end."""
@@ -360,11 +345,6 @@ class RunReport:
             record["wasted"]["predicted_s"] = self.wasted.predicted_s
             record["wasted"]["measured_mean_s"] = self.wasted.measured_mean_s
         return record
-
-    def __str__(self) -> str:
-        from gemini_lab.report.text import render  # noqa: PLC0415 - it draws this class
-
-        return render(self)
 
 
 def _hex(loss: float | None) -> str | None:

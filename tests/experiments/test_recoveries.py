@@ -15,10 +15,24 @@ def recovery(**durations_s: float) -> Recovery:
         steps.append(Step(name=name, start_s=at_s, end_s=at_s + duration_s))
         at_s += duration_s
     return Recovery(
-        number=1, cause="node_lost", injections=(), lost_nodes=("node-2",), failed_at_s=50.0,
-        resumed_at_s=at_s, version=24, tier="memory", reason="", steps=tuple(steps), receipts=(),
-        rejected=(), lost_iterations=1, lost_progress_s=0.1,
-    )  # fmt: skip
+        number=1,
+        cause="node_lost",
+        injections=(),
+        exits=(),
+        lost_nodes=("node-2",),
+        failed_at_s=50.0,
+        resumed_at_s=at_s,
+        version=24,
+        tier="memory",
+        reason="",
+        steps=tuple(steps),
+        receipts=(),
+        rejected=(),
+        reached=25,
+        lost_iterations=1,
+        lost_by_any=1,
+        lost_progress_s=0.1,
+    )
 
 
 ALL_STEPS = recovery(

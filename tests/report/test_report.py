@@ -11,7 +11,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Simulated
 from gemini_lab.log.file import find_run
-from gemini_lab.report import RunReport, Step, build_report
+from gemini_lab.report import Step, build_report, load_report
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
 
 
@@ -73,7 +73,7 @@ def test_iterations_that_are_lost_and_never_redone_do_not_count(failing):
     assert report.outcome == "unfinished"
     assert report.recoveries[0].duration_s is None
     assert report.wasted is None
-    assert "not over" in str(report)
+    assert "not over" in render(report)
 
 
 def test_a_recovery_is_a_timeline_from_the_injected_failure_to_the_first_iteration(failing):
@@ -93,7 +93,9 @@ def test_a_failure_of_the_worlds_own_begins_with_its_detection(failing):
 
     assert recovery.steps[0].name == "fence"
     assert recovery.duration_s == pytest.approx(2.5)
-    assert "node lost (node-1)" in str(build_report([e for e in failing if e.kind != "injected"]))
+    assert "node lost (node-1)" in render(
+        build_report([e for e in failing if e.kind != "injected"])
+    )
 
 
 def test_an_injection_that_needs_no_recovery_causes_none(failing, make_event):
@@ -149,7 +151,7 @@ def test_rejected_copies_are_named(failing, make_event):
         holder="node-0", chunk=4, reason="chunk 4 failed its checksum",
     )  # fmt: skip
 
-    assert "stepped over shard 1 of version 3 on node-0: chunk 4 failed its checksum" in str(
+    assert "stepped over shard 1 of version 3 on node-0: chunk 4 failed its checksum" in render(
         build_report([*failing, rejected])
     )
 
@@ -161,7 +163,7 @@ def test_a_simulated_run_is_called_simulated(steady, make_event):
     )  # fmt: skip
     report = build_report([start, *steady[1:]])
 
-    assert str(report).startswith("simulated run")
+    assert render(report).startswith("simulated run")
     assert report.ranks == 16
 
 
@@ -227,7 +229,7 @@ def test_the_latest_run_is_the_one_written_to_last(save, steady, monkeypatch):
     monkeypatch.chdir(first.parent.parent)
 
     assert find_run("latest").absolute() == second
-    assert RunReport.load(find_run("b")).name == "b"
+    assert load_report(find_run("b")).name == "b"
 
 
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch, make_event):

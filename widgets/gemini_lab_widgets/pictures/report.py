@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gemini_lab.report.text import render
 from gemini_lab.report.values import Recovery, RunReport
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures import palette
@@ -35,7 +36,7 @@ def draw(report: RunReport) -> Picture:
         board.y += 24
         gantt(board, report.recoveries[:BARS])
     board.notes(_remarks(report))
-    return board.picture(tables=[_table(report.recoveries)], plain=str(report))
+    return board.picture(tables=[_table(report.recoveries)], plain=render(report))
 
 
 def _progress(board: Board, report: RunReport) -> None:
