@@ -13,6 +13,7 @@ from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardLayout, TensorSpec
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 
@@ -26,8 +27,8 @@ def payload(shard: int, version: int) -> bytes:
     return bytes((7 * n + 31 * version + 101 * shard) % 256 for n in range(SIZE_BYTES))
 
 
-def write(slab: Slab, shard: int, version: int) -> None:
-    buffer = slab.begin(shard, version)
+def write(slab: Slab, shard: int, version: int, lineage: Lineage = NO_LINEAGE) -> None:
+    buffer = slab.begin(shard, version, lineage)
     buffer.data[:SIZE_BYTES] = memoryview(payload(shard, version))
     for index in range(buffer.chunk_count(SIZE_BYTES)):
         buffer.seal_chunk(index)
@@ -73,7 +74,12 @@ class Ranks:
             placement=self.seats.holders,
             members=self.seats.members,
             copies=[
-                Copy(shard=copy.shard, version=copy.version, node=self.seats.node_of(rank))
+                Copy(
+                    shard=copy.shard,
+                    version=copy.version,
+                    node=self.seats.node_of(rank),
+                    lineage=copy.lineage,
+                )
                 for rank, slab in enumerate(self.slabs)
                 for copy in slab.copies()
             ],
@@ -131,6 +137,20 @@ def test_every_rank_loads_its_own_copy_and_forgets_what_is_computed_again(ranks)
     for rank in range(4):
         assert job.loaded[rank] == payload(rank, 3)
         assert {version for _, version in job.held(rank)} == {3}
+
+
+def test_a_copy_of_the_same_version_but_another_history_is_forgotten(ranks) -> None:
+    """As a node has it that was cut off while the others computed that version again."""
+    left, now = Lineage(epoch=1), Lineage(epoch=2)
+    job = ranks(versions=[2])
+    for rank, slab in enumerate(job.slabs):
+        for shard in job.seats.kept_shards(rank):
+            write(slab, shard, 3, left if rank == 1 else now)
+    receipts = job.restore(job.plan)
+    assert [one.tier for one in receipts] == ["local", "peer", "local", "local"]
+    assert job.loaded[1] == payload(1, 3)
+    newest = [copy for copy in job.slabs[1].copies() if copy.version == 3]
+    assert {copy.lineage for copy in newest} == {now}
 
 
 def test_a_standby_gets_its_shard_and_the_replicas_it_keeps_from_peers(ranks) -> None:

@@ -6,6 +6,7 @@ from torch import nn
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.protection import LiveProtection
 from gemini_lab.engine.stepping import hook_step
+from gemini_lab.shard.lineage import Lineage
 
 
 class Engine:
@@ -114,6 +115,7 @@ class Traffic:
         return version % 2 == 0
 
     def send(self, version) -> None:
+        assert version.lineage == Lineage(run=7, epoch=2)
         self.newest = version.version
         self.told.append(f"send {version.version}")
 
@@ -124,10 +126,15 @@ class Traffic:
         self.told.append("close")
 
 
+def protect(engine: Engine, told: list) -> LiveProtection:
+    log = IterationLog(lambda _: None)
+    return LiveProtection(State(engine, told), Traffic(told), log, lineage=Lineage(run=7, epoch=2))
+
+
 def test_a_version_leaves_after_its_update_and_is_whole_before_the_next() -> None:
     told: list[str] = []
     engine = Engine(told)
-    protection = LiveProtection(State(engine, told), Traffic(told), IterationLog(lambda _: None))
+    protection = protect(engine, told)
     hook_step(engine, protection)
     for _ in range(4):
         micro_batch(engine)
@@ -141,9 +148,7 @@ def test_at_the_end_the_last_version_is_sent_if_it_was_not() -> None:
     ):
         told: list[str] = []
         engine = Engine(told)
-        protection = LiveProtection(
-            State(engine, told), Traffic(told), IterationLog(lambda _: None)
-        )
+        protection = protect(engine, told)
         hook_step(engine, protection)
         for _ in range(2 * updates):
             micro_batch(engine)

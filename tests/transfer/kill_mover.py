@@ -15,6 +15,7 @@ from torch.distributed import TCPStore
 
 from gemini_lab.memory.slab import Slab, SlotSpec, WriteBuffer
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
@@ -53,8 +54,8 @@ def schedule() -> ChunkSchedule:
 class DeadlySlab(Slab):
     """Kills its process before the own shard's chunk number `seals_left` is sealed."""
 
-    def begin(self, shard: int, version: int) -> WriteBuffer:
-        buffer = super().begin(shard, version)
+    def begin(self, shard: int, version: int, lineage: Lineage | None = None) -> WriteBuffer:
+        buffer = super().begin(shard, version, lineage)
         seal_chunk = buffer.seal_chunk
 
         def deadly(index, digest=None):
