@@ -17,7 +17,7 @@ def recovery(**durations_s: float) -> Recovery:
     return Recovery(
         number=1, cause="node_lost", injections=(), lost_nodes=("node-2",), failed_at_s=50.0,
         resumed_at_s=at_s, version=24, tier="memory", reason="", steps=tuple(steps), receipts=(),
-        rejected=(), lost_iterations=1, lost_progress_s=0.1,
+        rejected=(), exits=(), reached=25, lost_iterations=1, lost_by_any=1, lost_progress_s=0.1,
     )  # fmt: skip
 
 
