@@ -204,7 +204,7 @@ class AgentCluster:
             hello = LabHello(at_s=time.time())
             try:
                 channel = await connect(agent.address, self._operator.token, hello, timeout_s=10)
-            except (OSError, TimeoutError) as error:
+            except (OSError, EOFError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent.name} listens on {agent.address}, which this machine does not "
                     f"reach ({error or 'no answer'}); check the network and firewalls"

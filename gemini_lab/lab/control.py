@@ -95,7 +95,7 @@ def ask(folder: Path, request: Request) -> str:
     try:
         way = msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=_Way)
         answer = asyncio.run(_ask(way, request))
-    except (OSError, TimeoutError) as error:
+    except (OSError, EOFError, TimeoutError) as error:
         raise ConfigError(
             f"no live run is in {folder} ({type(error).__name__}); give the folder of one that is "
             "under way"
