@@ -1,3 +1,6 @@
+from .engine.contract import Protected as Protected
+from .engine.contract import Stateful as Stateful
+from .engine.contract import ZeroEngine as ZeroEngine
 from .engine.protection import protect as protect
 from .injector import BitFlip as BitFlip
 from .injector import LinkCut as LinkCut

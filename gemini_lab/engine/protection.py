@@ -6,8 +6,8 @@ for it (`shard_memory`), what is put back after a failure (`restore`), the traff
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -22,7 +22,7 @@ from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, requi
 from gemini_lab.engine.stepping import hook_step
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import WorkerStart
+from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
@@ -172,7 +172,7 @@ def start_protection(
     if session.on_finish is not None:
         raise ConfigError("gemini_lab.protect was called twice; call it once, for one engine")
     start = session.start
-    settings = read_settings(engine, start.order.settings)
+    settings = read_settings(engine, start.order)
     seats = start.seats if start.seats.placement is not None else start.seats.placed(settings)
     state = EngineState(engine, data=data, client_state=client_state)
     url = settings.persistent_url
@@ -218,10 +218,14 @@ def start_protection(
     return protection
 
 
-def read_settings(engine: ZeroEngine, overrides: Mapping[str, Any]) -> Settings:
-    """The job's settings: the `"gemini"` block, then what the launcher was told."""
-    block = getattr(engine, "_config", None)
-    return Settings.parse(getattr(block, "_param_dict", {}).get("gemini", {})).updated(overrides)
+def read_settings(engine: ZeroEngine, order: JobOrder) -> Settings:
+    """The job's settings: the lab's defaults, the `"gemini"` block, what the launcher was told.
+
+    What comes later replaces what comes before.
+    """
+    config = getattr(engine, "_config", None)
+    block = getattr(config, "_param_dict", {}).get("gemini", {})
+    return Settings.parse(order.defaults).updated(block).updated(order.settings)
 
 
 def _lay_out(

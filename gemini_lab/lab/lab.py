@@ -140,8 +140,9 @@ class Lab:
             ),
             self._cluster,
         )
-        if "persistent_url" not in settings and self._cluster.is_local:
-            settings["persistent_url"] = str(run.folder / "persistent")
+        defaults: dict[str, SettingValue] = {}
+        if self._cluster.is_local:
+            defaults["persistent_url"] = str(run.folder / "persistent")
         order = JobOrder(
             number=run.number,
             run=identity,
@@ -149,6 +150,7 @@ class Lab:
             job=job,
             seats=self.config.seats,
             settings=settings,
+            defaults=defaults,
         )
         self._control.open_to(run.folder)
         run.take(lab_started(self.config, self._cluster))

@@ -179,6 +179,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         job: What every worker runs.
         seats: How many nodes, standbys and workers; racks. Members are the root agent's to choose.
         settings: What the launcher was told; it replaces what the script's configuration says.
+        defaults: What the lab would have where neither says anything.
     """
 
     number: int
@@ -186,6 +187,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     job: Job
     seats: Seats
     settings: dict[str, SettingValue] = {}
+    defaults: dict[str, SettingValue] = {}
     is_resumed: bool = False
 
 

@@ -224,7 +224,7 @@ class RootState:
 
     def read_settings(self) -> Settings:
         """The workers' settings; before `protect` told them, what the launcher was told."""
-        return self.settings or Settings.parse(self.job.settings)
+        return self.settings or Settings.parse({**self.job.defaults, **self.job.settings})
 
     def to_text(self) -> str:
         """The state as JSON."""

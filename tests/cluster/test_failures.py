@@ -1,9 +1,15 @@
 """Each kind of failure, for real, on training nodes: the losses stay those of a quiet run."""
 
+import contextlib
+import os
 import random
+import threading
+from pathlib import Path
 
+import psutil
 import pytest
 
+from gemini_lab import Lab, Run
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import (
     BitFlip,
@@ -16,7 +22,8 @@ from gemini_lab.injector.failures import (
     WorkerHang,
 )
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.log.events import Collectives, Transfer
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Collectives, RecoveryWaiting, Transfer
 from gemini_lab.log.file import read_log
 
 ITERATIONS = 16
@@ -88,8 +95,6 @@ def test_a_flipped_bit_is_stepped_over_at_the_next_recovery(lab, undisturbed):
 
 def stop_and_damage(run) -> None:
     """When iteration 6 is done: stop a worker so that no version moves, flip, then kill it."""
-    import threading
-
     struck = threading.Event()
 
     def watch(entry):
@@ -111,11 +116,60 @@ def test_two_lost_nodes_of_one_group_send_everyone_to_the_persistent_tier(lab, u
     assert {receipt.tier for receipt in report.recoveries[0].receipts} <= {"persistent"}
 
 
-def test_without_any_version_left_training_starts_anew_with_the_same_losses(lab, undisturbed):
+def test_without_any_version_left_a_person_decides_that_training_starts_anew(lab, undisturbed):
+    """The run waits, and says for what, until somebody lets the lost iterations go."""
     job = gpt_job(size="tiny", iterations=ITERATIONS)
     scenario = Scenario().add(NodesLoss(("rank-0", "rank-1")), iteration=4)
-    report = lab.train(job, scenario=scenario, persistent_url=None).wait(300).report()
+    run = lab.train(job, scenario=scenario, persistent_url=None)
+    waits = threading.Event()
+    run.watch(lambda entry: waits.set() if "no copy of" in _reason(entry) else None)
+    assert waits.wait(200)
+    run.give_up_progress()
+    report = run.wait(300).report()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
+
+
+def _reason(entry: Entry) -> str:
+    return entry.event.reason if isinstance(entry.event, RecoveryWaiting) else ""
+
+
+def test_a_group_that_was_silent_comes_back_with_its_memory(lab, undisturbed):
+    """Two frozen nodes thaw after their leases ran out: nothing of what they had is lost."""
+    job = gpt_job(size="tiny", iterations=60)
+    run = lab.train(job, persistent_url=None)
+    _wait_for_iteration(run, 8)
+    frozen = [psutil.Process(pid) for node in run.members[:2] for pid in _processes(lab, node)]
+    for process in frozen:
+        process.suspend()
+    waits = threading.Event()
+    run.watch(lambda entry: waits.set() if "fell silent" in _reason(entry) else None)
+    assert waits.wait(200)
+    for process in frozen:
+        process.resume()
+    report = run.wait(300).report()
+    assert report.losses_match(undisturbed(iterations=60))
+    assert [recovery.tier for recovery in report.recoveries][-1] == "memory"
+    assert report.recoveries[-1].lost_iterations <= 1
+
+
+def _wait_for_iteration(run: Run, iteration: int) -> None:
+    reached = threading.Event()
+    run.watch(lambda _: reached.set() if run.iteration >= iteration else None)
+    assert reached.wait(200)
+
+
+def _processes(lab: Lab, node: str) -> list[int]:
+    """The agent of a node on this machine, and everything that it started."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[-1:] == ["gemini_lab.node.agent"] and _name(process) == node:
+                return [process.pid, *(child.pid for child in process.children(recursive=True))]
+    raise AssertionError(f"{node} has no agent on this machine ({lab})")
+
+
+def _name(agent: psutil.Process) -> str:
+    """The node's name: its log is called by it."""
+    return Path(os.readlink(f"/proc/{agent.pid}/fd/2")).stem
 
 
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6) for _ in range(2)])
@@ -124,6 +178,8 @@ def test_random_failures_at_random_moments_leave_the_losses_alone(lab, undisturb
     scenario = Scenario.random(seed, ranks=4, duration_s=25.0, rate_per_s=0.15)
     iterations = 80
     job = gpt_job(size="tiny", iterations=iterations)
-    run = lab.train(job, scenario=scenario, persist_every_iterations=10)
+    run = lab.train(
+        job, scenario=scenario, persist_every_iterations=10, give_up_progress_after_s=0.0
+    )
     report = run.wait(380).report()
     assert report.losses_match(undisturbed(iterations=iterations))
