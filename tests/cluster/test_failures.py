@@ -1,7 +1,6 @@
 """Each kind of failure, for real, on training nodes: the losses stay those of a quiet run."""
 
 import contextlib
-import os
 import random
 import threading
 from pathlib import Path
@@ -169,7 +168,7 @@ def _processes(lab: Lab, node: str) -> list[int]:
 
 def _name(agent: psutil.Process) -> str:
     """The node's name: its log is called by it."""
-    return Path(os.readlink(f"/proc/{agent.pid}/fd/2")).stem
+    return Path(f"/proc/{agent.pid}/fd/2").readlink().stem
 
 
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6) for _ in range(2)])
