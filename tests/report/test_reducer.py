@@ -186,6 +186,26 @@ def test_of_a_long_output_the_end_is_kept() -> None:
     assert lines == ["... 47 lines before", "line 47", "line 48", "line 49"]
 
 
+def test_where_a_traceback_ends_in_a_library_the_users_own_line_is_shown_too() -> None:
+    """The frame that can be mended stands before those of the library that it called."""
+    library = [f'  File "/env/lib/python3.11/site-packages/torch/x{n}.py"' for n in range(20)]
+    output = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 9, in <module>',
+        "    loss = model(batch)",
+        *(f"{line}, line 1, in forward" for line in library),
+        "RuntimeError: mat1 and mat2",
+    ]
+    assert list(last_lines(output, 2)) == [
+        "... 22 lines before",
+        '  File "/home/me/train.py", line 9, in <module>',
+        "    loss = model(batch)",
+        "...",
+        f"{library[-1]}, line 1, in forward",
+        "RuntimeError: mat1 and mat2",
+    ]
+
+
 def test_colours_and_control_characters_of_an_output_go() -> None:
     output = ["\x1b[31mred\x1b[0m\tand\x07 loud", "", ""]
     assert list(last_lines(output)) == ["red and loud"]
