@@ -4,13 +4,12 @@ A value knows no picture, and this package imports nothing that draws. What draw
 group `gemini_lab.display`:
 
 - `ipython`: called with IPython's shell, it says there which values it shows, and how;
-- `picture`: called with a value, it gives a `Picture`, or raises `TypeError` where it has none;
-- `magics`: called with IPython's shell, it adds the magics.
+- `picture`: called with a value, it gives a `Picture`, or raises `TypeError` where it has none.
 """
 
 import sys
 from importlib.metadata import entry_points
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from gemini_lab.errors import ConfigError
 
@@ -37,17 +36,13 @@ def picture(value: object) -> Picture:
         ConfigError: Nothing is installed that draws.
         TypeError: There is no picture of such a value.
     """
-    drawn: Picture = _found("picture")(value)
-    return drawn
-
-
-def add_magics(shell: object) -> None:
-    """Add the magics `%gemini` and `%%gemini` to IPython's shell.
-
-    Raises:
-        ConfigError: Nothing is installed that has them.
-    """
-    _found("magics")(shell)
+    for found in entry_points(group=GROUP, name="picture"):
+        drawn: Picture = found.load()(value)
+        return drawn
+    raise ConfigError(
+        f"nothing that is installed declares 'picture' in the group {GROUP!r}, so there is nothing "
+        "that draws; install the package whole: pip install 'gemini-lab[figures]'"
+    )
 
 
 def show_in_ipython() -> None:
@@ -63,13 +58,3 @@ def show_in_ipython() -> None:
             found.load()(shell)
         except ImportError:
             continue
-
-
-def _found(name: str) -> Any:
-    """What is declared as `name`."""
-    for found in entry_points(group=GROUP, name=name):
-        return found.load()
-    raise ConfigError(
-        f"nothing that is installed declares {name!r} in the group {GROUP!r}, so there is nothing "
-        "that draws; install the package whole: pip install 'gemini-lab[figures]'"
-    )

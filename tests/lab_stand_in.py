@@ -32,6 +32,7 @@ class ClusterStandIn:
         self.jobs: list[JobOrder] = []
         self.orders: list[Order] = []
         self.stopped: list[int] = []
+        self.given_up: list[int] = []
         self.is_closed = False
 
     def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> Cluster:
@@ -43,6 +44,9 @@ class ClusterStandIn:
 
     def obey(self, order: Order) -> None:
         self.orders.append(order)
+
+    def give_up_progress(self, number: int) -> None:
+        self.given_up.append(number)
 
     def stop(self, number: int) -> None:
         self.stopped.append(number)

@@ -37,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--replicas", type=int, help="copies of each shard, the own included")
     options.add_argument("--persistent-url", help="persistent tier: a folder, s3://... (fsspec)")
     options.add_argument("--persist-every", type=int, help="iterations between persistent versions")
+    options.add_argument(
+        "--resume", action="store_true", help="go on from what another run left in that tier"
+    )
     options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
     options.add_argument(
         "--lease",
@@ -62,7 +65,9 @@ def command(arguments: list[str]) -> int:
         options.nodes, options.standbys, workers_per_node=options.workers_per_node,
         hosts=hosts_of(options), etcd=options.etcd, folder=options.folder, lease_s=options.lease,
     ) as lab:  # fmt: skip
-        run = lab.train(job, scenario=scenario, name=options.name, **settings)
+        run = lab.train(
+            job, scenario=scenario, name=options.name, resume=options.resume, **settings
+        )
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
         try:
             run.progress(show_output=True)

@@ -177,7 +177,9 @@ def start_protection(
     state = EngineState(engine, data=data, client_state=client_state)
     url = settings.persistent_url
     if url is not None and start.rank == 0 and start.plan.version is None:
-        persistent_tier(url).check()
+        tier = persistent_tier(url)
+        tier.check()
+        tier.claim(start.order.run, is_resumed=start.order.is_resumed)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
     memory = _lay_out(session, state, seats, settings, group)
     lineage = Lineage(run=start.order.run, epoch=start.epoch)

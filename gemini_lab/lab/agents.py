@@ -39,6 +39,10 @@ CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
 LOOPBACK: Final = "127.0.0.1"
+FIRST_RETRY_S: Final = 5.0
+LONGEST_RETRY_S: Final = 60.0
+LOOK_S: Final = 1.0
+ALONE_S: Final = 60.0  # without any agent for so long, nothing will come of a run any more
 
 
 def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "AgentCluster":
@@ -76,6 +80,8 @@ class AgentCluster:
         self._loop, self._audience = loop, audience
         self._lease: int | None = None
         self._bringing = 0
+        self._wanted = 0
+        self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
         self._work: set[Future[None]] = set()
         self._undo = ExitStack()
@@ -88,6 +94,7 @@ class AgentCluster:
         agents = self._operator.bring(machines)
         self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
         self._spawn(self._keep_lease())
+        self._spawn(self._watch())
 
     def ends_with(self, undo: ExitStack) -> None:
         """`undo` is what `close` has to do."""
@@ -135,6 +142,29 @@ class AgentCluster:
                 if not await asyncio.to_thread(self._store.keep_alive, self._lease):
                     self._lease = await asyncio.to_thread(self._announce)
 
+    async def _watch(self) -> None:
+        """Say when what a run cannot do without is away, and end the wait when all is lost."""
+        alone_s, away_since_s = 0.0, None
+        while not self._is_closing:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.to_thread(self._store.items)
+            except StoreUnavailableError as error:
+                if away_since_s is None:
+                    away_since_s = time.monotonic()
+                    self._audience.take_note(f"{error}; no failure is answered until it is back")
+            else:
+                if away_since_s is not None:
+                    away_s = time.monotonic() - away_since_s
+                    self._audience.take_note(f"etcd is back after {away_s:.0f} s")
+                away_since_s = None
+            alone_s = 0.0 if self._channels else alone_s + LOOK_S
+            if alone_s >= ALONE_S:
+                self._audience.take_end(
+                    f"no agent is left, and none came within {ALONE_S:.0f} s: all memory is lost"
+                )
+                return
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         future = self._loop.spawn(work)
         self._work.add(future)
@@ -174,7 +204,7 @@ class AgentCluster:
             hello = LabHello(at_s=time.time())
             try:
                 channel = await connect(agent.address, self._operator.token, hello, timeout_s=10)
-            except (OSError, TimeoutError) as error:
+            except (OSError, EOFError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent.name} listens on {agent.address}, which this machine does not "
                     f"reach ({error or 'no answer'}); check the network and firewalls"
@@ -185,7 +215,7 @@ class AgentCluster:
     async def _listen(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
             match message:
-                case EventSaid():
+                case EventSaid() if self._is_heard(message.term):
                     self._follow(message.entry.event)
                     self._audience.take(message.entry)
                 case OutputSaid():
@@ -194,6 +224,13 @@ class AgentCluster:
                     self._spawn(self._bring(message.wanted))
         self._channels.pop(name, None)
         self._ready.discard(name)
+
+    def _is_heard(self, term: int | None) -> bool:
+        """Whether this is not a deposed root's word, which came too late."""
+        if term is not None and term < self._term:
+            return False
+        self._term = max(self._term, term or 0)
+        return True
 
     def _follow(self, event: AnyEvent) -> None:
         match event:
@@ -207,17 +244,23 @@ class AgentCluster:
                 self._silent.discard(name)
 
     async def _bring(self, wanted: int) -> None:
-        """Ask the operator for the machines that are missing and not already on their way."""
-        count = wanted - len(self.living) - self._bringing
-        if count <= 0 or self._is_closing:
-            return
-        self._bringing += count
-        try:
-            await self._connect(await asyncio.to_thread(self._operator.bring, count))
-        except (CapacityError, LaunchError) as error:
-            self._audience.take_note(f"no new node: {error}")
-        finally:
-            self._bringing -= count
+        """Ask the operator for the machines that are missing and not already on their way.
+
+        An operator that has none now may have some later: it is asked again, ever later.
+        """
+        pause_s = FIRST_RETRY_S
+        while (count := wanted - len(self.living) - self._bringing) > 0 and not self._is_closing:
+            self._bringing += count
+            try:
+                await self._connect(await asyncio.to_thread(self._operator.bring, count))
+            except (CapacityError, LaunchError) as error:
+                self._audience.take_note(
+                    f"no new node: {error}; the operator is asked again in {pause_s:.0f} s"
+                )
+            finally:
+                self._bringing -= count
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
     # -- orders ----------------------------------------------------------------------------------
 
@@ -228,6 +271,10 @@ class AgentCluster:
     def stop(self, number: int) -> None:
         """End the run with this number."""
         patiently(lambda: self._store.put("cancel", str(number)))
+
+    def give_up_progress(self, number: int) -> None:
+        """Have the run with this number wait no more for versions that may come back."""
+        patiently(lambda: self._store.put("give_up", str(number)))
 
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.

@@ -27,6 +27,9 @@ class RunOwner(Protocol):
     def stop(self, number: int) -> None:
         """End the run with this number."""
 
+    def give_up_progress(self, number: int) -> None:
+        """Have the run with this number wait no more for versions that may come back."""
+
 
 class Cluster(RunOwner, Protocol):
     """Nodes that are up, until `close`."""
@@ -69,6 +72,9 @@ class Audience(Protocol):
 
     def take_note(self, text: str) -> None:
         """Something is worth a line in the log."""
+
+    def take_end(self, reason: str) -> None:
+        """Nothing will come of the run under way any more."""
 
 
 Starter = Callable[[LabConfig, LoopThread, Audience], Cluster]

@@ -17,12 +17,15 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.recovery.messages import (
     ControlHello,
     Done,
+    GiveUpProgress,
     InjectFailure,
     Message,
     Refused,
     StopRun,
 )
 from gemini_lab.wire.tcp import Channel, connect, serve
+
+Request = StopRun | GiveUpProgress | InjectFailure
 
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""
@@ -45,7 +48,7 @@ class ControlServer:
         act: Does what is asked, and says what it did.
     """
 
-    def __init__(self, loop: LoopThread, act: Callable[[StopRun | InjectFailure], str]) -> None:
+    def __init__(self, loop: LoopThread, act: Callable[[Request], str]) -> None:
         self._loop, self._act = loop, act
         self._token = token_hex(16)
 
@@ -71,7 +74,7 @@ class ControlServer:
 
     def _answer(self, message: Message) -> Message:
         try:
-            if isinstance(message, StopRun | InjectFailure):
+            if isinstance(message, Request):
                 return Done(text=self._act(message))
             raise ConfigError(f"a lab cannot be asked for {type(message).__name__}")
         except GeminiError as error:
@@ -83,7 +86,7 @@ def close_control(folder: Path) -> None:
     (folder / CONTROL_FILE).unlink(missing_ok=True)
 
 
-def ask(folder: Path, request: StopRun | InjectFailure) -> str:
+def ask(folder: Path, request: Request) -> str:
     """Have the lab of the live run in `folder` do something; returns what it did.
 
     Raises:
@@ -92,7 +95,7 @@ def ask(folder: Path, request: StopRun | InjectFailure) -> str:
     try:
         way = msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=_Way)
         answer = asyncio.run(_ask(way, request))
-    except (OSError, TimeoutError) as error:
+    except (OSError, EOFError, TimeoutError) as error:
         raise ConfigError(
             f"no live run is in {folder} ({type(error).__name__}); give the folder of one that is "
             "under way"
@@ -105,7 +108,7 @@ def ask(folder: Path, request: StopRun | InjectFailure) -> str:
     raise ConfigError(f"the lab of {folder} is closing")
 
 
-async def _ask(way: _Way, request: StopRun | InjectFailure) -> Message | None:
+async def _ask(way: _Way, request: Request) -> Message | None:
     channel = await connect(way.address, way.token, ControlHello(), timeout_s=ANSWER_S)
     channel.send(request)
     answer = await asyncio.wait_for(channel.receive(), ANSWER_S)

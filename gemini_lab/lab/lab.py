@@ -102,6 +102,7 @@ class Lab:
         *,
         scenario: Scenario | None = None,
         name: str | None = None,
+        resume: bool = False,
         **settings: SettingValue,
     ) -> Run:
         """Start a job on the nodes; returns at once.
@@ -110,6 +111,8 @@ class Lab:
             job: What to run.
             scenario: Failures to inject on the way.
             name: The run's folder below the lab's; by default the time and the job's name.
+            resume: Go on from what another run left in the persistent tier. Without, a tier that
+                holds another run's versions is refused.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
         Raises:
@@ -121,7 +124,10 @@ class Lab:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
         job.check()
         scenario = scenario or Scenario()
+        identity = secrets.randbits(32)
         self._check_train(Settings.parse(settings), scenario)
+        if (url := settings.get("persistent_url")) is not None:
+            persistent_tier(str(url)).claim(identity, is_resumed=resume)
         run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
         run = Run(
             RunOrigin(
@@ -138,7 +144,8 @@ class Lab:
             settings["persistent_url"] = str(run.folder / "persistent")
         order = JobOrder(
             number=run.number,
-            run=secrets.randbits(32),
+            run=identity,
+            is_resumed=resume,
             job=job,
             seats=self.config.seats,
             settings=settings,
@@ -168,7 +175,7 @@ class Lab:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
         name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
-        run = self.train(job, scenario=None, name=name, **given)
+        run = self.train(job, scenario=None, name=name, resume=False, **given)
         made = threading.Event()
         run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):

@@ -144,6 +144,15 @@ class Run:
         if not self.is_over:
             self._owner.stop(self.number)
 
+    def give_up_progress(self) -> None:
+        """Go on from the best version at hand: wait no more for newer ones that may come back.
+
+        A run that waits says for what, in its log and in `progress`. What it gives up is computed
+        again, or lost if training is not deterministic.
+        """
+        if not self.is_over:
+            self._owner.give_up_progress(self.number)
+
     def inject(self, failure: Failure) -> list[Order]:
         """Make a failure happen now; returns which node was told to do what to itself.
 

@@ -11,6 +11,7 @@ from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Cluster
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.control import Request
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
@@ -23,7 +24,7 @@ from gemini_lab.log.events import (
     RunFinished,
     RunStarted,
 )
-from gemini_lab.recovery.messages import InjectFailure, JobOrder, StopRun
+from gemini_lab.recovery.messages import GiveUpProgress, JobOrder, StopRun
 from gemini_lab.seats import in_order
 
 STRAGGLERS_S: Final = 0.3
@@ -75,12 +76,16 @@ class Runs:
         if self.newest is not None:
             self.newest.take(said(Note(text=text)))
 
+    def take_end(self, reason: str) -> None:
+        """Nothing will come of the run under way any more."""
+        self.give_up(reason)
+
     def strike(self) -> None:
         """Inject what the scenario has for this moment."""
         if self.newest is not None:
             self.newest.strike()
 
-    def act(self, request: StopRun | InjectFailure) -> str:
+    def act(self, request: Request) -> str:
         """Do what a command asks of the run under way; says what was done.
 
         Raises:
@@ -92,6 +97,9 @@ class Runs:
         if isinstance(request, StopRun):
             run.stop()
             return f"{run.folder.name} ends"
+        if isinstance(request, GiveUpProgress):
+            run.give_up_progress()
+            return f"{run.folder.name} waits no more for versions that may come back"
         return told(run.inject(Failure.from_json(request.failure)))
 
     def give_up(self, reason: str) -> None:

@@ -8,6 +8,7 @@ however it ends.
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from gemini_lab.launch.programs import find_program
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
 
 START_S: Final = 20.0
+LOOK_S: Final = 0.5
 
 
 def find_etcd() -> str:
@@ -109,25 +111,39 @@ def _close_to_strangers(binary: str, address: EtcdAddress) -> None:
 
 
 def keep(binary: str, folder: str, client: str, peer: str) -> None:
-    """Run etcd until standard input closes."""
-    with (Path(folder) / "etcd.log").open("wb") as log:
-        etcd = subprocess.Popen(
-            [binary, "--name", "gemini", "--data-dir", f"{folder}/data",
-             "--listen-client-urls", client, "--advertise-client-urls", client,
-             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-             "--initial-cluster", f"gemini={peer}", "--unsafe-no-fsync",
-             "--auto-compaction-retention", "5m",
-             "--bcrypt-cost", "4"],  # the password is random: slow hashing would only cost time
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+    """Run etcd until standard input closes; one that dies is started again on its data."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            pass
+    etcd = _run(binary, folder, client, peer)
+    while not _is_closed(0, within_s=LOOK_S):
+        if etcd.poll() is not None:
+            etcd = _run(binary, folder, client, peer)
     etcd.kill()
     etcd.wait()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(binary: str, folder: str, client: str, peer: str) -> subprocess.Popen[bytes]:
+    # The password is random: slow hashing would only cost time.
+    command = [
+        *(binary, "--name", "gemini", "--data-dir", f"{folder}/data"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        *("--initial-cluster", f"gemini={peer}", "--unsafe-no-fsync"),
+        *("--auto-compaction-retention", "5m", "--bcrypt-cost", "4"),
+    ]
+    with (Path(folder) / "etcd.log").open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _is_closed(fd: int, *, within_s: float) -> bool:
+    """Whether the other end of a pipe closes within a time."""
+    readable, _, _ = select.select([fd], [], [], within_s)
+    if not readable:
+        return False
+    with contextlib.suppress(OSError):
+        return not os.read(fd, 4096)
+    return True
 
 
 if __name__ == "__main__":

@@ -291,7 +291,7 @@ class Agent:
                 (await connect(address, self.config.token, hello, timeout_s=0.5)).close()
             except ConnectionRefusedError:
                 return True
-            except (ConnectionError, asyncio.IncompleteReadError, GeminiError):
+            except (ConnectionError, EOFError, GeminiError):
                 await asyncio.sleep(0.05)  # it was just closing
             except (OSError, TimeoutError):
                 return False

@@ -130,6 +130,10 @@ class StopRun(Message, frozen=True, kw_only=True):
     """To the lab: end the run under way."""
 
 
+class GiveUpProgress(Message, frozen=True, kw_only=True):
+    """To the lab: go on from what there is rather than wait for versions that may come back."""
+
+
 class InjectFailure(Message, frozen=True, kw_only=True):
     """To the lab: make this failure happen; `failure` is `Failure.to_json`'s."""
 

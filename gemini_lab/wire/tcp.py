@@ -1,8 +1,17 @@
 """Messages over TCP, with a shared secret: how lab, root agent and agents talk.
 
-One message is one line. The opener proves that it knows the lab's token by answering a random
-challenge with an HMAC, so the token itself never crosses the network. A closed connection is
-reported at once as the end of the stream: it is how a dead process is noticed in milliseconds.
+A message is a frame: its length in four bytes, then its JSON. A connection begins with both sides
+proving that they know the lab's token, which itself never crosses the network:
+
+    listener                                opener
+       nonce  ------------------------------>
+              <------------------------------  nonce, proof, greeting
+       proof  ------------------------------>
+
+A proof is an HMAC over both nonces, the address that was dialled, the greeting and the side that
+gives it. So nobody can pass a challenge on to another listener, open as somebody else, or answer in
+a listener's place. Before that a frame has a few kilobytes at most. A closed connection is reported
+at once as the end of the stream: it is how a dead process is noticed in milliseconds.
 """
 
 import asyncio
@@ -17,8 +26,13 @@ from typing import Final
 from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.recovery.messages import Hello, Message, decode, encode
 
-LINE_LIMIT_BYTES: Final = 64 * 2**20
+LENGTH_BYTES: Final = 4
+FRAME_LIMIT_BYTES: Final = 64 * 2**20
+HELLO_LIMIT_BYTES: Final = 4 * 2**10
+"""Of a frame from somebody who has not proved anything yet."""
+NONCE_BYTES: Final = 16
 HANDSHAKE_S: Final = 5.0
+_BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 
 class Channel:
@@ -39,7 +53,7 @@ class Channel:
     def send(self, message: Message) -> None:
         """Queue one message; a closed connection drops it (the receiver notices by itself)."""
         if not self._writer.is_closing():
-            self._writer.write(encode(message) + b"\n")
+            _write(self._writer, encode(message))
 
     async def drain(self) -> None:
         """Wait until the queue is short again: back-pressure for talkative senders."""
@@ -52,25 +66,17 @@ class Channel:
         Who says what is no message cannot be understood from there on: that breaks it, too.
         """
         try:
-            line = await self._reader.readline()
-        except (ConnectionError, OSError, ValueError):
-            return None
-        if not line.endswith(b"\n"):
-            return None
-        try:
-            return decode(line)
+            return decode(await _read(self._reader, limit_bytes=FRAME_LIMIT_BYTES))
         except MessageError as error:
             print(f"gemini_lab: {error}", file=sys.stderr)  # noqa: T201 - the process's log
             self.close()
-            return None
+        except _BROKEN:
+            pass
+        return None
 
     def close(self) -> None:
         """Close this end."""
         self._writer.close()
-
-
-def _answer(token: str, challenge: str) -> str:
-    return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
 
 
 async def serve(
@@ -84,30 +90,35 @@ async def serve(
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            peer = await asyncio.wait_for(_check(reader, writer, token), HANDSHAKE_S)
-            if peer is not None:
-                await handle(Channel(reader, writer, peer))
-        except (TimeoutError, ConnectionError, OSError, ValueError, MessageError):
+            address = f"{host}:{port}"
+            hello = await asyncio.wait_for(_admit(reader, writer, token, address), HANDSHAKE_S)
+            if hello is not None:
+                await handle(Channel(reader, writer, hello))
+        except (TimeoutError, MessageError, *_BROKEN):
             pass  # a stranger, or a peer that died while it was introducing itself
         finally:
             writer.close()
 
-    server = await asyncio.start_server(welcome, host, 0, limit=LINE_LIMIT_BYTES)
-    return server, int(server.sockets[0].getsockname()[1])
+    server = await asyncio.start_server(welcome, host, 0)
+    port = int(server.sockets[0].getsockname()[1])
+    return server, port
 
 
-async def _check(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str
+async def _admit(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, address: str
 ) -> Hello | None:
-    challenge = secrets.token_hex(16)
-    writer.write(challenge.encode() + b"\n")
-    proof = await reader.readline()
-    if not hmac.compare_digest(proof.strip(), _answer(token, challenge).encode()):
+    """The greeting of an opener that knows the token; `None` for anybody else."""
+    nonces = [secrets.token_bytes(NONCE_BYTES)]
+    _write(writer, nonces[0])
+    nonces.append(await _read(reader, limit_bytes=HELLO_LIMIT_BYTES))
+    proof = await _read(reader, limit_bytes=HELLO_LIMIT_BYTES)
+    greeting = await _read(reader, limit_bytes=HELLO_LIMIT_BYTES)
+    if not hmac.compare_digest(proof, _proof(token, b"opener", address, nonces, greeting)):
         return None
-    hello = decode(await reader.readline())
+    hello = decode(greeting)
     if not isinstance(hello, Hello):
         return None
-    writer.write(b"welcome\n")
+    _write(writer, _proof(token, b"listener", address, nonces, greeting))
     return hello
 
 
@@ -117,17 +128,55 @@ async def connect(address: str, token: str, hello: Hello, *, timeout_s: float) -
     Raises:
         ConnectionRefusedError: Nothing listens there: the process is dead.
         TimeoutError: No answer in time: the machine may be gone.
-        LaunchError: The listener does not accept our token.
+        EOFError: The listener hung up: it is ending, or does not accept our token.
+        LaunchError: The listener does not know our token.
     """
 
     async def open_and_greet() -> Channel:
         host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_LIMIT_BYTES)
-        challenge = (await reader.readline()).decode().strip()
-        writer.write(_answer(token, challenge).encode() + b"\n" + encode(hello) + b"\n")
-        if await reader.readline() != b"welcome\n":
-            writer.close()
-            raise LaunchError(f"{address} does not accept this lab's token; is it another lab's?")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        is_known = False
+        try:
+            is_known = await _greet(reader, writer, token, address, encode(hello))
+        finally:
+            if not is_known:
+                writer.close()
+        if not is_known:
+            raise LaunchError(f"{address} does not know this lab's token; is it another lab's?")
         return Channel(reader, writer, hello)
 
     return await asyncio.wait_for(open_and_greet(), timeout_s)
+
+
+async def _greet(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    address: str,
+    greeting: bytes,
+) -> bool:
+    """Prove the token to a listener; says whether the listener proves it, too."""
+    nonces = [await _read(reader, limit_bytes=HELLO_LIMIT_BYTES), secrets.token_bytes(NONCE_BYTES)]
+    for part in (nonces[1], _proof(token, b"opener", address, nonces, greeting), greeting):
+        _write(writer, part)
+    answer = await _read(reader, limit_bytes=HELLO_LIMIT_BYTES)
+    return hmac.compare_digest(answer, _proof(token, b"listener", address, nonces, greeting))
+
+
+def _proof(token: str, side: bytes, address: str, nonces: list[bytes], greeting: bytes) -> bytes:
+    """That `side` knows the token, in this connection and no other."""
+    parts = [side, address.encode(), *nonces, greeting]
+    said = b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts)
+    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+
+
+def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    writer.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
+
+
+async def _read(reader: asyncio.StreamReader, *, limit_bytes: int) -> bytes:
+    """The next frame; one that is longer than allowed is not waited for."""
+    size_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    if size_bytes > limit_bytes:
+        raise ValueError(f"a frame of {size_bytes} bytes; at most {limit_bytes} are read")
+    return await reader.readexactly(size_bytes)

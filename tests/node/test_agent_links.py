@@ -151,7 +151,7 @@ def test_a_silent_agent_that_dies_is_said_to_be_dead():
 @pytest.mark.parametrize("line", [b"{}\n", b'{"op":"fence","epoch":1}\n', b"\xff\n"])
 def test_who_says_what_is_no_message_is_hung_up_on(line, capsys):
     async def babble(channel: Channel) -> None:
-        channel._writer.write(line)
+        channel._writer.write(len(line).to_bytes(4, "big") + line)
         await asyncio.sleep(PATIENCE_S)
 
     async def story(agents: Agents) -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_what_the_project_declares_is_installed_and_can_be_loaded():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"][display.GROUP]
-    assert set(declared) == {"ipython", "picture", "magics"}
+    assert set(declared) == {"ipython", "picture"}
     installed = {point.name: point.value for point in entry_points(group=display.GROUP)}
     assert installed == declared, "install the package anew: pip install -e ."
     for name, value in declared.items():

@@ -111,7 +111,11 @@ def train_text(
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text, encoding="utf-8")
     return lab.train(
-        Job(script=str(script), args=tuple(args)), scenario=None, name=name, **settings
+        Job(script=str(script), args=tuple(args)),
+        scenario=None,
+        name=name,
+        resume=False,
+        **settings,
     )
 
 

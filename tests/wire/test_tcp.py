@@ -1,0 +1,160 @@
+"""The door between processes: who knows the token comes in, and nobody in another's place."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.recovery.messages import CloseLab, ControlHello, OutputSaid, ProbeHello
+from gemini_lab.wire.tcp import Channel, connect, serve
+
+TOKEN = "secret"
+HELLO = ProbeHello(name="node-1")
+
+
+class House:
+    """A listener, and who was let in."""
+
+    def __init__(self) -> None:
+        self.guests: list[Channel] = []
+
+    async def welcome(self, channel: Channel) -> None:
+        self.guests.append(channel)
+        while (message := await channel.receive()) is not None:
+            channel.send(message)
+
+    async def open(self, token: str = TOKEN) -> str:
+        self.server, port = await serve("127.0.0.1", token, self.welcome)
+        return f"127.0.0.1:{port}"
+
+
+def story(tell: Callable[[House], Awaitable[None]]) -> House:
+    async def told() -> House:
+        house = House()
+        await tell(house)
+        for guest in house.guests:
+            guest.close()
+        return house
+
+    return asyncio.run(told())
+
+
+def test_who_knows_the_token_is_let_in_and_messages_pass():
+    async def tell(house: House) -> None:
+        channel = await connect(await house.open(), TOKEN, HELLO, timeout_s=5)
+        large = OutputSaid(rank=0, epoch=1, lines=["x" * 1000] * 2000)
+        for message in (CloseLab(), large):
+            channel.send(message)
+            assert await channel.receive() == message
+        channel.close()
+
+    assert [guest.peer for guest in story(tell).guests] == [HELLO]
+
+
+@pytest.mark.parametrize("token", ["guessed", ""])
+def test_a_stranger_is_not_let_in(token):
+    async def tell(house: House) -> None:
+        with pytest.raises((LaunchError, EOFError)):
+            await connect(await house.open(), token, HELLO, timeout_s=5)
+
+    assert story(tell).guests == []
+
+
+def test_a_listener_that_does_not_know_the_token_is_not_believed():
+    """Something else listens on the port that an agent had."""
+
+    async def tell(house: House) -> None:
+        with pytest.raises((LaunchError, EOFError)):
+            await connect(await house.open(token="another"), TOKEN, HELLO, timeout_s=5)
+
+    story(tell)
+
+
+def test_a_challenge_that_is_passed_on_opens_no_other_door():
+    """A stranger on a dead agent's port relays a live agent's bytes, both ways."""
+
+    async def tell(house: House) -> None:
+        live = await house.open()
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            host, _, port = live.rpartition(":")
+            there = await asyncio.open_connection(host, int(port))
+
+            async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                while data := await source.read(1024):
+                    sink.write(data)
+                sink.close()
+
+            await asyncio.gather(pass_on(reader, there[1]), pass_on(there[0], writer))
+
+        stranger = await asyncio.start_server(relay, "127.0.0.1", 0)
+        port = stranger.sockets[0].getsockname()[1]
+        with pytest.raises((LaunchError, EOFError)):
+            await connect(f"127.0.0.1:{port}", TOKEN, HELLO, timeout_s=5)
+        stranger.close()
+
+    assert story(tell).guests == []
+
+
+def test_a_greeting_cannot_be_exchanged_for_another():
+    """Who changes a byte of what an opener says has no proof for it."""
+
+    async def tell(house: House) -> None:
+        live = await house.open()
+
+        async def meddle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            host, _, port = live.rpartition(":")
+            there = await asyncio.open_connection(host, int(port))
+            writer.write(await there[0].readexactly(20))
+            said = await reader.read(4096)
+            there[1].write(said.replace(b"node-1", b"node-2"))
+            writer.close()
+
+        meddler = await asyncio.start_server(meddle, "127.0.0.1", 0)
+        port = meddler.sockets[0].getsockname()[1]
+        with pytest.raises((LaunchError, EOFError)):
+            await connect(f"127.0.0.1:{port}", TOKEN, HELLO, timeout_s=5)
+        meddler.close()
+
+    assert story(tell).guests == []
+
+
+def test_a_stranger_cannot_have_memory_taken():
+    """A frame that is announced as large is hung up on before a byte of it is kept."""
+
+    async def tell(house: House) -> None:
+        host, _, port = (await house.open()).rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await reader.readexactly(20)
+        writer.write((2**26).to_bytes(4, "big") + b"x" * 100_000)
+        with pytest.raises((EOFError, ConnectionError)):
+            await asyncio.wait_for(reader.readexactly(1), 5)
+
+    assert story(tell).guests == []
+
+
+def test_what_is_no_greeting_opens_nothing():
+    async def tell(house: House) -> None:
+        with pytest.raises((LaunchError, EOFError)):
+            await connect(await house.open(), TOKEN, CloseLab(), timeout_s=5)  # type: ignore[arg-type]
+        channel = await connect(await house.open(), TOKEN, ControlHello(), timeout_s=5)
+        channel.close()
+
+    assert [guest.peer for guest in story(tell).guests] == [ControlHello()]
+
+
+def test_a_dead_listener_is_told_from_a_silent_one():
+    async def tell(house: House) -> None:
+        address = await house.open()
+        house.server.close()
+        await house.server.wait_closed()
+        with pytest.raises(ConnectionRefusedError):
+            await connect(address, TOKEN, HELLO, timeout_s=5)
+        silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        with pytest.raises(TimeoutError):
+            await connect(f"127.0.0.1:{port}", TOKEN, HELLO, timeout_s=0.3)
+        silent.close()
+
+    story(tell)
