@@ -52,9 +52,15 @@ def show_progress(
     goal = math.inf if until is None else until
     lines: SimpleQueue[str] = SimpleQueue()
 
+    shown: set[str] = set()
+
     def see(entry: Entry) -> None:
+        """Say it; what was said once with more lines beneath is said again without them."""
         if told := describe(entry):
-            lines.put(told)
+            head, *beneath = told.splitlines()
+            below = "\n".join(beneath)
+            lines.put(head if below in shown or not below else told)
+            shown.add(below)
 
     def hear(rank: int, said: list[str]) -> None:
         for line in said if rank == 0 else ():

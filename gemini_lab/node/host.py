@@ -29,7 +29,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.wire.local import LocalChannel
 
 Answer = TypeVar("Answer", Listening, Killed)
-OUTPUT_LINES: Final = 40  # of a worker's last words, kept for the report of its end
+OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of its end
 
 
 @dataclass(slots=True, kw_only=True)

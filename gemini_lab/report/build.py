@@ -63,7 +63,7 @@ def report_of(run: RunReducer) -> RunReport:
         injections=tuple(sorted(run.recoveries.injections, key=lambda one: one.at_s)),
         wasted=wasted_time(run.pace, recoveries),
         traffic=_traffic(run),
-        roots=tuple(name for _, name in sorted(run.nodes.roots)),
+        roots=tuple(name for _, name in sorted(run.nodes.roots, key=lambda told: told[0])),
         notes=tuple(f"{node}: {text}" for _, node, text in sorted(course.notes)),
         plans=run.plans.told(),
         unread=run.unread,

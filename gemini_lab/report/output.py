@@ -9,6 +9,8 @@ LINES: Final = 12
 LONGEST: Final = 300
 """Characters of a line that are shown; a traceback's lines are shorter."""
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)(: |$)")
+_FRAME: Final = re.compile(r'\s+File "(?!.*(site-packages|lib/python|<frozen)).*", line \d+')
+"""A line of a traceback that names a place in a file of the user's own."""
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -25,13 +27,19 @@ def error_line(output: Sequence[str]) -> str:
 
 
 def last_lines(output: Sequence[str], most: int = LINES) -> Iterator[str]:
-    """The end of a worker's output, without colours and control characters, in order."""
+    """The end of a worker's output, without colours and control characters, in order.
+
+    Where a traceback ends deep in a library, its last frame in the user's own files comes first.
+    """
     said = [_plain(line) for line in output]
     while said and not said[-1]:
         said.pop()
     before = len(said) - most
     if before > 0:
         yield f"... {before} line{'' if before == 1 else 's'} before"
+        own = max((n for n, line in enumerate(said) if _FRAME.match(line)), default=len(said))
+        if own < before:
+            yield from (*said[own : min(own + 2, before)], "...")
     yield from said[-most:]
 
 

@@ -39,7 +39,7 @@ def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
     """The whole report."""
     lines = [*_summary(report)]
     for recovery in report.recoveries:
-        lines += ["", *_recovery(recovery, ink)]
+        lines += ["", *_recovery(recovery, ink, said=report.output)]
     if report.wasted is not None:
         lines += ["", *_wasted(report.wasted, ink)]
     lines += ["", _heading("Traffic", ink), *_traffic(report.traffic)]
@@ -90,14 +90,15 @@ def _summary(report: RunReport) -> Iterator[str]:
         yield from (f"    | {line}" for line in last_lines(report.output))
 
 
-def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
+def _recovery(recovery: Recovery, ink: Ink, *, said: Sequence[str]) -> Iterator[str]:
+    """One recovery; of a worker's output what was not `said` before."""
     took_s = recovery.duration_s
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
     for number, gone in enumerate(recovery.exits):
         yield f"  {gone} ({gone.how})" if gone.error else f"  {gone}"
-        if number == 0:  # the others mostly follow from it
+        if number == 0 and gone.output != said:  # the others mostly follow from it
             yield from (f"    | {line}" for line in last_lines(gone.output))
     if recovery.version is None:
         yield "  nothing was planned"
@@ -111,12 +112,12 @@ def _recovery(recovery: Recovery, ink: Ink) -> Iterator[str]:
         yield f"  stepped over {rejected}"
     yield from _receipts(recovery)
     if recovery.wasted_s is not None and recovery.lost_progress_s is not None:
-        yield (
-            f"  wasted {format_seconds(recovery.wasted_s)}: "
-            f"{format_seconds(recovery.lost_progress_s)} of training "
-            f"({_lost(recovery)}) and "
-            f"{format_seconds(recovery.retrieval_s)} of retrieval"
-        )
+        yield from textwrap.wrap(
+            f"wasted {format_seconds(recovery.wasted_s)}: "
+            f"{format_seconds(recovery.lost_progress_s)} of training ({_lost(recovery)}) and "
+            f"{format_seconds(recovery.retrieval_s)} of retrieval",
+            WIDTH, initial_indent="  ", subsequent_indent="    ",
+        )  # fmt: skip
 
 
 def _lost(recovery: Recovery) -> str:

@@ -7,7 +7,7 @@ import pytest
 from lab_stand_in import NODES, run_in, seated, step, tell
 
 from gemini_lab.lab.progress import describe
-from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.log.events import Note, RunFinished, WorkerExited
 
 
 @pytest.fixture
@@ -65,3 +65,19 @@ def test_an_iteration_is_no_news(run):
     run.watch(seen.append)
     tell(run, step(0, 1))
     assert describe(seen[0]) is None
+
+
+def test_a_worker_that_ends_is_told_with_its_last_lines_once(run, capsys):
+    gone = WorkerExited(
+        rank=1, epoch=1, pid=7, signal=None, exit_code=1,
+        output=("Traceback (most recent call last):", "ValueError: no such layer"),
+    )  # fmt: skip
+    once_followed(run, lambda: tell(run, gone), lambda: tell(run, gone))
+    run.progress(10, show_output=True)
+    told = capsys.readouterr().out.splitlines()
+    first = [line for line in told if "rank 1" in line]
+    assert first == 2 * ["    rank 1 on node-0 ended (exit code 1): ValueError: no such layer"]
+    assert [line for line in told if line.startswith("    | ")] == [
+        "    | Traceback (most recent call last):",
+        "    | ValueError: no such layer",
+    ]

@@ -135,7 +135,10 @@ def test_what_a_root_loss_cost_is_counted_from_the_log() -> None:
     assert (recovery.version, recovery.tier, recovery.reached) == (6, "persistent", 24)
     assert (recovery.lost_iterations, recovery.lost_by_any) == (18, 19)
     assert "18 iterations done again" in render(report)
-    assert "18 whole iterations, 1 more on some ranks" in render(report)
+    text = render(report)
+    assert "18 whole iterations, 1 more on some ranks" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert report.roots == ("node-5", "node-0", "node-2")
     row = tables_of(reduced(with_a_root_loss().entries)).recoveries.rows[0]
     assert row.lost_iterations == 18
 
@@ -181,6 +184,26 @@ def test_a_report_ends_a_bug_with_the_tracebacks_last_lines() -> None:
 def test_of_a_long_output_the_end_is_kept() -> None:
     lines = list(last_lines([f"line {number}" for number in range(50)], 3))
     assert lines == ["... 47 lines before", "line 47", "line 48", "line 49"]
+
+
+def test_where_a_traceback_ends_in_a_library_the_users_own_line_is_shown_too() -> None:
+    """The frame that can be mended stands before those of the library that it called."""
+    library = [f'  File "/env/lib/python3.11/site-packages/torch/x{n}.py"' for n in range(20)]
+    output = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 9, in <module>',
+        "    loss = model(batch)",
+        *(f"{line}, line 1, in forward" for line in library),
+        "RuntimeError: mat1 and mat2",
+    ]
+    assert list(last_lines(output, 2)) == [
+        "... 22 lines before",
+        '  File "/home/me/train.py", line 9, in <module>',
+        "    loss = model(batch)",
+        "...",
+        f"{library[-1]}, line 1, in forward",
+        "RuntimeError: mat1 and mat2",
+    ]
 
 
 def test_colours_and_control_characters_of_an_output_go() -> None:

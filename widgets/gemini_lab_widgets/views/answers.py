@@ -122,7 +122,7 @@ def key(*, is_round: bool) -> str:
         ]
     else:
         lines = [
-            "● training &nbsp; ▲ recovering &nbsp; ⊠ lost &nbsp; □ standby",
+            "● training &nbsp; ▲ recovering or failed &nbsp; ⊠ lost &nbsp; □ standby",
             f"{own} own copy &nbsp; {_coloured('→', SKY)} replica, from owner to holder",
             f"{_coloured('⇢', ORANGE)} not there yet &nbsp; {_coloured('⇢', RED)} node lost",
             "▷ a newer version is being written",
