@@ -123,7 +123,6 @@ class Slab:
 
     def __init__(self, fd: int, memory: mmap.mmap) -> None:
         self.fd = fd
-        self._mmap = memory
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
         self.chunk_bytes, self.slots = read_header(self.memory)
         start = header_bytes(len(self.slots))

@@ -20,6 +20,7 @@ import psutil
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.events import NodeReady, Note, VersionComplete
+from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.host import Worker, WorkerHost
@@ -40,6 +41,7 @@ from gemini_lab.recovery.messages import (
     Inventory,
     Joined,
     LabHello,
+    ListVersions,
     Message,
     NeedNodes,
     OutputSaid,
@@ -56,11 +58,11 @@ from gemini_lab.recovery.messages import (
     SlabRequest,
     StartWorkers,
     TakeInventory,
+    VersionsListed,
     WorkerExited,
     WorkerStart,
 )
 from gemini_lab.recovery.plan import Stored
-from gemini_lab.storage import persistent_tier
 from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
@@ -76,7 +78,8 @@ class Agent:
         self.name = config.name
         self.epoch = 0
         self.lab = LabLink(config.name)
-        self.keeper = MemoryKeeper()
+        self.bulk = BulkProcesses()
+        self.keeper = MemoryKeeper(self.bulk)
         self.host = WorkerHost(
             warm=config.warm,
             on_message=self._on_worker_message,
@@ -91,8 +94,10 @@ class Agent:
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
-        self.writer = ShardWriter(self.keeper, self._to_root)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.writer = ShardWriter(
+            keeper=self.keeper, bulk=self.bulk, answer=self._to_root, background=self._background
+        )
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -111,6 +116,7 @@ class Agent:
         _say(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
+        self._background(self.bulk.warm_up())
         self._background(self._say_when_ready())
         self._background(self._keep_lease())
         self._background(self._watch_store())
@@ -121,9 +127,10 @@ class Agent:
     async def _leave(self) -> None:
         await self._resign()
         self.host.close()
-        self.keeper.free()
         for task in list(self._tasks):
             task.cancel()
+        await self.bulk.close()
+        self.keeper.close()
         if self._root is not None:
             self._root.close()
         self.lab.close()
@@ -329,24 +336,29 @@ class Agent:
                 self._start_workers(order)
             case Persist():
                 self.writer.expect(order)
-                self._persist_if_complete()
             case Commit():
-                self._background(self.writer.commit(order))
+                self.writer.commit(order)
             case Release():
-                await self.host.kill_all(epoch=self.epoch)
-                self.keeper.free()
+                self.writer.cancel()
                 self.writer.is_full = False
+                await self.host.kill_all(epoch=self.epoch)
+                await self.keeper.free()
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        copies, damaged = await asyncio.to_thread(self.keeper.inventory, order.run)
+        try:
+            found = await self.keeper.inventory(order.run)
+        except GeminiError as error:
+            self.lab.emit(Note(text=f"{self.name} cannot read its memory, and leaves: {error}"))
+            self._stop.set()
+            return
         stored, unread = None, ""
         if order.persistent_url is not None:
             stored, unread = await self._stored_versions(order.persistent_url)
         self._to_root(
             Inventory(
                 epoch=order.epoch,
-                copies=copies,
-                damaged=damaged,
+                copies=found.copies,
+                damaged=found.damaged,
                 persistent=stored,
                 unread=unread,
             )
@@ -355,12 +367,14 @@ class Agent:
     async def _stored_versions(self, url: str) -> tuple[list[Stored] | None, str]:
         """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
         try:
-            listing = asyncio.to_thread(persistent_tier(url).stored)
-            return await asyncio.wait_for(listing, STORAGE_S), ""
+            listing = self.bulk.ask(ListVersions(url=url), VersionsListed)
+            answer, _ = await asyncio.wait_for(listing, STORAGE_S)
         except TimeoutError:
             unread = f"it did not answer within {STORAGE_S:.0f} s"
         except (GeminiError, OSError) as error:
             unread = str(error)
+        else:
+            return answer.versions, ""
         self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
         return None, unread
 
@@ -380,10 +394,6 @@ class Agent:
                 )
             )
 
-    def _persist_if_complete(self) -> None:
-        if (order := self.writer.due()) is not None:
-            self._background(self.writer.write(order))
-
     # -- what workers say --------------------------------------------------------------------------
 
     def _on_worker_message(self, worker: Worker, message: Message, fds: list[int]) -> None:
@@ -393,16 +403,16 @@ class Agent:
                 self.lab.pass_on(message.entry)
                 self._to_root(message)
                 if isinstance(message.entry.event, VersionComplete):
-                    self._persist_if_complete()
+                    self.writer.begin_if_whole()
             case SlabRequest():
-                self._give_slab(worker, message)
+                self._background(self._give_slab(worker, message))
             case ScriptFinished() | RestoreFailed():
                 self._to_root(message)
 
-    def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
+    async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:
-            slab = self.keeper.slab(worker.local_rank, wanted)
-        except GeminiError as error:
+            slab = await self.keeper.slab(worker.local_rank, wanted)
+        except (GeminiError, OSError) as error:
             worker.channel.send(Refused.of(error))
         else:
             worker.channel.send(SlabGiven(), (slab.fd,))
@@ -476,7 +486,6 @@ async def run_agent(config: AgentConfig) -> None:
 def main() -> None:
     """Run an agent from standard input's configuration until the lab ends."""
     config = msgspec.json.decode(sys.stdin.readline(), type=AgentConfig)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an error, not the end
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))
 

@@ -1,28 +1,50 @@
-"""An agent's side of the two tiers: slabs, their inventory, and the way to persistent storage."""
+"""An agent's memory: the slabs of its workers, whose bytes it has others touch."""
 
-from collections.abc import Sequence
+import asyncio
+import os
 from contextlib import suppress
 
-from gemini_lab.errors import IntegrityError
-from gemini_lab.memory.slab import CopyInfo, Slab, SlotSpec, flip_bit
-from gemini_lab.recovery.messages import DamagedCopy, KeptCopy, SlabRequest
-from gemini_lab.shard.layout import ShardLayout, ShardRecord, require_same
-from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
-from gemini_lab.storage import persistent_tier
+from gemini_lab.memory.slab import Slab, SlotSpec
+from gemini_lab.node.bulk import Answer, BulkEndedError, BulkProcesses
+from gemini_lab.recovery.messages import (
+    BitFlipped,
+    BulkRequest,
+    FlipBit,
+    FreeSlabs,
+    InspectSlabs,
+    LayOutSlab,
+    Persist,
+    Persisted,
+    SlabLaidOut,
+    SlabRequest,
+    SlabsFreed,
+    SlabsInspected,
+    WriteShards,
+)
+from gemini_lab.shard.layout import ShardLayout, require_same
 
 
 class MemoryKeeper:
     """The slabs of one node: one for each of its workers' places.
 
+    The agent holds their descriptors and reads their headers; so they live and die with it. All
+    that takes time is a bulk process's. What lays out, inspects or frees waits for its turn, so
+    that an inventory never reads what is just being made.
+
+    Args:
+        bulk: This node's bulk processes.
+
     Attributes:
         layouts: By shard, what lies where in the payloads of this node's own shards.
     """
 
-    def __init__(self) -> None:
-        self._slabs: dict[int, Slab] = {}
+    def __init__(self, bulk: BulkProcesses) -> None:
         self.layouts: dict[int, ShardLayout] = {}
+        self._bulk = bulk
+        self._slabs: dict[int, Slab] = {}
+        self._turn = asyncio.Lock()
 
-    def slab(self, local_rank: int, wanted: SlabRequest) -> Slab:
+    async def slab(self, local_rank: int, wanted: SlabRequest) -> Slab:
         """The slab of a place: the one that is there, or a new one of the same form.
 
         One that was made for another position is laid out anew: whatever of it counts was asked
@@ -32,47 +54,31 @@ class MemoryKeeper:
             ConfigError: The model or its optimizer is not the one whose versions are kept.
             CapacityError: Memory is short.
         """
-        own, chunk_bytes = wanted.slots[0].shard, wanted.chunk_bytes
-        if own in self.layouts:
-            require_same(self.layouts[own].identity, wanted.layout.identity)
-        specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in wanted.slots)
-        slab = self._slabs.get(local_rank)
-        if slab is None or slab.slots != specs or slab.chunk_bytes != chunk_bytes:
-            slab = self._lay_out(local_rank, specs, chunk_bytes=chunk_bytes)
-        self.layouts[own] = wanted.layout
-        return slab
+        async with self._turn:
+            own, chunk_bytes = wanted.slots[0].shard, wanted.chunk_bytes
+            if own in self.layouts:
+                require_same(self.layouts[own].identity, wanted.layout.identity)
+            specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in wanted.slots)
+            slab = self._slabs.get(local_rank)
+            if slab is None or slab.slots != specs or slab.chunk_bytes != chunk_bytes:
+                slab = await self._lay_out(local_rank, wanted)
+            self.layouts[own] = wanted.layout
+            return slab
 
-    def _lay_out(self, local_rank: int, specs: tuple[SlotSpec, ...], *, chunk_bytes: int) -> Slab:
-        """A new slab in the place of an old one, with the copies that both have room for."""
-        old = self._slabs.pop(local_rank, None)
-        kept = [] if old is None else _copies_that_fit(old, specs, chunk_bytes)
-        if old is not None:
-            old.close()  # before the new one is made: there may be no room for both
-        slab = self._slabs[local_rank] = Slab.create(specs, chunk_bytes=chunk_bytes)
-        for info, payload in kept:
-            buffer = slab.begin(info.shard, info.version, info.lineage)
-            buffer.data[: len(payload)] = memoryview(payload)
-            for index in range(buffer.chunk_count(len(payload))):
-                buffer.seal_chunk(index)
-            buffer.commit(len(payload))
-        return slab
-
-    def inventory(self, run: int) -> tuple[list[KeptCopy], list[DamagedCopy]]:
+    async def inventory(self, run: int) -> SlabsInspected:
         """Which of a run's copies are whole here, and which differ from their checksums.
 
         All are read. Copies of other runs are nobody's any more, and not mentioned.
+
+        Raises:
+            BulkEndedError: Twice, what read them was killed.
         """
-        copies, damaged = [], []
-        for slab in self._slabs.values():
-            for copy in slab.copies():
-                if copy.lineage.run != run:
-                    continue
-                bad = slab.read(copy.shard, copy.version, copy.lineage).bad_chunks()
-                if bad:
-                    damaged.append(DamagedCopy(copy.shard, copy.version, copy.lineage, bad[0]))
-                else:
-                    copies.append(KeptCopy(copy.shard, copy.version, copy.lineage))
-        return copies, damaged
+        async with self._turn:
+            order = InspectSlabs(run=run)
+            try:
+                return await self._ask(order, SlabsInspected)
+            except BulkEndedError:
+                return await self._ask(order, SlabsInspected)
 
     def own_shards(self) -> list[int]:
         """The shards whose owners are this node's workers."""
@@ -83,58 +89,62 @@ class MemoryKeeper:
         found = {c.shard for s in self._slabs.values() for c in s.copies() if c.version == version}
         return bool(found) and found >= set(self.own_shards())
 
-    def persist(self, version: int, url: str) -> tuple[Lineage, list[ShardRecord]]:
-        """Write this node's own shards of `version` to the persistent tier at `url`.
+    async def persist(self, order: Persist, *, is_full: bool) -> Persisted:
+        """Write this node's own shards of a version to the persistent tier.
 
-        Where several histories have had the version, the last one's is meant.
+        Cancelling this ends it, also in the middle of a call into a store that hangs.
 
-        Each shard is copied out of the slab first, so that training never waits for storage.
-
-        Returns:
-            The history that the version is of, and a record of each shard for the manifest.
+        Args:
+            order: Which version, and where to.
+            is_full: Whether the store is to be full, as far as this node can see.
 
         Raises:
-            IntegrityError: The version is gone or damaged.
+            GeminiError: The version is gone or damaged, or the store failed.
         """
-        slabs = {slab.slots[0].shard: slab for slab in self._slabs.values()}
-        found = [c for slab in self._slabs.values() for c in slab.copies() if c.version == version]
-        lineage = max((c.lineage for c in found if c.shard in slabs), default=NO_LINEAGE)
-        payloads = {shard: slab.snapshot(shard, version, lineage) for shard, slab in slabs.items()}
-        tier = persistent_tier(url)
-        return lineage, [
-            tier.write_shard(version, shard, payload, self.layouts[shard])
-            for shard, payload in payloads.items()
-        ]
+        layouts = [self.layouts[slab.slots[0].shard] for slab in self._slabs.values()]
+        request = WriteShards(order=order, layouts=layouts, is_full=is_full)
+        return await self._ask(request, Persisted)
 
-    def flip_bit(self, *, shard: int | None, bit: int) -> dict[str, int]:
+    async def flip_bit(self, *, shard: int | None, bit: int) -> BitFlipped:
         """Flip one bit in the newest complete copy of a shard, as failing memory does."""
-        copies = [(c.version, c.shard, s) for s in self._slabs.values() for c in s.copies()]
-        wanted = [c for c in copies if shard is None or c[1] == shard]
-        if not wanted:
-            raise IntegrityError(f"no complete copy of shard {shard} is kept here to be damaged")
-        version, found, slab = max(wanted, key=lambda c: (c[0], -c[1]))
-        size_bytes = slab.read(found, version).info.payload_bytes
-        byte, flipped = divmod(bit % (size_bytes * 8), 8)
-        flip_bit(slab, found, version, byte, flipped)
-        return {"shard": found, "version": version, "byte": byte}
+        return await self._ask(FlipBit(shard=shard, bit=bit), BitFlipped)
 
-    def free(self) -> None:
+    async def free(self) -> None:
         """Give all memory back."""
+        async with self._turn:
+            given = [os.dup(slab.fd) for slab in self._slabs.values()]
+            self.close()
+            with suppress(BulkEndedError):  # then they are freed, too
+                await self._bulk.ask(FreeSlabs(), SlabsFreed, given)
+
+    def close(self) -> None:
+        """Let all slabs go, at the agent's end."""
         for slab in self._slabs.values():
             slab.close()
         self._slabs.clear()
         self.layouts.clear()
 
+    async def _ask(self, request: BulkRequest, kind: type[Answer]) -> Answer:
+        """Ask something about all slabs."""
+        fds = [os.dup(slab.fd) for slab in self._slabs.values()]
+        answer, _ = await self._bulk.ask(request, kind, fds)
+        return answer
 
-def _copies_that_fit(
-    slab: Slab, specs: Sequence[SlotSpec], chunk_bytes: int
-) -> list[tuple[CopyInfo, bytearray]]:
-    """The whole copies of `slab` whose shards have room in a slab of this form."""
-    room = {spec.shard: spec.payload_bytes for spec in specs}
-    found = []
-    for info in slab.copies() if slab.chunk_bytes == chunk_bytes else ():
-        if info.payload_bytes <= room.get(info.shard, -1):
-            with suppress(IntegrityError):
-                payload = slab.snapshot(info.shard, info.version, info.lineage)
-                found.append((info, payload))
-    return found
+    async def _lay_out(self, local_rank: int, wanted: SlabRequest) -> Slab:
+        """A new slab in the place of an old one, which goes with what is not kept of it."""
+        order = LayOutSlab(slots=wanted.slots, chunk_bytes=wanted.chunk_bytes)
+        old = self._slabs.pop(local_rank, None)
+        given = []
+        if old is not None:
+            given = [os.dup(old.fd)]
+            old.close()
+            del old
+        try:
+            _, (fd,) = await self._bulk.ask(order, SlabLaidOut, given)
+        except BulkEndedError:  # and the old slab with it
+            _, (fd,) = await self._bulk.ask(order, SlabLaidOut)
+        try:
+            slab = self._slabs[local_rank] = Slab.attach(fd)
+        finally:
+            os.close(fd)
+        return slab

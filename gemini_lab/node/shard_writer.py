@@ -1,100 +1,87 @@
 """An agent's part in saving a version: its own shards, and sometimes the manifest."""
 
 import asyncio
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import msgspec
+from collections.abc import Awaitable, Callable, Coroutine
 
 from gemini_lab.errors import GeminiError
+from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.recovery.messages import (
     Commit,
     Committed,
     Message,
     Persist,
-    Persisted,
     PersistFailed,
+    WriteManifest,
 )
-from gemini_lab.shard.layout import ShardRecord
-from gemini_lab.shard.lineage import Lineage
-from gemini_lab.storage import persistent_tier
 
 
 class ShardWriter:
-    """Writes to the persistent tier what the root agent asks for, beside the event loop.
+    """Has written to the persistent tier what the root agent asks for, one thing at a time.
+
+    The root has one version on its way. Whoever orders the next, or fences, has given up what is
+    still being written here: that is ended, for a store that hangs would keep it, and its copy of
+    the shards, for ever.
 
     Args:
         keeper: This node's memory.
+        bulk: This node's bulk processes.
         answer: Tells the root agent how it went.
+        background: Runs something beside what the agent does.
 
     Attributes:
         is_full: Whether every write is refused, as on a full disk: the injector's doing.
     """
 
-    def __init__(self, keeper: MemoryKeeper, answer: Callable[[Message], None]) -> None:
-        self._keeper = keeper
-        self._answer = answer
-        self._order: Persist | None = None
+    def __init__(
+        self,
+        *,
+        keeper: MemoryKeeper,
+        bulk: BulkProcesses,
+        answer: Callable[[Message], None],
+        background: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
         self.is_full = False
+        self._keeper, self._bulk = keeper, bulk
+        self._answer, self._background = answer, background
+        self._order: Persist | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     def expect(self, order: Persist) -> None:
-        """Write this version when it is whole here; an order that still waits is forgotten."""
+        """Write this version when it is whole here; what was ordered before is given up."""
+        self.cancel()
         self._order = order
+        self.begin_if_whole()
+
+    def begin_if_whole(self) -> None:
+        """A version may have become whole: if it is the one that is waited for, write it."""
+        order = self._order
+        if order is not None and self._keeper.has(order.version):
+            self._order = None
+            self._begin(order, lambda: self._keeper.persist(order, is_full=self.is_full))
+
+    def commit(self, order: Commit) -> None:
+        """Write the manifest."""
+        self._begin(order, lambda: self._write_manifest(order))
 
     def cancel(self) -> None:
-        """Forget an order that still waits."""
+        """Give up what waits and what is being written."""
         self._order = None
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
 
-    def due(self) -> Persist | None:
-        """The order that waits, if its version is whole now; it waits no more then."""
-        order = self._order
-        if order is None or not self._keeper.has(order.version):
-            return None
-        self._order = None
-        return order
+    def _begin(self, order: Persist | Commit, work: Callable[[], Awaitable[Message]]) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+        self._writing = self._background(self._write(order, work))
 
-    async def write(self, order: Persist) -> None:
-        """Write this node's own shards, and say so."""
+    async def _write(self, order: Persist | Commit, work: Callable[[], Awaitable[Message]]) -> None:
         try:
-            lineage, records = await asyncio.to_thread(self._write, order)
+            self._answer(await work())
         except (GeminiError, OSError) as error:
-            self._say_failed(order, error)
-        else:
-            self._answer(
-                Persisted(
-                    epoch=order.epoch, version=order.version, lineage=lineage, records=records
-                )
-            )
+            self._answer(PersistFailed(epoch=order.epoch, version=order.version, reason=str(error)))
 
-    async def commit(self, order: Commit) -> None:
-        """Write the manifest, and say so."""
-        try:
-            tier = persistent_tier(order.url, keep=order.keep)
-            meta = msgspec.to_builtins(order.meta)
-            await asyncio.to_thread(tier.commit, order.version, order.records, meta)
-        except (GeminiError, OSError) as error:
-            self._say_failed(order, error)
-        else:
-            size_bytes = sum(record.size_bytes for record in order.records)
-            self._answer(Committed(epoch=order.epoch, version=order.version, size_bytes=size_bytes))
-
-    def _write(self, order: Persist) -> tuple[Lineage, list[ShardRecord]]:
-        with full_store(is_full=self.is_full):
-            return self._keeper.persist(order.version, order.url)
-
-    def _say_failed(self, order: Persist | Commit, error: Exception) -> None:
-        self._answer(PersistFailed(epoch=order.epoch, version=order.version, reason=str(error)))
-
-
-@contextmanager
-def full_store(*, is_full: bool) -> Iterator[None]:
-    """While it lasts no file of this process can grow: the kernel refuses, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if is_full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    async def _write_manifest(self, order: Commit) -> Committed:
+        answer, _ = await self._bulk.ask(WriteManifest(order=order), Committed)
+        return answer

@@ -11,6 +11,7 @@ from typing import Protocol
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.orders import Action
 from gemini_lab.log.events import Injected, Note
+from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
@@ -23,6 +24,7 @@ class Victim(Protocol):
     name: str
     lab: LabLink
     host: WorkerHost
+    bulk: BulkProcesses
     keeper: MemoryKeeper
     writer: ShardWriter
 
@@ -45,7 +47,7 @@ async def strike(node: Victim, action: Action) -> None:
             node.cut_root_link()
             _said(node, action)
         case "bit_flip":
-            _flip_bit(node, action)
+            await _flip_bit(node, action)
         case "store_full":
             node.writer.is_full = True
             _said(node, action)
@@ -54,6 +56,7 @@ async def strike(node: Victim, action: Action) -> None:
 async def _signal_node(node: Victim, action: Action, signal_number: int) -> None:
     _said(node, action)
     await node.lab.drain()
+    node.bulk.signal_all(signal_number)
     node.host.signal_all(signal_number)
     os.kill(os.getpid(), signal_number)
 
@@ -67,14 +70,14 @@ def _signal_worker(node: Victim, action: Action, signal_number: int) -> None:
         _said(node, action, rank=ranks[0], pid=pid)
 
 
-def _flip_bit(node: Victim, action: Action) -> None:
+async def _flip_bit(node: Victim, action: Action) -> None:
     bit = random.Random(action.seed).getrandbits(62)
     try:
-        hit = node.keeper.flip_bit(shard=action.shard, bit=bit)
+        hit = await node.keeper.flip_bit(shard=action.shard, bit=bit)
     except GeminiError as error:
         node.lab.emit(Note(text=f"no bit was flipped: {error}"))
     else:
-        _said(node, action, **hit)
+        _said(node, action, shard=hit.shard, version=hit.version, byte=hit.byte)
 
 
 def _said(node: Victim, action: Action, **more: int) -> None:

@@ -3,6 +3,7 @@
     lab            <-> agent         the owner's orders; events, output and requests in return
     root agent     <-> agent         the steps of a restart, saving, and what workers say
     agent          <-> warm parent   forking, killing and reaping the node's workers
+    agent          <-> bulk process  whatever touches every byte of a slab, or the persistent tier
     agent          <-> worker        memory for checkpoints; events, errors, the end of the script
     `gemini-lab`   <-> lab           failures on purpose, and the end of a run
 
@@ -441,7 +442,15 @@ class Listening(Message, frozen=True, kw_only=True):
     port: int
 
 
-# -- worker and agent ------------------------------------------------------------------------------
+# -- agent and bulk process: one question at a time; slabs come along as descriptors ---------------
+
+
+class BulkReady(Message, frozen=True, kw_only=True):
+    """A bulk process has imported what it needs."""
+
+
+class BulkRequest(Message, frozen=True, kw_only=True):
+    """What an agent asks of a bulk process; `Refused` answers what could not be done."""
 
 
 class SlotWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -449,6 +458,88 @@ class SlotWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shard: int
     payload_bytes: int
+
+
+class LayOutSlab(BulkRequest, frozen=True, kw_only=True):
+    """Make a slab; the copies that fit come over from the old one, if that is given along."""
+
+    slots: list[SlotWanted]
+    chunk_bytes: int
+
+
+class SlabLaidOut(Message, frozen=True, kw_only=True):
+    """The new slab comes along."""
+
+
+class InspectSlabs(BulkRequest, frozen=True, kw_only=True):
+    """Read all copies of a run in these slabs, and compare them with their checksums."""
+
+    run: int
+
+
+class SlabsInspected(Message, frozen=True, kw_only=True):
+    """Which copies are whole, and which complete ones are damaged."""
+
+    copies: list[KeptCopy]
+    damaged: list[DamagedCopy]
+
+
+class FlipBit(BulkRequest, frozen=True, kw_only=True):
+    """Flip one bit in the newest complete copy of `shard`, or of any, as failing memory does."""
+
+    shard: int | None
+    bit: int
+
+
+class BitFlipped(Message, frozen=True, kw_only=True):
+    """Where it was."""
+
+    shard: int
+    version: int
+    byte: int
+
+
+class FreeSlabs(BulkRequest, frozen=True, kw_only=True):
+    """Be the last to let these slabs go: to give GiBs back takes a while, too."""
+
+
+class SlabsFreed(Message, frozen=True, kw_only=True):
+    """Their memory is free."""
+
+
+class WriteShards(BulkRequest, frozen=True, kw_only=True):
+    """Write these slabs' own shards of a version to the persistent tier; `Persisted` answers.
+
+    Attributes:
+        order: The version, and where to.
+        layouts: Of each slab's own shard, in the order of the slabs.
+        is_full: Whether every write is to fail, as on a full disk.
+    """
+
+    order: Persist
+    layouts: list[ShardLayout]
+    is_full: bool = False
+
+
+class WriteManifest(BulkRequest, frozen=True, kw_only=True):
+    """Write the manifest of a version; `Committed` answers."""
+
+    order: Commit
+
+
+class ListVersions(BulkRequest, frozen=True, kw_only=True):
+    """Say what the persistent tier at `url` has."""
+
+    url: str
+
+
+class VersionsListed(Message, frozen=True, kw_only=True):
+    """Its versions, oldest first."""
+
+    versions: list[Stored]
+
+
+# -- worker and agent ------------------------------------------------------------------------------
 
 
 class SlabRequest(Message, frozen=True, kw_only=True):

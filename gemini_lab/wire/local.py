@@ -1,6 +1,6 @@
 """Messages and file descriptors between an agent and the processes of its own node.
 
-A message is one line: a digit, how many descriptors come along, and its JSON.
+A message is one line: a number, how many descriptors come along, and its JSON.
 """
 
 import socket
@@ -9,7 +9,7 @@ from collections import deque
 from gemini_lab.recovery.messages import Message, decode, encode
 
 _READ_BYTES = 2**16
-_MAX_FDS = 8
+_MAX_FDS = 253  # the kernel's limit for one message
 
 
 class LocalChannel:
@@ -70,7 +70,8 @@ class LocalChannel:
 
     def _next(self) -> tuple[Message, list[int]]:
         line = self._lines.popleft()
-        return decode(line[1:]), [self._fds.popleft() for _ in range(int(line[:1]))]
+        start = line.index(b"{")
+        return decode(line[start:]), [self._fds.popleft() for _ in range(int(line[:start]))]
 
     def _read(self) -> bool:
         try:

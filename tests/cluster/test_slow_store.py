@@ -1,5 +1,8 @@
 """A persistent tier that hangs, behind a user's own fsspec driver: training does not notice."""
 
+import subprocess
+import sys
+import textwrap
 import time
 
 import fsspec
@@ -11,6 +14,8 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
+
+from .conftest import processes_of_labs
 
 DRIVER = '''
 """Files that nobody can write or list while a file called `hold` lies beside this module."""
@@ -98,6 +103,42 @@ def test_a_lab_closes_while_its_store_hangs(hold, tmp_path):
         hold.touch()
         until(lambda: run.iteration == 6)
     assert hold.exists()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tmp_path):
+    code = f"""
+        from pathlib import Path
+        import time
+        from gemini_lab import Lab
+        from gemini_lab.experiments.quickstart import gpt_job
+
+        lab = Lab(2, 0, folder="lab")
+        run = lab.train(
+            gpt_job(size="tiny", iterations=6, layer_s=0.03), persist_every_iterations=2,
+            persistent_url="held://{tmp_path}/tier",
+        )
+        while run.iteration < 6: time.sleep(0.05)
+        print("hangs", flush=True)
+        run.wait()
+    """
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with owner:
+        until((tmp_path / "tier").exists)  # claimed; a version comes later
+        hold.touch()
+        assert owner.stdout.readline() == "hangs\n"
+        assert busy_with_the_tier()
+        owner.kill()
+    until(lambda: not busy_with_the_tier(), 60)
+    assert hold.exists()
+
+
+def busy_with_the_tier() -> list[int]:
+    """The bulk processes of these tests' nodes."""
+    return [p.pid for p in processes_of_labs() if "gemini_lab.node.bulk_process" in p.cmdline()]
 
 
 def until(holds, limit_s: float = 120.0) -> None:

@@ -1,0 +1,188 @@
+"""Bulk work beside the agent: processes that touch every byte, so that its event loop never does.
+
+To allocate, check, save or free GiBs takes seconds, and the persistent tier's driver is a
+stranger that may hang or crash. In the agent's own interpreter either would keep heartbeats from
+leaving, and a healthy node would count as lost. A bulk process owns nothing: slabs come along as
+descriptors of the agent's, so that one that is killed costs its question and no memory.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.recovery.messages import BulkRequest, Message, Refused
+from gemini_lab.wire.local import LocalChannel
+
+Answer = TypeVar("Answer", bound=Message)
+REAP_S: Final = 2.0  # for killed processes to be gone; a disk that hangs may hold one for longer
+
+
+class BulkEndedError(GeminiError):
+    """A bulk process ended before it had answered."""
+
+
+class BulkProcesses:
+    """The bulk processes of one node: as many as there are questions at once."""
+
+    def __init__(self) -> None:
+        self._all: set[_BulkProcess] = set()
+        self._idle: list[_BulkProcess] = []
+
+    async def warm_up(self) -> None:
+        """Have one ready before the first question."""
+        process = await self._start()
+        await process.ready()
+        self._idle.append(process)
+
+    async def ask(
+        self, request: BulkRequest, kind: type[Answer], fds: Sequence[int] = ()
+    ) -> tuple[Answer, list[int]]:
+        """Have a process do something, and wait for its answer, of this kind.
+
+        Cancelling the wait kills the process: nobody else can end a call into a store that hangs.
+
+        Args:
+            request: What to do.
+            kind: Of the answer.
+            fds: Descriptors to give away; they are closed here in any case.
+
+        Returns:
+            The answer, and the descriptors that came with it.
+
+        Raises:
+            GeminiError: It was refused, with its own type.
+            BulkEndedError: The process ended first.
+        """
+        with contextlib.ExitStack() as given:
+            for fd in fds:
+                given.callback(os.close, fd)
+            process = await self._take()
+            try:
+                await process.ready()
+                process.send(request, tuple(fds))
+                given.close()  # before it begins: a slab that is laid out anew must go first
+                answer, their_fds = await process.receive(request)
+            except BaseException:
+                self._end(process)
+                raise
+        self._idle.append(process)
+        if isinstance(answer, Refused):
+            raise answer.to_error()
+        if not isinstance(answer, kind):
+            raise GeminiError(f"{type(request).__name__} was answered by {type(answer).__name__}")
+        return answer, their_fds
+
+    def signal_all(self, signal_number: int) -> None:
+        """Send a signal to all of them at once."""
+        for process in self._all:
+            process.signal(signal_number)
+
+    async def close(self) -> None:
+        """End all of them, whatever they do."""
+        ended = [process.end() for process in self._all]
+        self._all.clear()
+        self._idle.clear()
+        if ended:
+            await asyncio.wait(ended, timeout=REAP_S)
+
+    async def _take(self) -> "_BulkProcess":
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_open:
+                return process
+            self._end(process)
+        return await self._start()
+
+    async def _start(self) -> "_BulkProcess":
+        process = await _BulkProcess.start()
+        self._all.add(process)
+        return process
+
+    def _end(self, process: "_BulkProcess") -> None:
+        process.end()
+        self._all.discard(process)
+
+
+class _BulkProcess:
+    """The agent's end of one bulk process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: LocalChannel) -> None:
+        self.is_open = True
+        self._process = process
+        self._channel = channel
+        self._is_ready = False
+        self._heard: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
+        self._gone = asyncio.create_task(process.wait())
+        asyncio.get_running_loop().add_reader(channel, self._read)
+
+    @classmethod
+    async def start(cls) -> "_BulkProcess":
+        """A new process; it dies with this one."""
+        channel, theirs = LocalChannel.pair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gemini_lab.node.bulk_process", str(theirs.fileno()),
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr,
+            )  # fmt: skip
+        finally:
+            theirs.close()
+        return cls(process, channel)
+
+    async def ready(self) -> None:
+        """Wait for its `BulkReady`: sent before it reads, a long question would block us."""
+        if not self._is_ready:
+            await self._next("its imports")
+            self._is_ready = True
+
+    def send(self, request: BulkRequest, fds: tuple[int, ...]) -> None:
+        """Ask; that it is gone is told by `receive`."""
+        self._channel.send(request, fds)
+
+    async def receive(self, request: BulkRequest) -> tuple[Message, list[int]]:
+        """Wait for the answer.
+
+        Raises:
+            BulkEndedError: The process is gone.
+        """
+        return await self._next(type(request).__name__)
+
+    def signal(self, signal_number: int) -> None:
+        """Send it a signal, if it still is."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal_number)
+
+    def end(self) -> "asyncio.Task[int]":
+        """Kill it; the task is done when it is gone."""
+        if self.is_open:
+            self._close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        return self._gone
+
+    async def _next(self, purpose: str) -> tuple[Message, list[int]]:
+        heard = await self._heard.get() if self.is_open or not self._heard.empty() else None
+        if heard is not None:
+            return heard
+        code = await self._gone
+        raise BulkEndedError(
+            f"a bulk process ended ({-code if code < 0 else code}) before it had done "
+            f"{purpose}; nothing but that is lost: it can be asked again"
+        )
+
+    def _read(self) -> None:
+        messages, is_open = self._channel.poll()
+        for heard in messages:
+            self._heard.put_nowait(heard)
+        if not is_open:
+            self._close()
+
+    def _close(self) -> None:
+        self.is_open = False
+        asyncio.get_running_loop().remove_reader(self._channel)
+        self._channel.close()
+        self._heard.put_nowait(None)  # for who waits for an answer

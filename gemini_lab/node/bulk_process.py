@@ -1,0 +1,208 @@
+"""A bulk process: does what an agent must not, one thing at a time, and owns nothing.
+
+Run as `python -m gemini_lab.node.bulk_process FD` with the agent's socket as descriptor FD. It
+dies with its agent, whatever it waits for.
+"""
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.errors import IntegrityError, MessageError
+from gemini_lab.memory.free import require_memory
+from gemini_lab.memory.slab import CopyInfo, Slab, SlotSpec, flip_bit
+from gemini_lab.recovery.messages import (
+    BitFlipped,
+    BulkReady,
+    Commit,
+    Committed,
+    DamagedCopy,
+    FlipBit,
+    FreeSlabs,
+    InspectSlabs,
+    KeptCopy,
+    LayOutSlab,
+    ListVersions,
+    Message,
+    Persisted,
+    Refused,
+    SlabLaidOut,
+    SlabsFreed,
+    SlabsInspected,
+    VersionsListed,
+    WriteManifest,
+    WriteShards,
+)
+from gemini_lab.shard.lineage import NO_LINEAGE
+from gemini_lab.storage import persistent_tier
+from gemini_lab.wire.local import LocalChannel
+
+
+def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, ...]]:
+    """Do what is asked, with these slabs; the answer, and descriptors that go with it."""
+    match request:
+        case LayOutSlab():
+            slab = lay_out(request, slabs)
+            slabs.append(slab)
+            return SlabLaidOut(), (slab.fd,)
+        case InspectSlabs():
+            return inspect(request.run, slabs), ()
+        case FlipBit():
+            return flip_one_bit(request, slabs), ()
+        case FreeSlabs():
+            _free(slabs)
+            return SlabsFreed(), ()
+        case WriteShards():
+            with full_store(is_full=request.is_full):
+                return write_shards(request, slabs), ()
+        case WriteManifest():
+            return write_manifest(request.order), ()
+        case ListVersions():
+            return VersionsListed(versions=persistent_tier(request.url).stored()), ()
+        case _:
+            raise MessageError(f"no bulk process does {type(request).__name__}")
+
+
+def lay_out(request: LayOutSlab, old: list[Slab]) -> Slab:
+    """A new slab in the place of an old one, if there is one, with the copies that fit in both."""
+    specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in request.slots)
+    kept = [copy for slab in old for copy in _copies_that_fit(slab, specs, request.chunk_bytes)]
+    _free(old)  # before the new one is made: there may be no room for both
+    slab = Slab.create(specs, chunk_bytes=request.chunk_bytes)
+    for info, payload in kept:
+        buffer = slab.begin(info.shard, info.version, info.lineage)
+        buffer.data[: len(payload)] = memoryview(payload)
+        for index in range(buffer.chunk_count(len(payload))):
+            buffer.seal_chunk(index)
+        buffer.commit(len(payload))
+    return slab
+
+
+def _copies_that_fit(
+    slab: Slab, specs: Sequence[SlotSpec], chunk_bytes: int
+) -> list[tuple[CopyInfo, bytearray]]:
+    """The whole copies of `slab` whose shards have room in a slab of this form."""
+    room = {spec.shard: spec.payload_bytes for spec in specs}
+    found = []
+    for info in slab.copies() if slab.chunk_bytes == chunk_bytes else ():
+        if info.payload_bytes <= room.get(info.shard, -1):
+            with suppress(IntegrityError):
+                payload = slab.snapshot(info.shard, info.version, info.lineage)
+                found.append((info, payload))
+    return found
+
+
+def inspect(run: int, slabs: Sequence[Slab]) -> SlabsInspected:
+    """Which of a run's copies are whole, and which differ from their checksums; all are read."""
+    copies, damaged = [], []
+    for slab in slabs:
+        for copy in slab.copies():
+            if copy.lineage.run != run:
+                continue
+            bad = slab.read(copy.shard, copy.version, copy.lineage).bad_chunks()
+            if bad:
+                damaged.append(DamagedCopy(copy.shard, copy.version, copy.lineage, bad[0]))
+            else:
+                copies.append(KeptCopy(copy.shard, copy.version, copy.lineage))
+    return SlabsInspected(copies=copies, damaged=damaged)
+
+
+def flip_one_bit(request: FlipBit, slabs: Sequence[Slab]) -> BitFlipped:
+    """Flip one bit in the newest complete copy of a shard."""
+    copies = [(c.version, c.shard, s) for s in slabs for c in s.copies()]
+    wanted = [c for c in copies if request.shard in {None, c[1]}]
+    if not wanted:
+        which = "any shard" if request.shard is None else f"shard {request.shard}"
+        raise IntegrityError(f"no complete copy of {which} is kept here to be damaged")
+    version, shard, slab = max(wanted, key=lambda c: (c[0], -c[1]))
+    size_bytes = slab.read(shard, version).info.payload_bytes
+    byte, bit = divmod(request.bit % (size_bytes * 8), 8)
+    flip_bit(slab, shard, version, byte, bit)
+    return BitFlipped(shard=shard, version=version, byte=byte)
+
+
+def write_shards(request: WriteShards, slabs: Sequence[Slab]) -> Persisted:
+    """Write the slabs' own shards of a version to the persistent tier.
+
+    Where several histories have had the version, the last one's is meant. All shards are copied
+    out of their slabs first, for training does not wait for storage and soon writes over them.
+
+    Raises:
+        IntegrityError: The version is gone or damaged.
+        CapacityError: There is no memory for the copies, or no room in the store.
+    """
+    order, version = request.order, request.order.version
+    owners = {slab.slots[0].shard: slab for slab in slabs}
+    found = [c for slab in slabs for c in slab.copies() if c.version == version]
+    lineage = max((c.lineage for c in found if c.shard in owners), default=NO_LINEAGE)
+    require_memory(
+        sum(layout.payload_bytes for layout in request.layouts),
+        purpose=f"saving version {version}, which is copied out of the way of training first,",
+        way_out="the version is not saved; use more nodes, or machines with more memory",
+    )
+    payloads = [slab.snapshot(shard, version, lineage) for shard, slab in owners.items()]
+    tier = persistent_tier(order.url)
+    records = [
+        tier.write_shard(version, shard, payload, layout)
+        for shard, payload, layout in zip(owners, payloads, request.layouts, strict=True)
+    ]
+    return Persisted(epoch=order.epoch, version=version, lineage=lineage, records=records)
+
+
+def write_manifest(order: Commit) -> Committed:
+    """Make a version exist whose shards are all written."""
+    tier = persistent_tier(order.url, keep=order.keep)
+    tier.commit(order.version, order.records, msgspec.to_builtins(order.meta))
+    size_bytes = sum(record.size_bytes for record in order.records)
+    return Committed(epoch=order.epoch, version=order.version, size_bytes=size_bytes)
+
+
+@contextmanager
+def full_store(*, is_full: bool) -> Iterator[None]:
+    """While it lasts no file of this process can grow: the kernel refuses, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _free(slabs: list[Slab]) -> None:
+    while slabs:
+        slabs.pop().close()
+
+
+def _do(channel: LocalChannel, request: Message, fds: list[int]) -> None:
+    slabs: list[Slab] = []
+    try:
+        for fd in fds:
+            slabs.append(Slab.attach(fd))
+            os.close(fd)
+        channel.send(*answer_to(request, slabs))
+    except Exception as error:  # noqa: BLE001 - the process's edge: told, then it goes on
+        channel.send(Refused.of(error))
+    finally:
+        _free(slabs)
+
+
+def main() -> None:
+    """Do what the agent asks until it is gone."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk is an error, not the end
+    channel = LocalChannel.adopt(int(sys.argv[1]))
+    channel.send(BulkReady())
+    while (heard := channel.receive()) is not None:
+        _do(channel, *heard)
+
+
+if __name__ == "__main__":
+    main()

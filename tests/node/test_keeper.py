@@ -1,0 +1,362 @@
+"""A node's memory: what touches every byte of it is done beside the loop that says "I live"."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+import numpy as np
+import psutil
+import pytest
+
+from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
+from gemini_lab.memory.slab import Slab
+from gemini_lab.node.bulk import BulkEndedError, BulkProcesses
+from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.recovery.messages import (
+    KeptCopy,
+    ListVersions,
+    Message,
+    Persist,
+    Persisted,
+    PersistFailed,
+    SlabRequest,
+    SlotWanted,
+    VersionsListed,
+)
+from gemini_lab.shard.layout import ShardLayout, lay_out
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab.storage import persistent_tier
+
+RUN = 7
+MADE_IN = Lineage(run=RUN, epoch=1)
+CHUNK_BYTES = 4096
+BEATS = 20
+PATIENCE_S = 60.0
+
+
+def layout_of(shard: int, elements: int = 5000) -> ShardLayout:
+    return ShardLayout(
+        rank=shard,
+        world_size=2,
+        stage=3,
+        optimizer="Adam",
+        tensors=lay_out([("weights", "float32", (elements,))], start_bytes=64),
+        small_offset_bytes=0,
+        small_capacity_bytes=64,
+        payload_bytes=64 + 4 * elements,
+        weights={"w": (elements,)},
+        pieces=(),
+        aliases={},
+        frozen=(),
+        frozen_digest="",
+    )
+
+
+def wanted(*shards: int, elements: int = 5000) -> SlabRequest:
+    layout = layout_of(shards[0], elements)
+    slots = [SlotWanted(shard, layout.payload_bytes) for shard in shards]
+    return SlabRequest(slots=slots, chunk_bytes=CHUNK_BYTES, layout=layout)
+
+
+def fill(slab: Slab, shard: int, version: int) -> bytes:
+    """Write a version as a worker does; returns its bytes."""
+    buffer = slab.begin(shard, version, MADE_IN)
+    buffer.data[:] = np.random.default_rng((shard, version)).integers(0, 256, buffer.data.size)
+    for index in range(buffer.chunk_count(buffer.data.nbytes)):
+        buffer.seal_chunk(index)
+    buffer.commit(buffer.data.nbytes)
+    return bytes(buffer.data)
+
+
+@contextlib.asynccontextmanager
+async def a_node() -> AsyncIterator[tuple[BulkProcesses, MemoryKeeper]]:
+    bulk = BulkProcesses()
+    keeper = MemoryKeeper(bulk)
+    await bulk.warm_up()
+    try:
+        yield bulk, keeper
+    finally:
+        await bulk.close()
+        keeper.close()
+
+
+def on_a_node(story: Callable[[BulkProcesses, MemoryKeeper], Awaitable[None]]) -> None:
+    """Tell a story on a node of its own; no process may be left of it."""
+
+    async def tell() -> None:
+        async with a_node() as (bulk, keeper):
+            await asyncio.wait_for(story(bulk, keeper), PATIENCE_S)
+
+    asyncio.run(tell())
+    assert bulk_processes() == []
+
+
+def bulk_processes(parent: int | None = None) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(parent).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            is_alive = process.status() != psutil.STATUS_ZOMBIE
+            if is_alive and "gemini_lab.node.bulk_process" in process.cmdline():
+                found.append(process)
+    return found
+
+
+async def beats_on_during(work: Coroutine[None, None, object], bulk: BulkProcesses) -> object:
+    """Stop whatever works, see the loop beat on, and let it work again; gives what it gave."""
+    bulk.signal_all(signal.SIGSTOP)
+    task = asyncio.create_task(work)
+    for _ in range(BEATS):
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    bulk.signal_all(signal.SIGCONT)
+    return await task
+
+
+def hang_writes(url: str, version: int, file: str) -> None:
+    """Have the next write of this shard never return: its file is a pipe that nobody reads."""
+    folder = persistent_tier(url)._folder(version)
+    os.makedirs(folder)
+    os.mkfifo(f"{folder}/{file}.part")
+
+
+async def file_of(keeper: MemoryKeeper, version: int, url: str) -> str:
+    """The name of the only shard's file, by saving it somewhere."""
+    said = await keeper.persist(Persist(epoch=1, version=version, url=url), is_full=False)
+    return said.records[0].file
+
+
+# -- the loop is free ------------------------------------------------------------------------------
+
+
+def test_the_loop_beats_on_while_slabs_are_made_read_saved_damaged_and_freed(tmp_path):
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        slab = await beats_on_during(keeper.slab(0, wanted(0, 1)), bulk)
+        payload = fill(slab, 0, version=3)
+        found = await beats_on_during(keeper.inventory(RUN), bulk)
+        assert found.copies == [KeptCopy(0, 3, MADE_IN)]
+        order = Persist(epoch=1, version=3, url=str(tmp_path))
+        said = await beats_on_during(keeper.persist(order, is_full=False), bulk)
+        assert (said.version, said.lineage) == (3, MADE_IN)
+        [record] = said.records
+        assert (tmp_path / "version-000000000003" / record.file).read_bytes().endswith(payload)
+        hit = await beats_on_during(keeper.flip_bit(shard=None, bit=12345), bulk)
+        assert (hit.shard, hit.version) == (0, 3)
+        assert [damaged.chunk for damaged in (await keeper.inventory(RUN)).damaged] == [
+            hit.byte // CHUNK_BYTES
+        ]
+        await beats_on_during(keeper.free(), bulk)
+        assert keeper.own_shards() == []
+
+    on_a_node(story)
+
+
+# -- a store that hangs ----------------------------------------------------------------------------
+
+
+def test_an_inventory_is_taken_while_a_save_hangs(tmp_path):
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+        url = str(tmp_path / "hangs")
+        hang_writes(url, 3, await file_of(keeper, 3, str(tmp_path / "works")))
+        save = asyncio.create_task(
+            keeper.persist(Persist(epoch=1, version=3, url=url), is_full=False)
+        )
+        for _ in range(3):
+            assert (await keeper.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
+        assert not save.done()
+        assert len(bulk_processes()) == 2
+        await bulk.close()
+        with pytest.raises(BulkEndedError):
+            await save
+
+    on_a_node(story)
+
+
+def test_a_listing_that_hangs_ends_when_nobody_waits_for_it_any_more(tmp_path):
+    folder = tmp_path / "version-000000000001"
+    folder.mkdir()
+    os.mkfifo(folder / "manifest.json")
+
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del keeper
+        listing = bulk.ask(ListVersions(url=str(tmp_path)), VersionsListed)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(listing, 0.5)
+        await until(lambda: bulk_processes() == [])
+
+    on_a_node(story)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.02)
+
+
+def test_the_next_version_is_saved_after_one_that_hangs(tmp_path):
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        slab = await keeper.slab(0, wanted(0))
+        fill(slab, 0, version=3)
+        hangs, works = str(tmp_path / "hangs"), str(tmp_path / "works")
+        hang_writes(hangs, 3, await file_of(keeper, 3, works))
+        answers: asyncio.Queue[Message] = asyncio.Queue()
+        writer = ShardWriter(
+            keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+        )
+        writer.expect(Persist(epoch=1, version=3, url=hangs))
+        await until(lambda: len(bulk_processes()) == 1)
+        writer.expect(Persist(epoch=1, version=4, url=works))
+        assert answers.empty()
+        fill(slab, 0, version=4)
+        writer.begin_if_whole()
+        said = await answers.get()
+        assert isinstance(said, Persisted)
+        assert said.version == 4
+        assert len(bulk_processes()) == 1, "the one that hung is gone"
+
+    on_a_node(story)
+
+
+def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+        answers: asyncio.Queue[Message] = asyncio.Queue()
+        writer = ShardWriter(
+            keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+        )
+        writer.is_full = True
+        writer.expect(Persist(epoch=1, version=3, url=str(tmp_path)))
+        said = await answers.get()
+        assert isinstance(said, PersistFailed)
+        assert "it is full" in said.reason
+        writer.is_full = False
+        await keeper.slab(1, wanted(1))  # memory is no file on that disk
+        fill(await keeper.slab(1, wanted(1)), 1, version=3)
+        writer.expect(Persist(epoch=1, version=3, url=str(tmp_path)))
+        said = await answers.get()
+        assert isinstance(said, Persisted)
+        assert [record.shard for record in said.records] == [0, 1]
+
+    on_a_node(story)
+
+
+# -- processes that die ----------------------------------------------------------------------------
+
+
+def test_a_bulk_process_killed_in_an_inventory_costs_no_copy():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+        bulk.signal_all(signal.SIGSTOP)
+        inventory = asyncio.create_task(keeper.inventory(RUN))
+        await asyncio.sleep(0.1)
+        bulk.signal_all(signal.SIGKILL)
+        assert (await inventory).copies == [KeptCopy(0, 3, MADE_IN)]
+
+    on_a_node(story)
+
+
+def test_a_bulk_process_killed_while_idle_is_replaced_before_anyone_notices():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+        bulk.signal_all(signal.SIGKILL)
+        await until(lambda: bulk_processes() == [])
+        assert (await keeper.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
+
+    on_a_node(story)
+
+
+def test_a_bulk_process_killed_in_a_save_fails_that_save_alone(tmp_path):
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+        bulk.signal_all(signal.SIGSTOP)
+        order = Persist(epoch=1, version=3, url=str(tmp_path))
+        save = asyncio.create_task(keeper.persist(order, is_full=False))
+        await asyncio.sleep(0.1)
+        bulk.signal_all(signal.SIGKILL)
+        with pytest.raises(BulkEndedError, match=r"ended \(9\)"):
+            await save
+        assert (await keeper.persist(order, is_full=False)).version == 3
+
+    on_a_node(story)
+
+
+def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_path):
+    """Its memory has no name: it is gone with the last process that has it."""
+    code = f"""
+        import asyncio, sys
+        sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+        from test_keeper import *
+
+        async def tell():
+            async with a_node() as (bulk, keeper):
+                fill(await keeper.slab(0, wanted(0)), 0, version=3)
+                hangs = {str(tmp_path / "hangs")!r}
+                hang_writes(hangs, 3, await file_of(keeper, 3, {str(tmp_path / "works")!r}))
+                order = Persist(epoch=1, version=3, url=hangs)
+                save = asyncio.create_task(keeper.persist(order, is_full=False))
+                await keeper.inventory(RUN)
+                print("hangs", flush=True)
+                await save
+
+        asyncio.run(tell())
+    """
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout.readline() == "hangs\n"
+        left = bulk_processes(owner.pid)
+        assert len(left) == 2
+        owner.kill()
+    _, alive = psutil.wait_procs(left, timeout=20)
+    assert alive == []
+
+
+# -- what the memory is ----------------------------------------------------------------------------
+
+
+def test_a_slab_stays_what_it_is_for_the_same_place_and_comes_along_to_another():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        slab = await keeper.slab(0, wanted(0, 1))
+        own, replica = fill(slab, 0, version=3), fill(slab, 1, version=3)
+        assert await keeper.slab(0, wanted(0, 1)) is slab
+        anew = await keeper.slab(0, wanted(1, 2))
+        assert bytes(anew.read(1, 3, MADE_IN).data) == replica != own
+        assert (await keeper.inventory(RUN)).copies == [KeptCopy(1, 3, MADE_IN)]
+        assert keeper.own_shards() == [1]
+
+    on_a_node(story)
+
+
+def test_a_node_of_many_workers_is_read_at_once():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        for place in range(16):
+            fill(await keeper.slab(place, wanted(place, elements=100)), place, version=2)
+        found = await keeper.inventory(RUN)
+        assert sorted(copy.shard for copy in found.copies) == list(range(16))
+        assert (await keeper.inventory(RUN + 1)).copies == []
+
+    on_a_node(story)
+
+
+def test_what_is_refused_keeps_its_kind():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        with pytest.raises(CapacityError, match="checkpoint slab"):
+            await keeper.slab(0, wanted(0, elements=2**44))
+        with pytest.raises(IntegrityError, match="no complete copy of shard 5"):
+            await keeper.flip_bit(shard=5, bit=0)
+        await keeper.slab(0, wanted(0))
+        with pytest.raises(ConfigError, match="changed since"):
+            await keeper.slab(0, wanted(0, elements=70))
+        with pytest.raises(IntegrityError, match="version 1 of shard 0 is not complete"):
+            await keeper.persist(Persist(epoch=1, version=1, url="/nowhere"), is_full=False)
+
+    on_a_node(story)
