@@ -34,7 +34,7 @@ class Job:
         object.__setattr__(self, "cwd", str(self.cwd))
 
     def check(self) -> None:
-        """Return if the job can start.
+        """Refuse a job that cannot start.
 
         Raises:
             ConfigError: The script or module is not there.

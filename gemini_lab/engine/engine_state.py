@@ -217,7 +217,7 @@ class EngineState:
             )
 
     def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:
-        """Return if a version fits this engine and this script."""
+        """Refuse a version that does not fit this engine and this script."""
         require_same(decode(zlib.decompress(small["identity"])), self.layout.identity)
         if size_bytes != self.layout.payload_bytes:
             raise IntegrityError(

@@ -63,7 +63,7 @@ def open_shard_memory(
 
 
 def require_fingerprint(layout: ShardLayout, saved: str | None) -> None:
-    """Return if this is the model of the saved version.
+    """Refuse a model that is not that of the saved version.
 
     Raises:
         ConfigError: It is another one.

@@ -47,7 +47,7 @@ def exercise_2(harder: object, *, train_on: Callable[..., Run]) -> str:
     need(every > 1, f"{format_bytes(left)} do not fit, not enough to make versions rarer")
     apart = max((later - sooner for sooner, later in pairwise(versions)), default=0)
     need(apart == every, f"the log has {versions}; too few to see it? choose an easier machine")
-    return f"right: {format_bytes(left)} do not fit, every {every}. version is sent: {versions}"
+    return f"right: {format_bytes(left)} do not fit, one version in {every} is sent: {versions}"
 
 
 def _machine(harder: object) -> dict[str, float]:

@@ -175,7 +175,7 @@ class Scenario:
         """The scenario in the file at `path`.
 
         Raises:
-            ConfigError: There is no such file, or it is no scenario.
+            ConfigError: There is no such file, or it is not a scenario.
         """
         try:
             record = json.loads(path.read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ LOOPBACK: Final = "127.0.0.1"
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
-ALONE_S: Final = 60.0  # without any agent for so long, nothing will come of a run any more
+ALONE_S: Final = 60.0  # after this long without any agent, a run has ended
 
 
 def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "AgentCluster":

@@ -24,7 +24,7 @@ class LabConfig:
         hosts: Machines to start on; none: this one.
         etcd: A running etcd; `None`: one is started.
         folder: Where runs keep their logs.
-        lease_s: A node that gives no sign of life for so long counts as lost.
+        lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Fork workers from a parent that has imported everything.
         operator: Where machines come from; `None`: from `mpiexec`.
         racks: The rack of each node, standbys included; `None`: they are not known.

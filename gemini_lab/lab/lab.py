@@ -40,12 +40,12 @@ class Lab:
     Args:
         nodes: Machines that train.
         standbys: Machines that wait to take a lost one's place.
-        workers_per_node: Training processes on each: one a GPU.
+        workers_per_node: Training processes on each: one per GPU.
         hosts: Host names, or the path of an MPI hostfile; without, every node is a process group
             on this machine. Hosts beyond `nodes + standbys` are spare ones.
         etcd: `host:port[,host:port...]` of a running etcd; without, one is started.
         folder: Where runs keep their logs.
-        lease_s: A node that gives no sign of life for so long counts as lost.
+        lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Fork workers from a parent that has imported everything.
         operator: Where machines come from; by default `mpiexec` on this machine or `hosts`.
         racks: The rack of each node, in their order, standbys included: replicas are spread over

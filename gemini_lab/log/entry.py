@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class EventError(IntegrityError, ValueError):
-    """A line of a log, or a record like one, is no event."""
+    """A line of a log, or a record like one, is not an event."""
 
 
 def encode_entry(entry: Entry) -> bytes:

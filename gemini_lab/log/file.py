@@ -53,7 +53,7 @@ class LineReader:
         """The entry on the next line; `None` for what only tells how the log is written.
 
         Raises:
-            EventError: The line is no event.
+            EventError: The line is not an event.
             SchemaError: The log is of a newer schema.
         """
         if self._schema is None:
@@ -73,7 +73,7 @@ def read_log(path: Path) -> Iterator[Entry]:
     """The entries of the log at `path`; a last line that was cut short by a crash is left out.
 
     Raises:
-        EventError: A line is no event; the message has its number.
+        EventError: A line is not an event; the message has its number.
         SchemaError: The log is of a newer schema.
     """
     reader = LineReader()

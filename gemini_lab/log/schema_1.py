@@ -26,7 +26,7 @@ def read_entry(line: bytes) -> Entry:
     """The entry on one line of such a log.
 
     Raises:
-        EventError: The line is no event of that schema.
+        EventError: The line is not an event of that schema.
     """
     try:
         record = json.loads(line)  # that schema wrote NaN as the bare word
@@ -34,7 +34,7 @@ def read_entry(line: bytes) -> Entry:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, EventError):
             raise
-        raise EventError(f"this line is no event of schema 1 ({error!r}): {line[:80]!r}") from error
+        raise EventError(f"this line is not an event of schema 1 ({error!r}): {line[:80]!r}") from error
 
 
 def _envelope(record: Data) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def free_memory(
 
 
 def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:
-    """Return if `size_bytes` can be taken now.
+    """Refuse `size_bytes` that cannot be taken now.
 
     Raises:
         CapacityError: They cannot; the message has the numbers, `purpose` and `way_out`.

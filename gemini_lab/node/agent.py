@@ -66,7 +66,7 @@ from gemini_lab.recovery.plan import Stored
 from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
-LAB_GRACE_S: Final = 5.0  # without a lab for so long, an agent ends
+LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 

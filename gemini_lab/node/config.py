@@ -13,7 +13,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         token: The lab's secret, by which its processes know one another.
         etcd: Where the lab's store is.
         prefix: Of all the lab's keys there.
-        lease_s: A node that gives no sign of life for so long counts as lost.
+        lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Whether workers are forked from a parent that has imported everything.
         threads: For each worker's computations; `None` leaves it to the environment.
     """

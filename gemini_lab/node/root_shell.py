@@ -28,7 +28,7 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.root import RootAgent
 
-STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for so long resigns
+STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for this long resigns
 
 
 class Deposed(Exception):  # noqa: N818  (it is no error: another root acts now)

@@ -382,6 +382,6 @@ def _notes(schedule: ChunkSchedule, profile: Profile, *, starts_bytes: float) ->
         )
     if schedule.every_iterations > 1:
         yield (
-            f"only every {schedule.every_iterations}. version is sent: one delays its iteration by "
+            f"only one version in {schedule.every_iterations} is sent: it delays its iteration by "
             f"{format_seconds(schedule.delay_s)}"
         )

@@ -109,9 +109,9 @@ def propose_placement(
 
     Args:
         nodes: N.
-        failures_per_node_per_day: One rate for all, or one a node.
+        failures_per_node_per_day: One rate for all, or one for each node.
         repair_s: From a node's loss until its copies exist again on its successor.
-        memory_bytes: Memory for checkpoints on each node; one for all, or one a node.
+        memory_bytes: Memory for checkpoints on each node; one for all, or one for each.
         shard_bytes: Size of one node's shard.
         target: The chance asked for, below 1.
         horizon_days: How long memory has to suffice.

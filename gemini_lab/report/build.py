@@ -17,7 +17,7 @@ def load_report(folder: Path) -> RunReport:
 
     Raises:
         ConfigError: The log there is not that of a run.
-        EventError: A line of it is no event.
+        EventError: A line of it is not an event.
     """
     return build_report(read_log(folder / LOG_FILE), name=folder.name)
 

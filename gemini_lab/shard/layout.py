@@ -162,7 +162,7 @@ def lay_out(
 
 
 def require_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Return if a version with the identity `stored` can be loaded where it is `current`.
+    """Refuse to load a version with the identity `stored` where it is not that of `current`.
 
     Raises:
         ConfigError: It cannot; the message says what differs.

@@ -1,6 +1,6 @@
 """The persistent tier: whole versions in any store that fsspec reaches, for when memory is lost.
 
-    URL/version-000000000012/shard-0000-<digest>.safetensors    one a rank
+    URL/version-000000000012/shard-0000-<digest>.safetensors    one for each rank
     URL/version-000000000012/manifest.json                      last: all checksums, and its own
 
 A version exists when its manifest is whole and every shard file that it names is there. File names
@@ -110,7 +110,7 @@ class PersistentTier:
     # -- writing -------------------------------------------------------------------------------
 
     def check(self, size_bytes: int = 0) -> None:
-        """Return if the store can be written to, and has room for `size_bytes` if it can say so.
+        """Refuse a store that cannot be written to, or says that it has no room for `size_bytes`.
 
         Raises:
             ConfigError: It cannot be written to.

@@ -117,7 +117,7 @@ axes.grid(alpha=0.3)
 # %%
 slow = plan(**{**yours, "network": "10 Gbit/s"}).schedule
 print(f"at 10 Gbit/s a version every {slow.every_iterations} iterations, ", end="")
-print(f"{slow.mean_iteration_s / slow.iteration_s - 1:.1%} slower in the mean (model)")
+print(f"{slow.mean_iteration_s / slow.iteration_s - 1:.1%} slower on average (model)")
 
 # %% [markdown]
 # ## Exercise 1
@@ -220,7 +220,7 @@ year = []
 for name, where in (("groups as listed", plain), ("groups across racks", apart)):
     policy = replace(gemini(ready), name=name)
     year.append(simulate(ready, policy, bad_year, days=365, placement=where))
-    print(name, dict(year[-1].by_tier), f"{year[-1].wasted_s / 60:.1f} min wasted in the mean")
+    print(name, dict(year[-1].by_tier), f"{year[-1].wasted_s / 60:.1f} min wasted on average")
 
 # %%
 title = f"a year with {len(bad_year)} failures, racks among them"

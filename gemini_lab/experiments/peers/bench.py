@@ -120,7 +120,7 @@ def take_turns(
 
 
 def require(peers: Sequence[str], ranks: int) -> None:
-    """Return if these peers can be measured on so many ranks."""
+    """Refuse peers that cannot be measured on this many ranks."""
     unknown = [peer for peer in peers if peer not in CATALOG]
     if unknown:
         raise ConfigError(f"there is no peer {unknown[0]!r}; choose from {', '.join(CATALOG)}")
