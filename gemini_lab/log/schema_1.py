@@ -34,7 +34,9 @@ def read_entry(line: bytes) -> Entry:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, EventError):
             raise
-        raise EventError(f"this line is not an event of schema 1 ({error!r}): {line[:80]!r}") from error
+        raise EventError(
+            f"this line is not an event of schema 1 ({error!r}): {line[:80]!r}"
+        ) from error
 
 
 def _envelope(record: Data) -> dict[str, Any]:

@@ -121,7 +121,7 @@ async def beats_on_during(work: Coroutine[None, None, object], bulk: BulkProcess
 def hang_writes(url: str, version: int, file: str) -> None:
     """Have the next write of this shard never return: its file is a pipe that nobody reads."""
     folder = persistent_tier(url)._folder(version)
-    os.makedirs(folder)
+    Path(folder).mkdir(parents=True)
     os.mkfifo(f"{folder}/{file}.part")
 
 
@@ -289,7 +289,7 @@ def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_pat
     """Its memory has no name: it is gone with the last process that has it."""
     code = f"""
         import asyncio, sys
-        sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_keeper import *
 
         async def tell():

@@ -68,8 +68,8 @@ class Status:
         overhead: `None` until there is enough to compare.
         whole_version: Newest version of which every shard is whole in memory somewhere.
         whole_age_s: How long ago it became so.
-        survivable: This many nodes, whichever, may be lost now, and memory still has a whole version; -1
-            where memory has none at all, `None` where the placement is not known.
+        survivable: This many nodes, whichever, may be lost now, and memory still has a whole
+            version; -1 where memory has none at all, `None` where the placement is not known.
         survivable_version: That version.
         persistent_version: Newest version in the persistent tier.
         nodes: In order of position, then standbys, then nodes that were lost last.
