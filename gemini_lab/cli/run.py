@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
     number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
     number(
-        "--workers-per-node", default=LabConfig.workers_per_node, help="a GPU each (%(default)s)"
+        "--workers-per-node", default=LabConfig.workers_per_node, help="one per GPU (%(default)s)"
     )
     options.add_argument("--hostfile", help="MPI hostfile; in a Slurm allocation, its hosts")
     options.add_argument("--hosts", help="host names, separated by commas")

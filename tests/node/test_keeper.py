@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
 
 import numpy as np
 import psutil

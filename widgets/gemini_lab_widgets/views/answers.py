@@ -99,7 +99,7 @@ def chances(table: Replicas) -> str:
         for one in table.survival
     )
     return (
-        "<p>Chance that memory keeps every shard when this many nodes, whichever they are, are lost "
+        "<p>Chance that memory keeps every shard when this many nodes, whichever, are lost "
         f"at once (with all copies whole):</p><table>{rows}</table>"
     )
 
