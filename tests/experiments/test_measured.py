@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemini_lab.display import picture
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, breaking_point, crossing
@@ -169,7 +170,7 @@ def test_results_become_figures_beside_the_papers_and_name_what_was_emulated(tmp
     assert "1 GiB" in naive.how
     for figure in (seventh, eighth, sixteenth):
         assert "links are paced" in figure.notes[0]
-        assert figure.png().startswith(b"\x89PNG")
+        assert picture(figure).png().startswith(b"\x89PNG")
 
 
 def test_the_sweep_is_drawn_from_its_results(tmp_path) -> None:

@@ -208,7 +208,7 @@ def test_a_bug_is_shown_with_the_tracebacks_last_lines_as_lines(
 
 def test_the_chip_of_a_node_whose_worker_failed_is_not_green() -> None:
     text = drawn(StatusView, with_a_bug()).strip.text
-    (chip,) = (item for item in text.split("<li>") if "node-1<" in item)
+    (chip,) = (item for item in text.split("<li>") if "</i>node-1" in item)
     assert RED in chip
     assert "its worker failed" in chip
     assert GREEN not in text.partition("<ul")[2]
