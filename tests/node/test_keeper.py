@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -31,7 +32,6 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab.storage import persistent_tier
 
 RUN = 7
 MADE_IN = Lineage(run=RUN, epoch=1)
@@ -120,9 +120,9 @@ async def beats_on_during(work: Coroutine[None, None, object], bulk: BulkProcess
 
 def hang_writes(url: str, version: int, file: str) -> None:
     """Have the next write of this shard never return: its file is a pipe that nobody reads."""
-    folder = persistent_tier(url)._folder(version)
-    os.makedirs(folder)
-    os.mkfifo(f"{folder}/{file}.part")
+    folder = Path(url, f"version-{version:012}")
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / f"{file}.part")
 
 
 async def file_of(keeper: MemoryKeeper, version: int, url: str) -> str:
@@ -289,7 +289,7 @@ def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_pat
     """Its memory has no name: it is gone with the last process that has it."""
     code = f"""
         import asyncio, sys
-        sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_keeper import *
 
         async def tell():
