@@ -32,6 +32,7 @@ class BulkProcesses:
     def __init__(self) -> None:
         self._all: set[_BulkProcess] = set()
         self._idle: list[_BulkProcess] = []
+        self._ended: set[asyncio.Task[int]] = set()  # killed, and not gone yet
 
     async def warm_up(self) -> None:
         """Have one ready before the first question."""
@@ -84,11 +85,11 @@ class BulkProcesses:
 
     async def close(self) -> None:
         """End all of them, whatever they do."""
-        ended = [process.end() for process in self._all]
-        self._all.clear()
+        for process in list(self._all):
+            self._end(process)
         self._idle.clear()
-        if ended:
-            await asyncio.wait(ended, timeout=REAP_S)
+        if self._ended:
+            await asyncio.wait(self._ended, timeout=REAP_S)
 
     async def _take(self) -> "_BulkProcess":
         while self._idle:
@@ -104,8 +105,10 @@ class BulkProcesses:
         return process
 
     def _end(self, process: "_BulkProcess") -> None:
-        process.end()
         self._all.discard(process)
+        gone = process.end()
+        self._ended.add(gone)
+        gone.add_done_callback(self._ended.discard)
 
 
 class _BulkProcess:

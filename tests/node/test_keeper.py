@@ -32,7 +32,6 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab.storage import persistent_tier
 
 RUN = 7
 MADE_IN = Lineage(run=RUN, epoch=1)
@@ -121,9 +120,9 @@ async def beats_on_during(work: Coroutine[None, None, object], bulk: BulkProcess
 
 def hang_writes(url: str, version: int, file: str) -> None:
     """Have the next write of this shard never return: its file is a pipe that nobody reads."""
-    folder = persistent_tier(url)._folder(version)
-    Path(folder).mkdir(parents=True)
-    os.mkfifo(f"{folder}/{file}.part")
+    folder = Path(url, f"version-{version:012}")
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / f"{file}.part")
 
 
 async def file_of(keeper: MemoryKeeper, version: int, url: str) -> str:
