@@ -190,6 +190,7 @@ def start_protection(
         group=group,
         persistent_url=url,
         lineage=lineage,
+        layout=state.layout,
     )
     newest = _restore(session, state, place)
     traffic = open_traffic(

@@ -13,6 +13,7 @@ from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
+from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
@@ -74,6 +75,7 @@ class Place:
         group: All ranks, used by nothing else meanwhile.
         persistent_url: The persistent tier, if there is one.
         lineage: The history in which versions are made from now on.
+        layout: Of this rank's shard as the engine has it now.
     """
 
     rank: int
@@ -82,6 +84,7 @@ class Place:
     group: CheckpointGroup
     persistent_url: str | None
     lineage: Lineage = NO_LINEAGE
+    layout: ShardLayout | None = None
 
     @property
     def node(self) -> str:
@@ -171,15 +174,22 @@ def _receive(shard: int, plan: RecoveryPlan, sender: int, place: Place) -> Recei
 
 
 def fetch(version: int, place: Place) -> Receipt:
-    """Bring this rank's shard from the persistent tier into its slab."""
+    """Bring this rank's shard from the persistent tier into its slab.
+
+    Raises:
+        UnusableCopyError: It cannot be read, or is damaged.
+        ConfigError: It is of another model, optimizer or number of ranks.
+    """
     started_s = time.perf_counter()
     try:
         tier = persistent_tier(str(place.persistent_url))
-        payload = tier.read_shard(version, place.rank)
+        payload, stored = tier.read_file(version, place.rank)
     except (GeminiError, OSError) as error:
         raise UnusableCopyError(
             shard=place.rank, version=version, holder=None, reason=str(error)
         ) from error
+    if place.layout is not None:  # it may be another run's, of another model
+        require_same(stored.identity, place.layout.identity)
     buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload
     for index in range(buffer.chunk_count(len(payload))):

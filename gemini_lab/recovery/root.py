@@ -463,6 +463,8 @@ class RootAgent:
                 )
                 newest = max(self.state.newest, self._saver.newest_whole(self.state.ranks))
                 self.state = replace(self.state, newest=newest)
+                if self.state.phase == "running":  # a fast job makes several versions a tick
+                    yield from self._saver.begin_if_due(at_s, state=self.state)
 
     def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what."""

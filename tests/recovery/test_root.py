@@ -246,13 +246,13 @@ def test_a_version_goes_to_the_persistent_tier_and_is_committed_when_all_shards_
     for iteration in (1, 2):
         story.iterate(iteration)
     story.tick(story.now_s + 0.1)
-    assert story.of(events.PersistStarted)[0].version == 3
+    assert story.of(events.PersistStarted)[0].version == 2
     for node in story.members():
         assert not commits(story)
-        story.say(node, written(story, 3))
+        story.say(node, written(story, 2))
     assert len(commits(story)[0].records) == 4
-    story.say("node-3", Committed(epoch=story.epoch, version=3, size_bytes=10))
-    assert story.of(events.PersistFinished)[0].version == 3
+    story.say("node-3", Committed(epoch=story.epoch, version=2, size_bytes=10))
+    assert story.of(events.PersistFinished)[0].version == 2
 
 
 def test_a_failed_save_does_not_disturb_training():
