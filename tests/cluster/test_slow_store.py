@@ -108,7 +108,6 @@ def test_a_lab_closes_while_its_store_hangs(hold, tmp_path):
 @pytest.mark.usefixtures("leaves_nothing")
 def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tmp_path):
     code = f"""
-        from pathlib import Path
         import time
         from gemini_lab import Lab
         from gemini_lab.experiments.quickstart import gpt_job
@@ -118,6 +117,8 @@ def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tm
             gpt_job(size="tiny", iterations=6, layer_s=0.03), persist_every_iterations=2,
             persistent_url="held://{tmp_path}/tier",
         )
+        while run.iteration < 1: time.sleep(0.05)
+        print("trains", flush=True)
         while run.iteration < 6: time.sleep(0.05)
         print("hangs", flush=True)
         run.wait()
@@ -127,7 +128,7 @@ def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tm
         cwd=tmp_path, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with owner:
-        until((tmp_path / "tier").exists)  # claimed; a version comes later
+        assert owner.stdout.readline() == "trains\n"
         hold.touch()
         assert owner.stdout.readline() == "hangs\n"
         assert busy_with_the_tier()
