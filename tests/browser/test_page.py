@@ -45,9 +45,7 @@ def test_news_arrives_while_the_log_grows(log: Path, page: Any) -> None:
         assert not page.get_by_text("this is the whole run").count()
         write(log, [lines[half][20:], *lines[half + 1 :]])
         wait_for(page, "this is the whole run")
-        last = max(
-            e["data"]["iteration"] for e in map(json.loads, lines) if e["kind"] == "iteration"
-        )
+        last = max(e["iteration"] for e in map(json.loads, lines) if e["kind"] == "iteration")
         wait_for(page, f"{last:,}")
         assert not page.get_by_text("could not be read").count()
 
