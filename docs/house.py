@@ -16,6 +16,7 @@ FLOORS: Final = (
         ("cli", "the command|gemini-lab"),
         ("experiments", "figures, benches,|peers"),
         ("training", "a job worth|protecting"),
+        ("exercises", "what checks the|labs' answers"),
     ),)),
     ("Processes act", ((
         ("launch", "MPI, etcd,|operators"),
