@@ -278,7 +278,8 @@ class RootAgent:
             trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
             state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
-        if is_new:
+        yield from self._enter("fencing", at_s)
+        if is_new:  # said when it is written: a root that was deposed begins no recovery
             yield Emit(
                 event=events.RecoveryStarted(
                     recovery=self.state.recovery,
@@ -289,7 +290,6 @@ class RootAgent:
                     iteration=state.iteration,
                 )
             )
-        yield from self._enter("fencing", at_s)
         self._plan = None
         self._protected, self._restored, self._finished = set(), set(), set()
         self._saver.cancel()
@@ -329,8 +329,8 @@ class RootAgent:
 
     def _advance(self, at_s: float) -> Iterator[Instruction]:
         """Go to the next phase when everybody who was asked has answered."""
-        if not self._answered >= self.living.keys():
-            return
+        if not self.living or not self._answered >= self.living.keys():
+            return  # without any agent there is nobody to ask: the first that joins goes on
         if self.state.phase == "fencing":
             yield from self._take_inventory(at_s)
         elif self.state.phase == "inventory":

@@ -126,6 +126,7 @@ class Node:
             case Release():
                 self.kill_worker()
                 self.slab = None
+                self.world.safety.is_excused = True
 
     def _inventory(self, order: TakeInventory) -> Inventory:
         copies = self.copies()

@@ -79,6 +79,7 @@ class World:
         self.iterations = self.shape.iterations
         self.ports = 0
         self.safety = Safety()
+        self.full_states: set[int] = {0}
         self.told = Told()
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
@@ -296,6 +297,8 @@ class World:
             store.term += 1
             store.root = Record(name=node.name, term=store.term)
             node.shell = Shell(node, store.root)
+        elif store.root is not None and store.root.name == node.name:
+            node.shell = Shell(node, store.root)  # it resigned while the store was away
         node.end_older_worker()
 
     def _depose_the_dead(self, node: Node) -> None:
@@ -312,15 +315,20 @@ class World:
         return [copy for node in self.nodes.values() for copy in node.copies()]
 
     def newest_saved(self) -> int:
-        """The newest version that exists as a whole in memory or in the tier, reachable or not."""
+        """The newest version that exists in memory or in the tier, reachable or not.
+
+        One that its holders did not all have yet is nobody's progress: the one before it is.
+        """
         states = whole_states(self.memory(), self.order.seats.world_size)
-        in_memory = (self.histories.version[state] for state in states)
+        in_memory = (self.histories.version[state] for state in states & self.full_states)
         return max([0, *in_memory, *self.tier.versions])
 
     def note_full(self, job: Job) -> None:
         """All holders have the same version."""
         seats = job.seats if job.seats.placement else job.seats.placed(self.settings)
         members = tuple(job.seats.members)
+        version = max(job.full_at, job.plan.version or 0)
+        self.full_states |= {s for (_, v), s in job.states.items() if v == version}
         alive = all(m is not None and self.nodes[m].is_alive for m in members)
         if alive:
             self.safety.note_full(members, seats.holders.holders)
