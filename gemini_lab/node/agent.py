@@ -19,7 +19,7 @@ import psutil
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
-from gemini_lab.log.events import NodeReady, Note, VersionComplete
+from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
 from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.host import Worker, WorkerHost
@@ -92,6 +92,7 @@ class Agent:
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
         self.writer = ShardWriter(self.keeper, self._to_root)
+        self._protected: Protected | None = None  # what a worker of this node said last
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------
@@ -180,7 +181,8 @@ class Agent:
         record = RootRecord.from_text(items["root"]) if "root" in items else None
         is_settled = time.monotonic() > self._settled_s
         if self._shell is not None:
-            if record is None and not is_settled:
+            is_newest = int(items.get("term", "0")) <= self._shell.record.term
+            if record is None and not is_settled and is_newest:
                 await self.membership.reclaim(self._shell.record)
             elif record != self._shell.record:
                 await self._resign()
@@ -349,6 +351,7 @@ class Agent:
                 damaged=damaged,
                 persistent=stored,
                 unread=unread,
+                protected=self._protected if copies or damaged else None,
             )
         )
 
@@ -394,6 +397,8 @@ class Agent:
                 self._to_root(message)
                 if isinstance(message.entry.event, VersionComplete):
                     self._persist_if_complete()
+                elif isinstance(message.entry.event, Protected):
+                    self._protected = message.entry.event
             case SlabRequest():
                 self._give_slab(worker, message)
             case ScriptFinished() | RestoreFailed():

@@ -20,8 +20,18 @@ _FAULTS = (
     ("cut", 6, 3, 3), ("cut", 6, 3, 3), ("part", 6, 2), ("join", 6), ("store_down",),
     ("store_up", 2), ("tier_down",), ("tier_up",), ("tier_full",), ("flip", 6, 4),
     ("kill_worker", 6), ("hang_worker", 6), ("fuse", 12, 3), ("fuse", 12, 3), ("add",), ("add",),
+    ("group", 4, 2), ("group", 4, 2), ("group", 4, 2), ("give_up",), ("tier_down",),
     ("wait", 30), ("wait", 30), ("wait", 700), ("wait", 9500),
 )  # fmt: skip
+_TOGETHER = (
+    (("group", 4, 2), ("give_up",), ("thaw", 6), ("group", 4, 2), ("wait", 30)),
+    (("group", 4, 2), ("tier_down",), ("tier_up",), ("wait", 700)),
+    (("fuse", 12, 3), ("kill", 6, 2), ("freeze", 6), ("thaw", 6), ("cut", 6, 3, 3)),
+)  # what makes trouble when it comes together
+_IN_ORDER = (
+    (("group", 4, 2), ("give_up",), ("thaw_all",), ("group", 4, 2)),
+    (("tier_down",), ("group", 4, 2), ("tier_up",)),
+)  # what must come one after the other
 _RARE = (("cancel",), ("give_up",))
 
 
@@ -39,8 +49,13 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     """A world and what happens in it: stretches of work, with faults at random moments."""
     rng = random.Random(seed)
     shape = rng.choice(SHAPES)
-    kinds = rng.sample(_FAULTS, rng.randint(2, 8))
+    kinds = list(rng.choice(_TOGETHER))
+    if rng.random() < 0.6:
+        kinds = rng.sample(_FAULTS, rng.randint(2, 8))
     actions: list[Action] = [("go", rng.randrange(10**6), rng.choice((40, 200, 400, 800)))]
+    for kind, *limits in rng.choice(_IN_ORDER) if rng.random() < 0.2 else ():
+        actions.append((kind, *(rng.randrange(limit) for limit in limits)))
+        actions.append(("go", rng.randrange(10**6), rng.choice((60, 120, 300, 600))))
     for _ in range(rng.randint(1, 10)):
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             kind, *limits = rng.choice(_RARE) if rng.random() < 0.01 else rng.choice(kinds)
@@ -54,6 +69,8 @@ def run(shape: Shape, schedule: Sequence[Action], rules: Rules | None = None) ->
     world = World(shape, rules)
     try:
         for action in schedule:
+            if world.told.done or world.told.failed:
+                return None
             world.do(action)
         world.calm()
     except BrokenError as error:

@@ -69,6 +69,7 @@ class Node:
         self.settled_s = 0.0
         self.expected: Persist | None = None
         self.writing: deque[Writing] = deque()
+        self.protected: events.Protected | None = None
 
     @property
     def can_act(self) -> bool:
@@ -144,6 +145,7 @@ class Node:
             ],
             persistent=(tier.stored() if tier.is_up else []) if is_read else None,
             unread="503" if asked and not is_read else "",
+            protected=self.protected if copies else None,
         )
 
     def _start_worker(self, order: StartWorkers) -> None:
@@ -281,17 +283,15 @@ class Node:
                 return True
             self.slab = self.slab.laid_out(kept)
         worker.stage, job.reached[worker.rank] = 2, 2
-        self._event(
-            worker,
-            events.Protected(
-                rank=worker.rank,
-                epoch=worker.epoch,
-                shard_bytes=1,
-                settings=settings,
-                fingerprint="same",
-                placement=seats.holders,
-            ),
+        self.protected = events.Protected(
+            rank=worker.rank,
+            epoch=worker.epoch,
+            shard_bytes=1,
+            settings=settings,
+            fingerprint="same",
+            placement=seats.holders,
         )
+        self._event(worker, self.protected)
         return True
 
     def _forget(self, worker: Worker) -> bool:

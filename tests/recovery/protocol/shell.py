@@ -104,6 +104,7 @@ class Shell:
             if joined is not None:
                 root.living[name] = joined
         self.root = root
+        self.world.log_term = max(self.world.log_term, self.record.term)
         return True
 
     def close(self) -> None:
@@ -136,10 +137,9 @@ class Shell:
             self.cancelled = store.cancel
             if self.cancelled == self.job_number:
                 self.inbox.append(JobCancelled(at_s=now, number=store.cancel))
-        if store.give_up is not None and store.give_up != self.given_up:
+        if store.give_up is not None and store.give_up != self.given_up and self.job_number:
             self.given_up = store.give_up
-            if self.given_up == self.job_number:
-                self.inbox.append(ProgressGivenUp(at_s=now, number=store.give_up))
+            self.inbox.append(ProgressGivenUp(at_s=now, number=store.give_up))
         self.inbox.append(Tick(at_s=now))
 
     # -- its connections -------------------------------------------------------------------------

@@ -24,6 +24,12 @@ from .truth import BrokenError, Held, Histories, Safety, whole_states
 
 Action = tuple[str, *tuple[int, ...]]
 STEP_S = 0.02
+_OF_RECOVERY = (
+    events.RecoveryStarted,
+    events.RecoveryWaiting,
+    events.RecoveryPlanned,
+    events.RecoveryFinished,
+)
 CALM_ROUNDS = 600
 CALM_EPOCHS = 14
 
@@ -45,7 +51,7 @@ class Shape:
     nodes: int = 4
     standbys: int = 2
     replicas: int = 2
-    iterations: int = 4
+    iterations: int = 8
     has_tier: bool = True
     persist_every: int = 2
 
@@ -80,6 +86,7 @@ class World:
         self.ports = 0
         self.safety = Safety()
         self.full_states: set[int] = {0}
+        self.log_term = 0
         self.told = Told()
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
@@ -174,6 +181,25 @@ class World:
     def do_thaw(self, number: int) -> None:
         self._node(number).is_frozen = False
 
+    def do_thaw_all(self) -> None:
+        """Whoever was frozen goes on, and is reached again."""
+        for number in range(len(self.nodes)):
+            self.do_thaw(number)
+            self.do_join(number)
+
+    def do_group(self, rank: int, how: int) -> None:
+        """All nodes that keep a shard die (0), or freeze (1)."""
+        members = self.safety.members
+        if not members:
+            return
+        names = list(self.nodes)
+        for position in self.safety.holders[rank % len(self.safety.holders)]:
+            number = names.index(str(members[position]))
+            if how:
+                self.do_freeze(number)
+            else:
+                self.do_kill(number, 1)
+
     def do_cut(self, number: int, arrive_at_agent: int, arrive_at_root: int) -> None:
         """The connection between a root and an agent breaks."""
         link = self._node(number).link
@@ -239,7 +265,7 @@ class World:
         self.store.cancel, self.is_cancelled = 1, True
 
     def do_give_up(self) -> None:
-        self.store.give_up, self.has_given_up = 1, True
+        self.store.give_up, self.has_given_up = (self.store.give_up or 0) + 1, True
         self.safety.is_excused = True
 
     def burn_fuse(self, node: Node) -> None:
@@ -287,7 +313,8 @@ class World:
         self._depose_the_dead(node)
         is_settled = self.now_s > node.settled_s
         if node.shell is not None:
-            if store.root is None and not is_settled:
+            is_newest = store.term == node.shell.record.term
+            if store.root is None and not is_settled and is_newest:
                 store.root = node.shell.record
             elif store.root is not node.shell.record:
                 node.shell.close()
@@ -330,7 +357,8 @@ class World:
         version = max(job.full_at, job.plan.version or 0)
         self.full_states |= {s for (_, v), s in job.states.items() if v == version}
         alive = all(m is not None and self.nodes[m].is_alive for m in members)
-        if alive:
+        is_newest = all(job.order.epoch >= epoch for epoch, _ in self.jobs)
+        if alive and is_newest:
             self.safety.note_full(members, seats.holders.holders)
         self.check_safety()
 
@@ -342,22 +370,22 @@ class World:
             raise BrokenError(f"no version is whole in memory, though only {self.safety.lost} went")
 
     def hear_event(self, shell: Shell, event: events.AnyEvent) -> None:
-        """Somebody who is, or was, root says something."""
+        """Somebody who is, or was, root says something; the log refuses what a deposed one says."""
+        if isinstance(event, _OF_RECOVERY):
+            shell.said = event
+        if shell.record.term < self.log_term:
+            return
         match event:
             case events.RecoveryStarted():
                 if event.recovery in self.told.started:
                     raise BrokenError(f"recovery {event.recovery} starts twice")
                 self.told.started.add(event.recovery)
-                shell.said = event
             case events.RecoveryFinished():
                 if event.recovery in self.told.finished:
                     raise BrokenError(f"recovery {event.recovery} finishes twice")
                 self.told.finished.add(event.recovery)
-                shell.said = event
-            case events.RecoveryWaiting():
-                shell.said = event
+                self.has_given_up = False  # said once, it holds for one recovery
             case events.RecoveryPlanned():
-                shell.said = event
                 self._check_plan(shell, event)
             case events.RunFailed():
                 self.told.failed = event.reason
@@ -385,9 +413,7 @@ class World:
             raise BrokenError(f"a healthy run fails: {event.reason}")
 
     def _check_end(self, event: events.RunFinished) -> None:
-        if self.told.done:
-            raise BrokenError("the run finishes twice")
-        self.told.done = True
+        self.told.done = True  # a root that dies while it says so leaves it to be said again
         if event.iteration > self.iterations:
             raise BrokenError(f"the run finishes with version {event.iteration}")
 
@@ -457,12 +483,15 @@ class World:
         """A person gives up only what is really gone."""
         for shell in self.shells():
             is_waiting = shell.root is not None and shell.root.state.phase == "waiting"
-            if not is_waiting or waited_s < 100 or self.has_given_up:
+            if not is_waiting or waited_s < 100:
                 continue
             assert shell.root is not None
+            if shell.root.state.has_given_up:
+                continue
             newest = self.newest_saved()
             known = shell.root.state.newest
-            if newest and newest >= known and not self.flips:
+            is_hopeless = any(not self.nodes[name].is_alive for name in shell.root.state.silent)
+            if newest and newest >= known and not self.flips and not is_hopeless:
                 raise BrokenError(f"the root waits though version {newest} is there: {shell.said}")
             self.do_give_up()
 
