@@ -48,12 +48,26 @@ class ShardWriter:
         self._order = None
 
     def due(self) -> Persist | None:
-        """The order that waits, if its version is whole now; it waits no more then."""
+        """The order that waits, if its version is whole now; it waits no more then.
+
+        An order that comes after its version was overwritten fails: nobody is to wait for it.
+        """
         order = self._order
-        if order is None or not self._keeper.has(order.version):
+        if order is None:
             return None
-        self._order = None
-        return order
+        if self._keeper.has(order.version):
+            self._order = None
+            return order
+        if self._keeper.has_passed(order.version):
+            self._order = None
+            self._answer(
+                PersistFailed(
+                    epoch=order.epoch,
+                    version=order.version,
+                    reason="training has passed it already; save more rarely, or wait for the next",
+                )
+            )
+        return None
 
     async def write(self, order: Persist) -> None:
         """Write this node's own shards, and say so."""

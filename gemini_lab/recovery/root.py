@@ -565,9 +565,10 @@ class RootAgent:
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)
         elif phase == "finishing":
+            before = self._saver.version
             yield from self._saver.give_up_if_late(at_s, state=self.state)
             if self._saver.version is None:
-                yield from self._done(at_s)
+                yield from self._save_last(at_s, after=before)
 
     def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
         """Agents that live but do not answer count as lost, and are used again last of all."""
@@ -610,10 +611,14 @@ class RootAgent:
             return
         yield from self._saver.hear(at_s, node, said, state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
-            if said.version < self._saver.complete:  # the last one had to wait for it
-                yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
-            else:
-                yield from self._done(at_s)
+            yield from self._save_last(at_s, after=said.version)
+
+    def _save_last(self, at_s: float, *, after: int | None) -> Iterator[Instruction]:
+        """Save the last version if it had to wait for the version `after`; else that was all."""
+        if after is not None and after < self._saver.complete:
+            yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
+        else:
+            yield from self._done(at_s)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -171,3 +171,18 @@ def test_a_tier_from_which_to_resume_is_not_empty_because_it_cannot_be_read():
     story.unread, story.persistent = "", [4]
     story.tick(5.0)
     assert story.root.state.phase == "starting"
+
+
+def test_a_save_that_never_ends_does_not_cost_the_last_version():
+    story = Story().start(
+        0, persistent_url="memory://runs", persist_every_iterations=2, persist_limit_s=30.0
+    )
+    story.iterate(1)
+    story.tick(story.now_s + 0.1)
+    for iteration in (2, 3, 4):
+        story.iterate(iteration)
+    for rank in range(4):
+        story.finish(rank)
+    story.tick(story.now_s + 31)
+    assert [event.version for event in story.of(events.PersistStarted)] == [2, 4]
+    assert story.root.state.phase == "finishing"

@@ -180,10 +180,21 @@ class Node:
         found = {c.shard for c in self.copies() if c.version == version}
         return self.slab is not None and self.slab.shards[0] in found
 
+    def _has_passed(self, version: int) -> bool:
+        own = (
+            []
+            if self.slab is None
+            else [c for c in self.copies() if c.shard == self.slab.shards[0]]
+        )
+        return any(copy.version > version for copy in own)
+
     def _write_if_complete(self) -> None:
         if self.expected is not None and self._has(self.expected.version):
             self.writing.append(self.expected)
             self.expected = None
+        elif self.expected is not None and self._has_passed(self.expected.version):
+            order, self.expected = self.expected, None
+            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="passed"))
 
     def write(self) -> bool:
         """Finish what is being written to the persistent tier, or fail to."""

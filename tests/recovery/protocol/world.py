@@ -87,6 +87,7 @@ class World:
         self.safety = Safety()
         self.full_states: set[int] = {0}
         self.log_term = 0
+        self.heard = 0  # the newest version that was whole by what any root ever heard
         self.told = Told()
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
@@ -400,7 +401,7 @@ class World:
         assert shell.root is not None
         if self.has_given_up or self.flips or self.store.root is not shell.record:
             return
-        newest = self.newest_saved()
+        newest = min(self.newest_saved(), self.heard)
         if (plan.version or 0) < newest:
             raise BrokenError(
                 f"recovery {plan.recovery} goes on from {plan.version} ({plan.tier}) though "
@@ -421,6 +422,7 @@ class World:
         """A root that waits has said why, after whatever else it said of the recovery."""
         assert shell.root is not None
         state = shell.root.state
+        self.heard = max(self.heard, state.newest)
         if state.phase == "waiting" and not isinstance(shell.said, events.RecoveryWaiting):
             raise BrokenError(f"the root waits, but the last it said is {shell.said}")
         if state.phase in RESTARTING and state.phase != "starting" and state.trouble is None:
