@@ -81,6 +81,7 @@ class AgentCluster:
         self._lease: int | None = None
         self._bringing = 0
         self._wanted = 0
+        self._words = 0  # that gave progress up
         self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
         self._work: set[Future[None]] = set()
@@ -274,7 +275,8 @@ class AgentCluster:
 
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        patiently(lambda: self._store.put("give_up", str(number)))
+        self._words += 1  # the same key again would be no news
+        patiently(lambda: self._store.put("give_up", f"{number} {self._words}"))
 
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.

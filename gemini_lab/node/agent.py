@@ -19,7 +19,7 @@ import psutil
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
-from gemini_lab.log.events import NodeReady, Note, VersionComplete
+from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
@@ -94,6 +94,7 @@ class Agent:
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
+        self._protected: Protected | None = None  # what a worker of this node said last
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=self._to_root, background=self._background
@@ -187,7 +188,8 @@ class Agent:
         record = RootRecord.from_text(items["root"]) if "root" in items else None
         is_settled = time.monotonic() > self._settled_s
         if self._shell is not None:
-            if record is None and not is_settled:
+            is_newest = int(items.get("term", "0")) <= self._shell.record.term
+            if record is None and not is_settled and is_newest:
                 await self.membership.reclaim(self._shell.record)
             elif record != self._shell.record:
                 await self._resign()
@@ -361,6 +363,7 @@ class Agent:
                 damaged=found.damaged,
                 persistent=stored,
                 unread=unread,
+                protected=self._protected if found.copies or found.damaged else None,
             )
         )
 
@@ -404,6 +407,8 @@ class Agent:
                 self._to_root(message)
                 if isinstance(message.entry.event, VersionComplete):
                     self.writer.begin_if_whole()
+                elif isinstance(message.entry.event, Protected):
+                    self._protected = message.entry.event
             case SlabRequest():
                 self._background(self._give_slab(worker, message))
             case ScriptFinished() | RestoreFailed():

@@ -89,6 +89,12 @@ class MemoryKeeper:
         found = {c.shard for s in self._slabs.values() for c in s.copies() if c.version == version}
         return bool(found) and found >= set(self.own_shards())
 
+    def has_passed(self, version: int) -> bool:
+        """Whether a newer version than this is complete here: this one does not come any more."""
+        own = set(self.own_shards())
+        copies = [copy for slab in self._slabs.values() for copy in slab.copies()]
+        return any(copy.shard in own and copy.version > version for copy in copies)
+
     async def persist(self, order: Persist, *, is_full: bool) -> Persisted:
         """Write this node's own shards of a version to the persistent tier.
 

@@ -123,10 +123,11 @@ class RootShell:
             self._cancelled = int(items["cancel"])
             if self._cancelled == self._job_number:
                 self._happenings.put_nowait(JobCancelled(at_s=now, number=self._cancelled))
-        if "give_up" in items and int(items["give_up"]) != self._given_up:
-            self._given_up = int(items["give_up"])
-            if self._given_up == self._job_number:
-                self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=self._given_up))
+        if "give_up" in items:
+            job, word = map(int, items["give_up"].split())
+            if job == self._job_number and word != self._given_up:
+                self._given_up = word
+                self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=word))
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

@@ -54,11 +54,20 @@ class ShardWriter:
         self.begin_if_whole()
 
     def begin_if_whole(self) -> None:
-        """A version may have become whole: if it is the one that is waited for, write it."""
+        """A version may have become whole: if it is the one that is waited for, write it.
+
+        An order that comes after its version was overwritten fails: nobody is to wait for it.
+        """
         order = self._order
-        if order is not None and self._keeper.has(order.version):
+        if order is None:
+            return
+        if self._keeper.has(order.version):
             self._order = None
             self._begin(order, lambda: self._keeper.persist(order, is_full=self.is_full))
+        elif self._keeper.has_passed(order.version):
+            self._order = None
+            reason = "training has passed it already; save more rarely, or wait for the next"
+            self._answer(PersistFailed(epoch=order.epoch, version=order.version, reason=reason))
 
     def commit(self, order: Commit) -> None:
         """Write the manifest."""

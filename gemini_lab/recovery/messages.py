@@ -24,7 +24,7 @@ from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import OfWorker
+from gemini_lab.log.events import OfWorker, Protected
 from gemini_lab.recovery.plan import RecoveryPlan, Stored
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
@@ -322,6 +322,8 @@ class Inventory(Message, frozen=True, kw_only=True):
         damaged: Complete ones that differ from their checksums.
         persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
         unread: Why it cannot be read.
+        protected: By which settings the copies were made: a root that was elected before any root
+            could store them knows them from nowhere else.
     """
 
     epoch: Epoch
@@ -329,6 +331,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     damaged: list[DamagedCopy]
     persistent: list[Stored] | None = None
     unread: str = ""
+    protected: Protected | None = None
 
 
 class PortHeld(Message, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """From what the root agent knows to a plan: which copies count, and what there is to hope for."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import Inventory
@@ -15,21 +15,31 @@ def make_plan(
 ) -> RecoveryPlan:
     """The plan for what these inventories show, with the nodes that are not excluded.
 
-    A node that every attempt failed on is used again only where there is no other.
+    A node that every attempt failed on is used again only where there is no other, or where it has
+    what would be lost without it.
     """
+    usable = [node for node in in_order(living) if node not in state.excluded]
+    plan = _plan_with(usable, state, inventories)
+    if len(usable) == len(living):
+        return plan
+    excluded = [node for node in in_order(living) if node in state.excluded]
+    other = _plan_with([*usable, *excluded], state, inventories)
+    is_worse = (plan.version or 0) < (other.version or 0)
+    return other if plan.missing or is_worse else plan
+
+
+def _plan_with(
+    nodes: Sequence[str], state: RootState, inventories: Mapping[str, Inventory]
+) -> RecoveryPlan:
+    """The plan that uses these nodes, as spares in this order."""
     seats = state.seats
-    spares = [node for node in in_order(living) if node not in state.excluded]
-    usable = set(living) - set(state.excluded)
-    if len(usable) < seats.nodes:
-        spares += [node for node in in_order(living) if node in state.excluded]
-        usable = set(living)
     return plan_recovery(
         # Without a placement no worker has called protect yet, and there is nothing to load.
         placement=seats.placement or plan_placement(nodes=seats.nodes, replicas=1),
         members=seats.members,
         copies=good_copies(state, inventories) if state.settings else [],
-        living=usable,
-        standbys=spares,
+        living=nodes,
+        standbys=nodes,
         persistent=stored_versions(state, inventories),
         rejected=state.rejected,
         workers_per_node=seats.workers_per_node,
@@ -62,4 +72,11 @@ def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
     rejected = {one.version for one in state.rejected}
     known = [v for v in (state.newest, seen, stored) if v not in rejected]
     unread = next((said.unread for said in inventories.values() if said.unread), "")
-    return Hopes(newest=max(known, default=0), silent=state.silent, unread=unread)
+    lost = () if state.trouble is None else state.trouble.lost
+    return Hopes(
+        newest=max(known, default=0),
+        silent=state.silent,
+        unheard=tuple(node for node in state.silent if state.is_unsure and node in lost),
+        unread=unread,
+        is_resumed=state.job.is_resumed,
+    )

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gemini_lab.log.events import AnyEvent
+from gemini_lab.log.events import AnyEvent, RunFailed, RunFinished
 from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.seats import Seats
@@ -76,7 +76,11 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressGivenUp:
-    """A person would rather go on from what there is than wait for newer versions."""
+    """A person would rather go on from what there is than wait for newer versions.
+
+    Attributes:
+        number: Counts the times that this was said: each holds for one recovery.
+    """
 
     at_s: float
     number: int
@@ -162,13 +166,17 @@ class RootState:
         failed_loads: A version for each time that it failed to load.
         newest: The newest version that is known to have been whole.
         silent: Nodes that were lost without a sign that their memory is gone.
+        is_unsure: Whether versions may have become whole of which no root has heard: one was lost
+            while workers ran.
         has_given_up: Whether a person let go of versions that may still come back.
+        given_up: The last number of a `ProgressGivenUp` that was heard.
         attempts: Workers that failed since the last new iteration.
         offences: On which node each of them did, newest last.
         excluded: Nodes that are not used again because every attempt on them failed.
         recoveries: Failures so far, this one included.
         trouble: What the recovery under way answers.
         iteration: Newest finished iteration of all ranks.
+        ending: What is still to be said of the run's end; a root that is elected now says it.
     """
 
     phase: Phase = "idle"
@@ -182,13 +190,16 @@ class RootState:
     failed_loads: tuple[VersionId, ...] = ()
     newest: int = 0
     silent: tuple[str, ...] = ()
+    is_unsure: bool = False
     has_given_up: bool = False
+    given_up: int = 0
     attempts: int = 0
     offences: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     recoveries: int = 0
     trouble: Trouble | None = None
     iteration: int = 0
+    ending: RunFinished | RunFailed | None = None
 
     @property
     def job(self) -> JobOrder:

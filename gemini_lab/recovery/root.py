@@ -118,7 +118,7 @@ class RootAgent:
             case JobCancelled():
                 return list(self._on_cancel(happening.at_s))
             case ProgressGivenUp():
-                return list(self._on_given_up(happening.at_s))
+                return list(self._on_given_up(happening))
             case Tick():
                 return list(self._on_tick(happening.at_s))
             case FromAgent():
@@ -128,10 +128,13 @@ class RootAgent:
         """Go on where the previous root stopped; `living` was filled by NodeJoined before."""
         phase = self.state.phase
         if phase not in ACTIVE:
-            return []
+            return list(self._tell_ending())
+        if phase in {"starting", "running", "finishing"}:
+            self.state = replace(self.state, is_unsure=True)
         lost = [node for node in self.state.members if node is not None and node not in self.living]
         if lost:
-            self.state = replace(self.state, silent=(*self.state.silent, *lost))
+            silent = dict.fromkeys((*self.state.silent, *lost))
+            self.state = replace(self.state, silent=tuple(silent))
             gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING or phase == "finishing":
@@ -158,9 +161,12 @@ class RootAgent:
         silent = tuple(node for node in self.state.silent if node != joined.node)
         self.state = replace(self.state, silent=silent)
         yield Emit(event=events.NodeJoined(name=joined.node))
-        if self.state.phase == "waiting":  # what it has in memory may be what is waited for
+        phase = self.state.phase
+        if phase in {"inventory", "waiting"}:  # it was not fenced with the others
+            yield Send(to=joined.node, order=Fence(epoch=self.state.epoch))
+        if phase == "waiting":  # what it has in memory may be what is waited for
             yield from self._take_inventory(joined.at_s)
-        elif self.state.phase in {"fencing", "inventory"}:
+        elif phase in {"fencing", "inventory"}:
             yield self._question(joined.node)
 
     def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
@@ -212,11 +218,14 @@ class RootAgent:
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 
-    def _on_given_up(self, at_s: float) -> Iterator[Instruction]:
-        """A person lets go of what is waited for."""
-        self.state = replace(self.state, has_given_up=True)
+    def _on_given_up(self, said: ProgressGivenUp) -> Iterator[Instruction]:
+        """A person lets go of what is waited for; a new root hears again what the last one did."""
+        if said.number <= self.state.given_up:
+            return
+        self.state = replace(self.state, has_given_up=True, given_up=said.number)
+        yield WriteState(state=self.state)
         if self.state.phase == "waiting":
-            yield from self._decide(at_s)
+            yield from self._decide(said.at_s)
 
     def _on_cancel(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in ACTIVE:
@@ -260,6 +269,8 @@ class RootAgent:
             case Inventory(), "inventory":
                 self._answered.add(node)
                 self._inventory[node] = answer
+                if self.state.settings is None and answer.protected is not None:
+                    self._learn_settings(answer.protected)
                 yield from self._advance(at_s)
             case PortHeld(), "rendezvous":
                 yield from self._start(at_s, answer.address)
@@ -278,7 +289,9 @@ class RootAgent:
             trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
             state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
-        if is_new:
+        yield from self._enter("fencing", at_s)
+        self._waits_for = ""
+        if is_new:  # said when it is written: a root that was deposed begins no recovery
             yield Emit(
                 event=events.RecoveryStarted(
                     recovery=self.state.recovery,
@@ -289,7 +302,6 @@ class RootAgent:
                     iteration=state.iteration,
                 )
             )
-        yield from self._enter("fencing", at_s)
         self._plan = None
         self._protected, self._restored, self._finished = set(), set(), set()
         self._saver.cancel()
@@ -329,8 +341,8 @@ class RootAgent:
 
     def _advance(self, at_s: float) -> Iterator[Instruction]:
         """Go to the next phase when everybody who was asked has answered."""
-        if not self._answered >= self.living.keys():
-            return
+        if not self.living or not self._answered >= self.living.keys():
+            return  # without any agent there is nobody to ask: the first that joins goes on
         if self.state.phase == "fencing":
             yield from self._take_inventory(at_s)
         elif self.state.phase == "inventory":
@@ -379,7 +391,7 @@ class RootAgent:
             return
         self.state = replace(self.state, placed=self.state.seats.seated(plan.members))
         spares = self.state.seats.spares(self.living)
-        self._retry_s = FIRST_RETRY_S
+        self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         ready = [node for node in plan.members if node in before]  # a new machine still imports
@@ -394,7 +406,7 @@ class RootAgent:
         trouble = self.state.trouble
         waited_s = 0.0 if trouble is None else at_s - trouble.at_s
         has_waited = patience_s is not None and waited_s >= patience_s
-        if self.state.has_given_up or has_waited or self.state.settings is None:
+        if self.state.has_given_up or has_waited:
             return ""
         return reason_to_wait(plan, hopes(self.state, self._inventory)) or ""
 
@@ -429,6 +441,7 @@ class RootAgent:
 
     def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
         assert self._plan is not None
+        self.state = replace(self.state, is_unsure=False)
         yield from self._enter("starting", at_s)
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0, at_s=at_s)
         order = StartWorkers(
@@ -470,16 +483,19 @@ class RootAgent:
         """The settings are known now, and with them who keeps what."""
         self._protected.add(event.rank)
         if self.state.settings is None:
-            self.state = replace(
-                self.state,
-                settings=event.settings,
-                fingerprint=event.fingerprint,
-                placed=replace(self.state.seats, placement=event.placement),
-            )
+            self._learn_settings(event)
             yield WriteState(state=self.state)
         if self._protected == set(self.state.ranks) and self.state.phase == "starting":
             yield self._step("start", at_s)
             self._entered_s = at_s
+
+    def _learn_settings(self, event: events.Protected) -> None:
+        self.state = replace(
+            self.state,
+            settings=event.settings,
+            fingerprint=event.fingerprint,
+            placed=replace(self.state.seats, placement=event.placement),
+        )
 
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
         self._progress.note(event.rank, event.iteration, at_s=at_s, duration_s=event.duration_s)
@@ -497,7 +513,6 @@ class RootAgent:
         self.state = replace(
             before, phase="running", trouble=None, iteration=iteration, attempts=0, offences=()
         )
-        self._waits_for = ""
         yield WriteState(state=self.state)
         if before.trouble is not None:
             yield finished_event(before, self._plan, iteration=iteration, at_s=at_s)
@@ -552,9 +567,10 @@ class RootAgent:
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)
         elif phase == "finishing":
+            before = self._saver.version
             yield from self._saver.give_up_if_late(at_s, state=self.state)
             if self._saver.version is None:
-                yield from self._done(at_s)
+                yield from self._save_last(at_s, after=before)
 
     def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
         """Agents that live but do not answer count as lost, and are used again last of all."""
@@ -597,10 +613,14 @@ class RootAgent:
             return
         yield from self._saver.hear(at_s, node, said, state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
-            if said.version < self._saver.complete:  # the last one had to wait for it
-                yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
-            else:
-                yield from self._done(at_s)
+            yield from self._save_last(at_s, after=said.version)
+
+    def _save_last(self, at_s: float, *, after: int | None) -> Iterator[Instruction]:
+        """Save the last version if it had to wait for the version `after`; else that was all."""
+        if after is not None and after < self._saver.complete:
+            yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
+        else:
+            yield from self._done(at_s)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -617,17 +637,26 @@ class RootAgent:
             yield from self._done(at_s)
 
     def _done(self, at_s: float) -> Iterator[Instruction]:
+        self.state = replace(self.state, ending=events.RunFinished(iteration=self._saver.complete))
         yield from self._enter("done", at_s)
-        yield from self._release()
-        yield Emit(event=events.RunFinished(iteration=self._saver.complete))
+        yield from self._tell_ending()
 
     def _fail(
         self, at_s: float, reason: str, *, output: tuple[str, ...] = ()
     ) -> Iterator[Instruction]:
-        self.state = replace(self.state, epoch=self.state.epoch + 1)
+        ending = events.RunFailed(reason=reason, output=output)
+        self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending)
         yield from self._enter("failed", at_s)
+        yield from self._tell_ending()
+
+    def _tell_ending(self) -> Iterator[Instruction]:
+        """The run is over: let everybody go, and say so; a root that dies leaves it to the next."""
+        if self.state.ending is None:
+            return
         yield from self._release()
-        yield Emit(event=events.RunFailed(reason=reason, output=output))
+        yield Emit(event=self.state.ending)
+        self.state = replace(self.state, ending=None)
+        yield WriteState(state=self.state)
 
     def _release(self) -> Iterator[Instruction]:
         for node in self.living:

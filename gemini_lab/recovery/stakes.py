@@ -19,12 +19,16 @@ class Hopes:
     Attributes:
         newest: The newest version that is known to have been whole; 0 for none.
         silent: Nodes that went without a sign that their memory is gone.
+        unheard: Those of them that may have versions of which no root has heard.
         unread: Why the persistent tier cannot be read; empty if it can, or there is none.
+        is_resumed: Whether the tier has what the run is to go on from at its very start.
     """
 
     newest: int
     silent: Collection[str] = ()
+    unheard: Collection[str] = ()
     unread: str = ""
+    is_resumed: bool = False
 
 
 def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
@@ -34,9 +38,17 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
     be dead, the newest persistent version is the best there will ever be.
     """
     reached = plan.version or 0
+    instead = f"version {reached}" if reached else "the start"
+    if hopes.unheard and plan.tier != "memory":
+        nodes = ", ".join(in_order(hopes.unheard))
+        return (
+            f"{nodes} fell silent together with the root agent, and may come back with newer "
+            f"versions in memory than {instead}"
+        )
+    if hopes.unread and hopes.is_resumed and plan.tier == "start":
+        return f"the persistent tier, from which to resume, cannot be read ({hopes.unread})"
     if reached >= hopes.newest:
         return None
-    instead = f"version {reached}" if reached else "the start"
     lost = f"going on from {instead} would lose {hopes.newest - reached} iterations"
     if hopes.unread:
         return f"the persistent tier cannot be read ({hopes.unread}); {lost}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gemini_lab.errors import CapacityError, GeminiError, MessageError
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Note
+from gemini_lab.log.events import Note, Protected
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import (
     MESSAGES,
@@ -53,6 +53,15 @@ LAYOUT = ShardLayout(
 )
 st.register_type_strategy(ShardLayout, st.just(LAYOUT))
 st.register_type_strategy(Entry, st.just(Entry(at_s=1.5, node="node-1", event=Note(text="x"))))
+PROTECTED = Protected(
+    rank=0,
+    epoch=1,
+    shard_bytes=1,
+    fingerprint="same",
+    settings=Settings(),
+    placement=plan_placement(nodes=2),
+)
+st.register_type_strategy(Protected, st.just(PROTECTED))
 st.register_type_strategy(Seats, st.just(SEATS))
 st.register_type_strategy(type(PLAN), st.just(PLAN))
 st.register_type_strategy(Job, st.just(Job(script="train.py", args=["--x"], cwd="/")))

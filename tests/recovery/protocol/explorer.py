@@ -1,0 +1,125 @@
+"""Random schedules of a modelled world, and the smallest one that still breaks it."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .truth import BrokenError
+from .world import Action, Rules, Shape, World
+
+SHAPES = (
+    Shape(),
+    Shape(nodes=2, standbys=1),
+    Shape(nodes=2, standbys=2, has_tier=False),
+    Shape(nodes=3, standbys=1, persist_every=1),
+    Shape(nodes=4, standbys=1, has_tier=False),
+)
+_FAULTS = (
+    ("kill", 6, 2), ("kill", 6, 2), ("freeze", 6), ("freeze", 6), ("thaw", 6), ("thaw", 6),
+    ("cut", 6, 3, 3), ("cut", 6, 3, 3), ("part", 6, 2), ("join", 6), ("store_down",),
+    ("store_up", 2), ("tier_down",), ("tier_up",), ("tier_full",), ("flip", 6, 4),
+    ("kill_worker", 6), ("hang_worker", 6), ("fuse", 12, 3), ("fuse", 12, 3), ("add",), ("add",),
+    ("group", 4, 2), ("group", 4, 2), ("group", 4, 2), ("give_up",), ("tier_down",),
+    ("wait", 30), ("wait", 30), ("wait", 700), ("wait", 9500),
+)  # fmt: skip
+_TOGETHER = (
+    (("group", 4, 2), ("give_up",), ("thaw", 6), ("group", 4, 2), ("wait", 30)),
+    (("group", 4, 2), ("tier_down",), ("tier_up",), ("wait", 700)),
+    (("fuse", 12, 3), ("kill", 6, 2), ("freeze", 6), ("thaw", 6), ("cut", 6, 3, 3)),
+)  # what makes trouble when it comes together
+_IN_ORDER = (
+    (("group", 4, 2), ("give_up",), ("thaw_all",), ("group", 4, 2)),
+    (("tier_down",), ("group", 4, 2), ("tier_up",)),
+)  # what must come one after the other
+_RARE = (("cancel",), ("give_up",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A schedule that broke a world, and how."""
+
+    seed: int
+    shape: Shape
+    schedule: tuple[Action, ...]
+    text: str
+
+
+def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
+    """A world and what happens in it: stretches of work, with faults at random moments."""
+    rng = random.Random(seed)
+    shape = rng.choice(SHAPES)
+    kinds = list(rng.choice(_TOGETHER))
+    if rng.random() < 0.6:
+        kinds = rng.sample(_FAULTS, rng.randint(2, 8))
+    actions: list[Action] = [("go", rng.randrange(10**6), rng.choice((40, 200, 400, 800)))]
+    for kind, *limits in rng.choice(_IN_ORDER) if rng.random() < 0.2 else ():
+        actions.append((kind, *(rng.randrange(limit) for limit in limits)))
+        actions.append(("go", rng.randrange(10**6), rng.choice((60, 120, 300, 600))))
+    for _ in range(rng.randint(1, 10)):
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            kind, *limits = rng.choice(_RARE) if rng.random() < 0.01 else rng.choice(kinds)
+            actions.append((kind, *(rng.randrange(limit) for limit in limits)))
+        actions.append(("go", rng.randrange(10**6), rng.choice((5, 20, 60, 120, 300, 600))))
+    return shape, tuple(actions)
+
+
+def run(shape: Shape, schedule: Sequence[Action], rules: Rules | None = None) -> str | None:
+    """How this schedule breaks the world; `None` if it does not."""
+    world = World(shape, rules)
+    try:
+        for action in schedule:
+            if world.told.done or world.told.failed:
+                return None
+            world.do(action)
+        world.calm()
+    except BrokenError as error:
+        return str(error)
+    except AssertionError as error:
+        return f"an assertion of the product failed: {error!r}"
+    return None
+
+
+def explore(
+    *, first_seed: int, limit_s: float | None = None, schedules: int | None = None,
+    rules: Rules | None = None,
+) -> tuple[Found | None, int]:  # fmt: skip
+    """Try schedules until one breaks the world; gives it, and how many were tried."""
+    began_s, tried = time.monotonic(), 0
+    while schedules is None or tried < schedules:
+        if limit_s is not None and time.monotonic() - began_s > limit_s:
+            break
+        seed = first_seed + tried
+        tried += 1
+        shape, schedule = make_schedule(seed)
+        text = run(shape, schedule, rules)
+        if text is not None:
+            return Found(seed=seed, shape=shape, schedule=schedule, text=text), tried
+    return None, tried
+
+
+def shrink(found: Found, rules: Rules | None = None) -> Found:
+    """The same break with as few actions, and as few moves, as can be reached by taking away."""
+    best = found
+    has_shrunk = True
+    while has_shrunk:
+        has_shrunk = False
+        for smaller in _smaller(best.schedule):
+            text = run(best.shape, smaller, rules)
+            if text is not None and text.split()[:3] == found.text.split()[:3]:
+                best = Found(seed=best.seed, shape=best.shape, schedule=smaller, text=text)
+                has_shrunk = True
+                break
+    return best
+
+
+def _smaller(schedule: Sequence[Action]) -> list[tuple[Action, ...]]:
+    made = [(*schedule[:i], *schedule[i + 1 :]) for i in range(len(schedule))]
+    for i, action in enumerate(schedule):
+        if action[0] == "go":
+            seed, moves = action[1:]
+            shorter = sorted({moves // 2, moves * 3 // 4, moves - 5, moves - 1} - {moves})
+            made += [
+                (*schedule[:i], ("go", seed, m), *schedule[i + 1 :]) for m in shorter if m >= 0
+            ]
+    return made

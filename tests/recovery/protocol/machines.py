@@ -1,0 +1,192 @@
+"""Slabs, the persistent tier, the store and workers, as far as the protocol can tell."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gemini_lab.recovery.messages import Commit, Persist, RootOrder, StartWorkers, WorkerStatus
+from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Stored
+from gemini_lab.recovery.protocol import RootState
+from gemini_lab.seats import Seats
+from gemini_lab.shard.lineage import Lineage
+
+from .truth import Held, Histories
+
+LEASE_S = 2.0
+
+
+class Slab:
+    """Two buffers a shard, chosen as `gemini_lab.memory.slab` chooses them."""
+
+    def __init__(self, shards: Sequence[int], histories: Histories) -> None:
+        self.shards = tuple(shards)
+        self._histories = histories
+        self._buffers: dict[int, list[Held | None]] = {shard: [None, None] for shard in shards}
+
+    def begin(self, shard: int, version: int, lineage: Lineage, state: int) -> Held:
+        """Overwrite the buffer without the newest complete version before this one."""
+        pair = self._buffers[shard]
+
+        def worth(index: int) -> tuple[bool, int]:
+            held = pair[index]
+            is_copy = held is not None and held.is_whole
+            return (is_copy and held.version < version, held.version if is_copy else -1)
+
+        index = min(range(2), key=worth)
+        new = pair[index] = Held(shard=shard, version=version, lineage=lineage, state=state)
+        return new
+
+    def commit(self, held: Held) -> None:
+        """It is whole now, unless its buffer was taken for another meanwhile."""
+        self._histories.check_label(held)
+        held.is_whole = True
+
+    def copies(self) -> Iterator[Held]:
+        """The whole ones."""
+        for pair in self._buffers.values():
+            for held in pair:
+                if held is not None and held.is_whole:
+                    yield held
+
+    def find(self, shard: int, version: int, lineage: Lineage | None) -> Held | None:
+        """A whole copy; without a lineage, of whichever."""
+        for held in self._buffers.get(shard, ()):
+            if held is not None and held.is_whole and held.version == version:
+                if lineage in {None, held.lineage}:
+                    return held
+        return None
+
+    def discard(self, copy: Held) -> None:
+        """Make a copy not exist any more."""
+        pair = self._buffers[copy.shard]
+        pair[next(i for i, held in enumerate(pair) if held is copy)] = None
+
+    def laid_out(self, shards: Sequence[int]) -> "Slab":
+        """A slab for another position, with the copies that it has room for."""
+        new = Slab(shards, self._histories)
+        for copy in self.copies():
+            if copy.shard in new.shards:
+                held = new.begin(copy.shard, copy.version, copy.lineage, copy.state)
+                held.is_whole, held.is_good = True, copy.is_good
+        return new
+
+
+@dataclass(slots=True)
+class Tier:
+    """The persistent tier: manifests by version, the last written last."""
+
+    is_up: bool = True
+    is_full: bool = False
+    versions: dict[int, tuple[Lineage, dict[int, int]]] = field(default_factory=dict)
+
+    def stored(self) -> list[Stored]:
+        """What exists."""
+        return [Stored(version=v, lineage=lineage) for v, (lineage, _) in self.versions.items()]
+
+    def commit(self, order: Commit) -> None:
+        """Write the manifest; then remove the oldest, as `PersistentTier` does."""
+        self.versions.pop(order.version, None)
+        states = {record.shard: int(record.file) for record in order.records}
+        self.versions[order.version] = (order.meta.lineage, states)
+        by_age = list(self.versions)
+        kept = {*by_age[-order.keep :], *(v for v in by_age if v > order.version)}
+        self.versions = {v: one for v, one in self.versions.items() if v in kept}
+
+
+@dataclass(slots=True)
+class Record:
+    """Who is root."""
+
+    name: str
+    term: int
+
+
+@dataclass(slots=True)
+class Store:
+    """The control store: leases by node, the root's record under its owner's lease, the state."""
+
+    is_up: bool = True
+    leases: dict[str, float] = field(default_factory=dict)  # until when
+    root: Record | None = None
+    term: int = 0
+    state: RootState | None = None
+    cancel: int | None = None
+    give_up: int | None = None
+
+    def drop(self, node: str) -> None:
+        """A lease ran out, and with it went every key under it."""
+        self.leases.pop(node, None)
+        if self.root is not None and self.root.name == node:
+            self.root = None
+
+
+@dataclass(slots=True)
+class Job:
+    """The workers of one start: what they exchange, wherever they are by now.
+
+    Attributes:
+        reached: Of each rank, the last barrier that it came to.
+        updated: Of each rank, the version that it has.
+        states: The state of each rank at each version.
+        begun, committed: Of each rank, the last version that it began, or has whole.
+        sent: What was sent in a restore, by the number of its transfer.
+    """
+
+    order: StartWorkers
+    reached: dict[int, int] = field(default_factory=dict)
+    loaded: dict[int, int] = field(default_factory=dict)
+    updated: dict[int, int] = field(default_factory=dict)
+    states: dict[tuple[int, int], int] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)
+    committed: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, Held] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    full_at: int = -1
+
+    @property
+    def seats(self) -> Seats:
+        return self.order.seats
+
+    @property
+    def plan(self) -> RecoveryPlan:
+        return self.order.plan
+
+    @property
+    def transfers(self) -> tuple[CopyTransfer, ...]:
+        return self.order.plan.transfers
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank's process."""
+
+    rank: int
+    epoch: int
+    job: Job
+    stage: int = 0  # 0 starting, 1 at the rendezvous, 2 protected, 3 forgot, 4 training
+    transfer: int = 0
+    version: int = 0
+    state: int = 0
+    moving: int = 3  # of `version`: 1 begun, 2 committed here, 3 whole everywhere
+    buffers: list[Held] = field(default_factory=list)
+    status: WorkerStatus = "running"
+    is_hung: bool = False
+
+
+class Link:
+    """One connection between a root and an agent: first in, first out, both ways."""
+
+    def __init__(self) -> None:
+        self.to_agent: deque[RootOrder] = deque()
+        self.to_root: deque[object] = deque()
+        self.is_broken = False
+
+    def cut(self, arrive_at_agent: int, arrive_at_root: int) -> None:
+        """Break; of what is on its way only so much arrives."""
+        self.is_broken = True
+        for queue, kept in ((self.to_agent, arrive_at_agent), (self.to_root, arrive_at_root)):
+            while len(queue) > kept:
+                queue.pop()
+
+
+Writing = Persist | Commit

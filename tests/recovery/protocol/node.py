@@ -1,0 +1,490 @@
+"""A node: its agent, which obeys roots, and its worker, which trains with the others."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.recovery.messages import (
+    Commit,
+    Committed,
+    DamagedCopy,
+    EventSaid,
+    Fence,
+    Fenced,
+    FromAgentMessage,
+    HoldPort,
+    Inventory,
+    KeptCopy,
+    Persist,
+    Persisted,
+    PersistFailed,
+    PortHeld,
+    Release,
+    RestoreFailed,
+    RootOrder,
+    ScriptError,
+    ScriptFinished,
+    StartWorkers,
+    TakeInventory,
+    WorkerExited,
+)
+from gemini_lab.shard.layout import ShardRecord
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+
+from .machines import Job, Link, Slab, Worker, Writing
+from .truth import BrokenError, Held
+
+if TYPE_CHECKING:
+    from .shell import Shell
+    from .world import World
+
+
+class Node:
+    """One machine of the lab.
+
+    Attributes:
+        is_alive: Whether its memory is there.
+        refuses: Whether its machine, when the agent is dead, says that nothing listens.
+        is_frozen: Whether every process of it stands still.
+        is_cut_off: Whether nothing reaches its agent, nor does it reach any.
+        sees_store: Whether it reaches the store.
+        epoch: The newest that its agent knows.
+        term: Of the newest root that has greeted its agent.
+    """
+
+    def __init__(self, name: str, world: "World") -> None:
+        self.name = name
+        self.world = world
+        self.is_alive, self.refuses = True, True
+        self.is_frozen = self.is_cut_off = False
+        self.sees_store = True
+        self.epoch = self.term = 0
+        self.link: Link | None = None
+        self.worker: Worker | None = None
+        self.slab: Slab | None = None
+        self.shell: Shell | None = None
+        self.is_store_away = False
+        self.settled_s = 0.0
+        self.expected: Persist | None = None
+        self.writing: deque[Writing] = deque()
+        self.protected: events.Protected | None = None
+
+    @property
+    def can_act(self) -> bool:
+        """Whether its processes run."""
+        return self.is_alive and not self.is_frozen
+
+    @property
+    def reaches_store(self) -> bool:
+        """Whether it can read and write the store now."""
+        return self.can_act and self.sees_store and self.world.store.is_up
+
+    def copies(self) -> list[Held]:
+        """What is whole in its memory."""
+        return [] if self.slab is None else list(self.slab.copies())
+
+    def told(self, lineage: Lineage) -> Lineage:
+        """A lineage as the agents of this world tell it."""
+        return lineage if self.world.rules.has_lineage else Lineage(run=lineage.run)
+
+    # -- the agent -----------------------------------------------------------------------------
+
+    def say(self, message: FromAgentMessage) -> None:
+        """To the root; nobody hears it while no root is connected."""
+        if self.link is not None and not self.link.is_broken:
+            self.link.to_root.append(message)
+
+    def hear(self) -> bool:
+        """Obey the next order."""
+        if not self.can_act or self.is_cut_off or self.link is None or not self.link.to_agent:
+            return False
+        self.obey(self.link.to_agent.popleft())
+        return True
+
+    def obey(self, order: RootOrder) -> None:
+        if order.epoch < self.epoch:
+            return
+        self.epoch = order.epoch
+        match order:
+            case Fence():
+                self.expected = None
+                self.kill_worker()
+                self.say(Fenced(epoch=order.epoch))
+            case TakeInventory():
+                self.say(self._inventory(order))
+            case HoldPort():
+                self.world.ports += 1
+                self.say(PortHeld(epoch=order.epoch, address=f"{self.name}:{self.world.ports}"))
+            case StartWorkers():
+                self._start_worker(order)
+            case Persist():
+                self.expected = order
+                self._write_if_complete()
+            case Commit():
+                self.writing.append(order)
+            case Release():
+                self.kill_worker()
+                self.slab = None
+                self.world.safety.is_excused = True
+
+    def _inventory(self, order: TakeInventory) -> Inventory:
+        copies = self.copies()
+        tier, asked = self.world.tier, order.persistent_url is not None
+        is_read = asked and (tier.is_up or self.world.rules.takes_unread_for_empty)
+        return Inventory(
+            epoch=order.epoch,
+            copies=[
+                KeptCopy(c.shard, c.version, self.told(c.lineage)) for c in copies if c.is_good
+            ],
+            damaged=[
+                DamagedCopy(c.shard, c.version, self.told(c.lineage), 0)
+                for c in copies
+                if not c.is_good
+            ],
+            persistent=(tier.stored() if tier.is_up else []) if is_read else None,
+            unread="503" if asked and not is_read else "",
+            protected=self.protected if copies else None,
+        )
+
+    def _start_worker(self, order: StartWorkers) -> None:
+        (rank,) = order.seats.ranks_on(self.name)
+        if self.worker is not None:
+            raise BrokenError(
+                f"{self.name} starts rank {rank} of epoch {order.epoch} while rank "
+                f"{self.worker.rank} of epoch {self.worker.epoch} still writes its memory"
+            )
+        key = (order.epoch, order.rendezvous)
+        job = self.world.jobs.get(key)
+        if job is None:
+            job = self.world.jobs[key] = Job(order=order)
+        self.worker = Worker(rank=rank, epoch=order.epoch, job=job)
+
+    def kill_worker(self) -> None:
+        """End the worker, if there is one."""
+        if self.worker is not None:
+            self.worker.job.gone.add(self.worker.rank)
+            self.worker = None
+
+    def end_older_worker(self) -> None:
+        """End a worker of an epoch that the store says is over."""
+        state = self.world.store.state
+        if state is not None and state.epoch > self.epoch and self.worker is not None:
+            self.epoch = state.epoch
+            self.kill_worker()
+
+    # -- the persistent tier ---------------------------------------------------------------------
+
+    def _has(self, version: int) -> bool:
+        found = {c.shard for c in self.copies() if c.version == version}
+        return self.slab is not None and self.slab.shards[0] in found
+
+    def _has_passed(self, version: int) -> bool:
+        own = (
+            []
+            if self.slab is None
+            else [c for c in self.copies() if c.shard == self.slab.shards[0]]
+        )
+        return any(copy.version > version for copy in own)
+
+    def _write_if_complete(self) -> None:
+        if self.expected is not None and self._has(self.expected.version):
+            self.writing.append(self.expected)
+            self.expected = None
+        elif self.expected is not None and self._has_passed(self.expected.version):
+            order, self.expected = self.expected, None
+            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="passed"))
+
+    def write(self) -> bool:
+        """Finish what is being written to the persistent tier, or fail to."""
+        if not self.can_act or not self.writing:
+            return False
+        order = self.writing.popleft()
+        tier = self.world.tier
+        if tier.is_full or not tier.is_up:
+            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="full"))
+        elif isinstance(order, Commit):
+            tier.commit(order)
+            self.say(Committed(epoch=order.epoch, version=order.version, size_bytes=1))
+        else:
+            self._write_shard(order)
+        return True
+
+    def _write_shard(self, order: Persist) -> None:
+        own = -1 if self.slab is None else self.slab.shards[0]
+        found = [c for c in self.copies() if c.version == order.version and c.shard == own]
+        if not found or not (copy := max(found, key=lambda c: c.lineage)).is_good:
+            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="gone"))
+            return
+        record = ShardRecord(shard=own, file=str(copy.state), size_bytes=1, digest="")
+        self.say(
+            Persisted(
+                epoch=order.epoch,
+                version=order.version,
+                lineage=self.told(copy.lineage),
+                records=[record],
+            )
+        )
+
+    # -- the worker --------------------------------------------------------------------------------
+
+    def exit_worker(self, code: int, error: ScriptError | None = None) -> None:
+        """The worker ends by itself, or by a signal."""
+        worker = self.worker
+        assert worker is not None
+        self.kill_worker()
+        if worker.epoch >= self.epoch and worker.status != "finished":
+            self.say(
+                WorkerExited(
+                    rank=worker.rank, epoch=worker.epoch, code=code, output="", error=error
+                )
+            )
+
+    def work(self) -> bool:
+        """One move of the worker, if it need not wait for the others."""
+        worker = self.worker
+        if not self.can_act or worker is None or worker.is_hung or worker.status == "finished":
+            return False
+        moves = (
+            self._arrive,
+            self._protect,
+            self._forget,
+            self._restore,
+            self._train,
+        )
+        return moves[worker.stage](worker)
+
+    def notice_gone_peers(self) -> bool:
+        """A collective fails where a rank is gone."""
+        worker = self.worker
+        if not self.can_act or worker is None or worker.status == "finished":
+            return False
+        if worker.is_hung or not worker.job.gone - {worker.rank}:
+            return False
+        self.exit_worker(1)
+        return True
+
+    def _all(self, done: Mapping[int, int], least: int, job: Job) -> bool:
+        return all(done.get(rank, -1) >= least for rank in job.seats.ranks)
+
+    def _event(self, worker: Worker, event: events.AnyEvent) -> None:
+        self.say(EventSaid(entry=Entry(at_s=self.world.now_s, node=self.name, event=event)))
+        if isinstance(event, events.VersionComplete):
+            self._write_if_complete()
+
+    def _arrive(self, worker: Worker) -> bool:
+        worker.job.reached[worker.rank] = 1
+        worker.stage = 1
+        return True
+
+    def _protect(self, worker: Worker) -> bool:
+        job = worker.job
+        if not self._all(job.reached, 1, job):
+            return False
+        settings = self.world.settings
+        seats = job.seats if job.seats.placement is not None else job.seats.placed(settings)
+        kept = seats.kept_shards(worker.rank)
+        if self.slab is None:
+            self.slab = Slab(kept, self.world.histories)
+        elif self.slab.shards != kept:
+            if not self.world.rules.lays_out_anew:
+                said = ScriptError(error="ConfigError", text="this node keeps other shards")
+                self.exit_worker(1, said)
+                return True
+            self.slab = self.slab.laid_out(kept)
+        worker.stage, job.reached[worker.rank] = 2, 2
+        self.protected = events.Protected(
+            rank=worker.rank,
+            epoch=worker.epoch,
+            shard_bytes=1,
+            settings=settings,
+            fingerprint="same",
+            placement=seats.holders,
+        )
+        self._event(worker, self.protected)
+        return True
+
+    def _forget(self, worker: Worker) -> bool:
+        """Discard what is left behind, as `engine.restore.forget_left_versions` does."""
+        plan, slab = worker.job.plan, self.slab
+        assert slab is not None
+        for copy in list(slab.copies()):
+            is_later = plan.version is None or copy.version > plan.version
+            is_other = copy.version == plan.version and self.told(copy.lineage) != plan.lineage
+            if is_later or is_other:
+                slab.discard(copy)
+        worker.stage = 3
+        return True
+
+    def _restore(self, worker: Worker) -> bool:
+        job, plan = worker.job, worker.job.plan
+        assert self.slab is not None
+        if plan.version is None:
+            return self._load(worker, None)
+        if plan.tier == "persistent":
+            return self._fetch(worker, plan.version)
+        while worker.transfer < len(job.transfers):
+            move = job.transfers[worker.transfer]
+            if move.sender == self.name:
+                copy = self._find(move.shard, plan.version, plan.lineage)
+                if copy is None:
+                    self.exit_worker(1)
+                    return True
+                job.sent[worker.transfer] = copy
+            elif move.receiver == self.name:
+                sent = job.sent.get(worker.transfer)
+                if sent is None:
+                    return False
+                if not sent.is_good:
+                    return self._reject(worker, move.shard, plan.version, move.sender)
+                held = self.slab.begin(move.shard, plan.version, sent.lineage, sent.state)
+                self.slab.commit(held)
+            worker.transfer += 1
+        copy = self._find(worker.rank, plan.version, plan.lineage)
+        if copy is None:
+            self.exit_worker(1)
+            return True
+        if not copy.is_good:
+            return self._reject(worker, worker.rank, plan.version, self.name)
+        return self._load(worker, copy)
+
+    def _find(self, shard: int, version: int, lineage: Lineage) -> Held | None:
+        assert self.slab is not None
+        return self.slab.find(shard, version, lineage if self.world.rules.has_lineage else None)
+
+    def _fetch(self, worker: Worker, version: int) -> bool:
+        tier = self.world.tier
+        if not tier.is_up or version not in tier.versions:
+            return self._reject(worker, worker.rank, version, None)
+        _, states = tier.versions[version]
+        assert self.slab is not None
+        lineage = Lineage(run=worker.job.order.order.run, epoch=worker.epoch)
+        held = self.slab.begin(worker.rank, version, lineage, states[worker.rank])
+        self.slab.commit(held)
+        return self._load(worker, held)
+
+    def _reject(self, worker: Worker, shard: int, version: int, holder: str | None) -> bool:
+        self.say(
+            RestoreFailed(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                shard=shard,
+                version=version,
+                holder=holder,
+                reason="unusable",
+            )
+        )
+        self.exit_worker(1)
+        return True
+
+    def _load(self, worker: Worker, copy: Held | None) -> bool:
+        job = worker.job
+        worker.state = 0 if copy is None else copy.state
+        worker.version = 0 if copy is None else copy.version
+        worker.stage, job.loaded[worker.rank] = 4, worker.state
+        job.updated[worker.rank] = worker.version
+        job.states[worker.rank, worker.version] = worker.state
+        if len(set(job.loaded.values())) > 1:
+            raise BrokenError(f"epoch {worker.epoch}: ranks loaded the states {job.loaded}")
+        if copy is None:
+            self._send(worker)
+        else:
+            self._event(worker, _restored(worker, job))
+            if job.plan.tier == "memory" and len(job.loaded) == job.seats.world_size:
+                self.world.note_full(job)
+        return True
+
+    def _send(self, worker: Worker) -> None:
+        """Begin to move the version just made: its buffers are overwritten from now on."""
+        job, slab = worker.job, self.slab
+        assert slab is not None
+        lineage = Lineage(run=job.order.order.run, epoch=worker.epoch)
+        worker.buffers = [
+            slab.begin(shard, worker.version, lineage, worker.state) for shard in slab.shards
+        ]
+        worker.moving, job.begun[worker.rank] = 1, worker.version
+
+    def _train(self, worker: Worker) -> bool:
+        job, version = worker.job, worker.version
+        if worker.moving == 1:
+            seats = job.seats if job.seats.placement else job.seats.placed(self.world.settings)
+            peers = {*seats.peers_that_keep(worker.rank), *seats.kept_shards(worker.rank)}
+            if any(job.begun.get(rank, -1) < version for rank in peers):
+                return False
+            assert self.slab is not None
+            for held in worker.buffers:
+                held.state = job.states[held.shard, version]
+                self.slab.commit(held)
+            worker.moving, job.committed[worker.rank] = 2, version
+            return True
+        if worker.moving == 2:
+            if not self._all(job.committed, version, job):
+                return False
+            worker.moving = 3
+            if job.full_at < version:
+                job.full_at = version
+                self.world.note_full(job)
+            self._event(worker, _complete(worker))
+            return True
+        if version >= self.world.iterations:
+            worker.status = "finished"
+            self.say(ScriptFinished(rank=worker.rank, epoch=worker.epoch))
+            return True
+        return self._update(worker)
+
+    def _update(self, worker: Worker) -> bool:
+        job, version = worker.job, worker.version
+        if not self._all(job.updated, version, job):
+            return False
+        inputs = {job.states[rank, version] for rank in job.seats.ranks}
+        if len(inputs) > 1:
+            raise BrokenError(f"an update of version {version} mixes the states {inputs}")
+        worker.state = self.world.histories.update(worker.state, worker.epoch)
+        worker.version = job.updated[worker.rank] = version + 1
+        job.states[worker.rank, worker.version] = worker.state
+        self._event(
+            worker,
+            events.Iteration(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                iteration=worker.version,
+                duration_s=1.0,
+                waited_s=0.0,
+            ),
+        )
+        self._send(worker)
+        return True
+
+
+def _restored(worker: Worker, job: Job) -> events.ShardRestored:
+    tier = job.plan.sources[worker.rank].tier
+    assert tier != "start"
+    return events.ShardRestored(
+        rank=worker.rank,
+        epoch=worker.epoch,
+        shard=worker.rank,
+        version=worker.version,
+        tier=tier,
+        holder=None,
+        size_bytes=1,
+        verified=True,
+        retrieve_s=0.0,
+        verify_s=0.0,
+        load_s=0.0,
+    )
+
+
+def _complete(worker: Worker) -> events.VersionComplete:
+    return events.VersionComplete(
+        rank=worker.rank,
+        epoch=worker.epoch,
+        version=worker.version,
+        sent_bytes=1,
+        local_s=0.0,
+        duration_s=0.0,
+        next_version=worker.version + 1,
+    )
+
+
+_ = NO_LINEAGE

@@ -1,0 +1,46 @@
+"""Rules that the protocol has outgrown: with any one of them the explorer finds a fault again."""
+
+from collections.abc import Iterator
+
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.protocol import Instruction, NodeJoined
+from gemini_lab.recovery.root import RootAgent
+
+from .world import Rules
+
+
+class AsksNoReturningNode(RootAgent):
+    """A node that joins while the run waits counts as a machine, not as what it has in memory."""
+
+    def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+        is_known = joined.node in self.living
+        if self.state.phase != "waiting" or is_known:
+            yield from super()._on_joined(joined)
+            return
+        self.living[joined.node] = joined
+        silent = tuple(node for node in self.state.silent if node != joined.node)
+        self.state = _with_silent(self, silent)
+        yield from self._decide(joined.at_s)
+
+
+def _with_silent(root: RootAgent, silent: tuple[str, ...]):
+    from dataclasses import replace
+
+    return replace(root.state, silent=silent)
+
+
+class WaitsForNobody(RootAgent):
+    """Whatever is at hand is gone on from."""
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        del plan, at_s
+        return ""
+
+
+OLD_RULES = {
+    "versions say no history": Rules(has_lineage=False),
+    "returning nodes are not inventoried": Rules(root=AsksNoReturningNode),
+    "nobody is waited for": Rules(root=WaitsForNobody),
+    "an unreadable tier is an empty one": Rules(takes_unread_for_empty=True),
+    "a slab keeps its first form": Rules(lays_out_anew=False),
+}

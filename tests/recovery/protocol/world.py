@@ -1,0 +1,534 @@
+"""A lab without I/O: the real `RootAgent` among modelled agents, workers, links, store and tier.
+
+Whatever happens is one action, a tuple of a name and whole numbers, and every action can be tried
+in every state (where it makes no sense nothing happens): so any list of actions is a schedule, and
+so is what is left of it when some are taken away.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gemini_lab.job import Job as Script
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.protocol import ACTIVE, RESTARTING
+from gemini_lab.recovery.root import RootAgent
+from gemini_lab.seats import Seats
+from gemini_lab.settings import Settings
+
+from .machines import LEASE_S, Job, Record, Store, Tier
+from .node import Node
+from .shell import Shell
+from .truth import BrokenError, Held, Histories, Safety, whole_states
+
+Action = tuple[str, *tuple[int, ...]]
+STEP_S = 0.02
+_OF_RECOVERY = (
+    events.RecoveryStarted,
+    events.RecoveryWaiting,
+    events.RecoveryPlanned,
+    events.RecoveryFinished,
+)
+CALM_ROUNDS = 600
+CALM_EPOCHS = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The protocol's rules, each of which a test can switch off to see whether it is missed."""
+
+    root: type[RootAgent] = RootAgent
+    has_lineage: bool = True
+    takes_unread_for_empty: bool = False
+    lays_out_anew: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large a world is."""
+
+    nodes: int = 4
+    standbys: int = 2
+    replicas: int = 2
+    iterations: int = 8
+    has_tier: bool = True
+    persist_every: int = 2
+
+
+@dataclass(slots=True)
+class Told:
+    """What was said of the recoveries, by number."""
+
+    started: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    failed: str = ""
+    done: bool = False
+
+
+class World:
+    """A lab, its run, and what must hold of them after every step.
+
+    Args:
+        shape: How large.
+        rules: The protocol's, all of them by default.
+    """
+
+    def __init__(self, shape: Shape | None = None, rules: Rules | None = None) -> None:
+        self.shape = shape or Shape()
+        self.rules = rules or Rules()
+        self.now_s = 0.0
+        self.histories = Histories()
+        self.tier, self.store = Tier(), Store()
+        self.jobs: dict[tuple[int, str], Job] = {}
+        self.nodes: dict[str, Node] = {}
+        self.iterations = self.shape.iterations
+        self.ports = 0
+        self.safety = Safety()
+        self.full_states: set[int] = {0}
+        self.log_term = 0
+        self.heard = 0  # the newest version that was whole by what any root ever heard
+        self.told = Told()
+        self.flips = 0
+        self.has_given_up = self.is_cancelled = False
+        self.worker_kills = 0
+        self._fuses: dict[str, tuple[int, str]] = {}
+        given: dict[str, object] = {"replicas": self.shape.replicas}
+        if self.shape.has_tier:
+            given |= {
+                "persistent_url": "memory://run",
+                "persist_every_iterations": self.shape.persist_every,
+            }
+        self.settings = Settings.parse(given)
+        self.order = JobOrder(
+            number=1,
+            run=7,
+            job=Script(script="model.py", cwd="/"),
+            seats=Seats(nodes=self.shape.nodes, standbys=self.shape.standbys),
+            settings=given,  # type: ignore[arg-type]
+        )
+        for _ in range(self.order.seats.machines):
+            self._add_node()
+
+    # -- actions ---------------------------------------------------------------------------------
+
+    def do(self, action: Action) -> None:
+        """Let this happen, if it can."""
+        name, *numbers = action
+        handler: Callable[..., object] = getattr(self, f"do_{name}")
+        handler(*numbers)
+
+    def do_go(self, seed: int, moves: int) -> None:
+        """So many moves of whoever comes first: messages, workers, roots, time."""
+        rng = random.Random(seed)
+        names = list(self.nodes)
+        for _ in range(moves):
+            node = self.nodes[names[int(rng.random() * len(names))]]
+            self._move(node, rng)
+            self.now_s += STEP_S
+            self.renew()
+
+    def _move(self, node: Node, rng: random.Random) -> None:
+        kind = rng.random()
+        if kind < 0.25:
+            node.hear()
+        elif kind < 0.6:
+            for _ in range(1 + int(rng.random() * 3)):
+                if not node.work() and rng.random() < 0.1:
+                    node.notice_gone_peers()
+        elif kind < 0.65:
+            node.write()
+        elif kind < 0.72:
+            self.poll(node)
+        else:
+            for shell in self.shells():
+                if kind < 0.86:
+                    shell.listen(node.name)
+                else:
+                    shell.act()
+
+    def do_wait(self, tenths: int) -> None:
+        """Time goes by, in which nobody comes to act."""
+        self.now_s += tenths / 10
+        self.renew()
+
+    def do_kill(self, number: int, refuses: int) -> None:
+        """A machine is gone, or its agent; where the machine is left, it says so."""
+        node = self._node(number)
+        if not node.is_alive or self._survivors() <= 1:
+            return
+        node.is_alive, node.is_frozen, node.refuses = False, False, bool(refuses)
+        node.kill_worker()
+        node.slab, node.shell = None, None
+        if node.link is not None:
+            node.link.cut(0, 99)
+        for other in self.nodes.values():
+            if other.shell is not None:
+                keeper = other.shell.keepers.get(node.name)
+                if keeper is not None and keeper.link is not None and refuses:
+                    keeper.link.is_broken = True
+        self.safety.note_dead(node.name)
+        self.check_safety()
+
+    def do_add(self) -> None:
+        """The operator brings a machine."""
+        if sum(node.is_alive for node in self.nodes.values()) < self.order.seats.machines:
+            self._add_node()
+
+    def do_freeze(self, number: int) -> None:
+        node = self._node(number)
+        node.is_frozen = node.is_alive
+
+    def do_thaw(self, number: int) -> None:
+        self._node(number).is_frozen = False
+
+    def do_thaw_all(self) -> None:
+        """Whoever was frozen goes on, and is reached again."""
+        for number in range(len(self.nodes)):
+            self.do_thaw(number)
+            self.do_join(number)
+
+    def do_group(self, rank: int, how: int) -> None:
+        """All nodes that keep a shard die (0), or freeze (1)."""
+        members = self.safety.members
+        if not members:
+            return
+        names = list(self.nodes)
+        for position in self.safety.holders[rank % len(self.safety.holders)]:
+            number = names.index(str(members[position]))
+            if how:
+                self.do_freeze(number)
+            else:
+                self.do_kill(number, 1)
+
+    def do_cut(self, number: int, arrive_at_agent: int, arrive_at_root: int) -> None:
+        """The connection between a root and an agent breaks."""
+        link = self._node(number).link
+        if link is not None:
+            link.cut(arrive_at_agent, arrive_at_root)
+
+    def do_part(self, number: int, sees_store: int) -> None:
+        """Nothing reaches an agent, nor does it reach any; its worker's network is another."""
+        node = self._node(number)
+        node.is_cut_off, node.sees_store = True, bool(sees_store)
+
+    def do_join(self, number: int) -> None:
+        """The network is mended."""
+        node = self._node(number)
+        node.is_cut_off, node.sees_store = False, True
+
+    def do_store_down(self) -> None:
+        self.store.is_up = False
+
+    def do_store_up(self, keeps_leases: int) -> None:
+        """The store is back; where it counted on, leases ran out meanwhile."""
+        if self.store.is_up:
+            return
+        self.store.is_up = True
+        if keeps_leases:
+            self.store.leases = dict.fromkeys(self.store.leases, self.now_s + LEASE_S)
+
+    def do_tier_down(self) -> None:
+        self.tier.is_up = False
+
+    def do_tier_up(self) -> None:
+        self.tier.is_up, self.tier.is_full = True, False
+
+    def do_tier_full(self) -> None:
+        self.tier.is_full = True
+
+    def do_flip(self, number: int, which: int) -> None:
+        """A bit of a whole copy is wrong from now on."""
+        copies = self._node(number).copies()
+        if copies and self._node(number).is_alive:
+            copies[which % len(copies)].is_good = False
+            self.flips += 1
+            self.safety.is_excused = True
+
+    def do_kill_worker(self, number: int) -> None:
+        node = self._node(number)
+        if node.can_act and node.worker is not None:
+            self.worker_kills += 1
+            node.exit_worker(-9)
+
+    def do_hang_worker(self, number: int) -> None:
+        node = self._node(number)
+        if node.worker is not None:
+            node.worker.is_hung = True
+            self.worker_kills += 1
+
+    def do_fuse(self, instructions: int, how: int) -> None:
+        """After so many more instructions the root's node dies (0), freezes (1) or loses (2) links."""
+        if self.store.root is not None:
+            self._fuses[self.store.root.name] = (instructions, ("kill", "freeze", "cut")[how % 3])
+
+    def do_cancel(self) -> None:
+        self.store.cancel, self.is_cancelled = 1, True
+
+    def do_give_up(self) -> None:
+        self.store.give_up, self.has_given_up = (self.store.give_up or 0) + 1, True
+        self.safety.is_excused = True
+
+    def burn_fuse(self, node: Node) -> None:
+        """An instruction was carried out on this node."""
+        if node.name not in self._fuses:
+            return
+        left, how = self._fuses.pop(node.name)
+        if left > 0:
+            self._fuses[node.name] = (left - 1, how)
+            return
+        number = list(self.nodes).index(node.name)
+        if how == "cut":
+            self.do_cut(number + 1, 0, 1)
+        else:
+            self.do((how, number, 1) if how == "kill" else (how, number))
+
+    # -- the store, as agents see it ---------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Leases of nodes that reach the store stay; others run out."""
+        if not self.store.is_up:
+            return
+        for name, until_s in list(self.store.leases.items()):
+            node = self.nodes[name]
+            if node.can_act and node.sees_store:
+                self.store.leases[name] = self.now_s + LEASE_S
+            elif self.now_s > until_s:
+                self.store.drop(name)
+
+    def poll(self, node: Node) -> None:
+        """An agent reads the store, and acts on what it says."""
+        if not node.can_act:
+            return
+        if node.link is not None and node.link.is_broken and not node.link.to_agent:
+            node.link = None
+        if not node.reaches_store:
+            node.is_store_away = True
+            return
+        if node.is_store_away:
+            node.settled_s, node.is_store_away = self.now_s + 2 * LEASE_S, False
+        store = self.store
+        if node.name not in store.leases:
+            store.leases[node.name] = self.now_s + LEASE_S
+            return  # what it does about its old workers comes with the next look
+        self._depose_the_dead(node)
+        is_settled = self.now_s > node.settled_s
+        if node.shell is not None:
+            is_newest = store.term == node.shell.record.term
+            if store.root is None and not is_settled and is_newest:
+                store.root = node.shell.record
+            elif store.root is not node.shell.record:
+                node.shell.close()
+            else:
+                node.shell.observe(is_settled=is_settled)
+        elif store.root is None and is_settled:
+            store.term += 1
+            store.root = Record(name=node.name, term=store.term)
+            node.shell = Shell(node, store.root)
+        elif store.root is not None and store.root.name == node.name:
+            node.shell = Shell(node, store.root)  # it resigned while the store was away
+        node.end_older_worker()
+
+    def _depose_the_dead(self, node: Node) -> None:
+        record = self.store.root
+        if record is not None and node.link is None and not node.is_cut_off:
+            root = self.nodes[record.name]
+            if not root.is_alive and root.refuses:
+                self.store.root = None
+
+    # -- what must hold ------------------------------------------------------------------------------
+
+    def memory(self) -> list[Held]:
+        """Every whole copy in the memory of a machine that is not dead."""
+        return [copy for node in self.nodes.values() for copy in node.copies()]
+
+    def newest_saved(self) -> int:
+        """The newest version that exists in memory or in the tier, reachable or not.
+
+        One that its holders did not all have yet is nobody's progress: the one before it is.
+        """
+        states = whole_states(self.memory(), self.order.seats.world_size)
+        in_memory = (self.histories.version[state] for state in states & self.full_states)
+        return max([0, *in_memory, *self.tier.versions])
+
+    def note_full(self, job: Job) -> None:
+        """All holders have the same version."""
+        seats = job.seats if job.seats.placement else job.seats.placed(self.settings)
+        members = tuple(job.seats.members)
+        version = max(job.full_at, job.plan.version or 0)
+        self.full_states |= {s for (_, v), s in job.states.items() if v == version}
+        alive = all(m is not None and self.nodes[m].is_alive for m in members)
+        is_newest = all(job.order.epoch >= epoch for epoch, _ in self.jobs)
+        if alive and is_newest:
+            self.safety.note_full(members, seats.holders.holders)
+        self.check_safety()
+
+    def check_safety(self) -> None:
+        """One whole version exists, as long as the placement promises it."""
+        if self.safety.is_excused or self.told.done or self.told.failed:
+            return
+        if not whole_states(self.memory(), self.order.seats.world_size):
+            raise BrokenError(f"no version is whole in memory, though only {self.safety.lost} went")
+
+    def hear_event(self, shell: Shell, event: events.AnyEvent) -> None:
+        """Somebody who is, or was, root says something; the log refuses what a deposed one says."""
+        if isinstance(event, _OF_RECOVERY):
+            shell.said = event
+        if shell.record.term < self.log_term:
+            return
+        match event:
+            case events.RecoveryStarted():
+                if event.recovery in self.told.started:
+                    raise BrokenError(f"recovery {event.recovery} starts twice")
+                self.told.started.add(event.recovery)
+            case events.RecoveryFinished():
+                if event.recovery in self.told.finished:
+                    raise BrokenError(f"recovery {event.recovery} finishes twice")
+                self.told.finished.add(event.recovery)
+                self.has_given_up = False  # said once, it holds for one recovery
+            case events.RecoveryPlanned():
+                self._check_plan(shell, event)
+            case events.RunFailed():
+                self.told.failed = event.reason
+                self._check_failure(shell, event)
+            case events.RunFinished():
+                self._check_end(event)
+            case _:
+                pass
+
+    def _check_plan(self, shell: Shell, plan: events.RecoveryPlanned) -> None:
+        """Nothing newer exists, or may come back, than what is loaded."""
+        assert shell.root is not None
+        if self.has_given_up or self.flips or self.store.root is not shell.record:
+            return
+        newest = min(self.newest_saved(), self.heard)
+        if (plan.version or 0) < newest:
+            raise BrokenError(
+                f"recovery {plan.recovery} goes on from {plan.version} ({plan.tier}) though "
+                f"version {newest} exists: {plan.reason}"
+            )
+
+    def _check_failure(self, shell: Shell, event: events.RunFailed) -> None:
+        assert shell.root is not None
+        if not self.is_cancelled and self.worker_kills < 3:
+            raise BrokenError(f"a healthy run fails: {event.reason}")
+
+    def _check_end(self, event: events.RunFinished) -> None:
+        self.told.done = True  # a root that dies while it says so leaves it to be said again
+        if event.iteration > self.iterations:
+            raise BrokenError(f"the run finishes with version {event.iteration}")
+
+    def check_root(self, shell: Shell) -> None:
+        """A root that waits has said why, after whatever else it said of the recovery."""
+        assert shell.root is not None
+        state = shell.root.state
+        self.heard = max(self.heard, state.newest)
+        if state.phase == "waiting" and not isinstance(shell.said, events.RecoveryWaiting):
+            raise BrokenError(f"the root waits, but the last it said is {shell.said}")
+        if state.phase in RESTARTING and state.phase != "starting" and state.trouble is None:
+            if state.recoveries:
+                raise BrokenError("a restart has no reason")
+
+    # -- the end: without faults every run ends ------------------------------------------------------
+
+    def shells(self) -> list[Shell]:
+        """All who take themselves for the root."""
+        return [node.shell for node in self.nodes.values() if node.shell is not None]
+
+    def calm(self) -> None:
+        """No more faults and machines enough: the run ends, and in reasonable time."""
+        self._mend_all()
+        first = self._epoch()
+        idle_s, began_s = STEP_S, self.now_s
+        for _ in range(CALM_ROUNDS):
+            if self.told.done or self.told.failed:
+                return
+            idle_s = STEP_S if self._round() else min(2 * idle_s, 100.0)
+            self.now_s += idle_s
+            self.renew()
+            self._have_a_person_decide(waited_s=self.now_s - began_s)
+            if self._epoch() - first > CALM_EPOCHS:
+                raise BrokenError(f"{CALM_EPOCHS} epochs without a fault: {self._stuck()}")
+        raise BrokenError(f"the run does not end: {self._stuck()}")
+
+    def _mend_all(self) -> None:
+        self._fuses.clear()
+        self.do_store_up(1)
+        self.do_tier_up()
+        for number, node in enumerate(self.nodes.values()):
+            self.do_thaw(number)
+            self.do_join(number)
+            if not node.is_alive:
+                node.refuses = True
+        while sum(node.is_alive for node in self.nodes.values()) < self.order.seats.machines:
+            self._add_node()
+
+    def _round(self) -> bool:
+        """Everybody does what there is to do; whether anything was."""
+        has_moved = False
+        for node in list(self.nodes.values()):
+            self.poll(node)
+        for shell in self.shells():
+            while shell.act():
+                pass
+        for node in list(self.nodes.values()):
+            while node.hear() or node.work() or node.write():
+                has_moved = True
+            for shell in self.shells():
+                while shell.listen(node.name):
+                    has_moved = True
+                    while shell.act():
+                        pass
+        return has_moved
+
+    def _have_a_person_decide(self, *, waited_s: float) -> None:
+        """A person gives up only what is really gone."""
+        for shell in self.shells():
+            is_waiting = shell.root is not None and shell.root.state.phase == "waiting"
+            if not is_waiting or waited_s < 100:
+                continue
+            assert shell.root is not None
+            if shell.root.state.has_given_up:
+                continue
+            newest = self.newest_saved()
+            known = shell.root.state.newest
+            is_hopeless = any(not self.nodes[name].is_alive for name in shell.root.state.silent)
+            if newest and newest >= known and not self.flips and not is_hopeless:
+                raise BrokenError(f"the root waits though version {newest} is there: {shell.said}")
+            self.do_give_up()
+
+    def _epoch(self) -> int:
+        return 0 if self.store.state is None else self.store.state.epoch
+
+    def _stuck(self) -> str:
+        lines = [f"root {self.store.root}"]
+        for shell in self.shells():
+            if shell.root is not None:
+                state = shell.root.state
+                lines.append(f"{shell.record}: {state.phase} epoch {state.epoch} {state.members}")
+        for node in self.nodes.values():
+            worker = node.worker
+            if worker is not None:
+                lines.append(
+                    f"{node.name}: rank {worker.rank} of epoch {worker.epoch}, stage "
+                    f"{worker.stage}, version {worker.version} moving {worker.moving}"
+                )
+        return "; ".join(lines)
+
+    # -- small helps -----------------------------------------------------------------------------------
+
+    def _node(self, number: int) -> Node:
+        names = list(self.nodes)
+        return self.nodes[names[number % len(names)]]
+
+    def _survivors(self) -> int:
+        return sum(node.is_alive for node in self.nodes.values())
+
+    def _add_node(self) -> None:
+        node = Node(f"node-{len(self.nodes)}", self)
+        self.nodes[node.name] = node
+        if self.store.is_up:
+            self.store.leases[node.name] = self.now_s + LEASE_S
+
+
+_ = ACTIVE

@@ -1,0 +1,188 @@
+"""What exploring the protocol's interleavings found, each as the shortest story of it."""
+
+import msgspec
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Fence, Fenced, Inventory, TakeInventory
+from gemini_lab.recovery.protocol import (
+    Emit,
+    FromAgent,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    ProgressGivenUp,
+    RootState,
+    WriteState,
+)
+from gemini_lab.recovery.root import RootAgent
+from gemini_lab.settings import Settings
+
+from .story import Story, job
+
+
+def successor(first: Story, state: RootState, *, without: tuple[str, ...] = ()) -> Story:
+    """Another root, which knows only what was stored, and whom it reaches."""
+    second = Story(nodes=0, state=RootState.from_text(state.to_text()))
+    second.copies = {n: c for n, c in first.copies.items() if n not in without}
+    second.settings = first.settings
+    for node in second.copies:
+        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=state.epoch)
+    second.do(second.root.take_over(9.0))
+    return second
+
+
+# -- who says what ---------------------------------------------------------------------------------
+
+
+def test_a_recovery_is_said_after_it_is_written_so_a_deposed_root_says_none():
+    story = Story().start()
+    given = story.root.handle(NodeLost(at_s=9.0, node="node-1", cause="lease"))
+    kinds = [type(i.event) if isinstance(i, Emit) else type(i) for i in given]
+    assert kinds.index(WriteState) < kinds.index(events.RecoveryStarted)
+
+
+def test_a_root_that_dies_between_the_runs_last_write_and_its_last_word_leaves_that_to_the_next():
+    first = Story().start(iterations=3)
+    for rank in range(4):
+        first.finish(rank)
+    written = next(state for state in first.states if state.phase == "done")
+    second = successor(first, written)
+    assert len(second.of(events.RunFinished)) == 1
+    assert {sent.to for sent in second.orders} == set(second.copies)
+    third = successor(second, second.states[-1])
+    assert not third.of(events.RunFinished)
+
+
+def test_a_root_that_waits_again_says_again_why():
+    story = Story(nodes=4).start()
+    story.lose("node-1")
+    story.join("node-7")
+    story.lose("node-7")
+    assert story.root.state.phase == "waiting"
+    assert len(story.of(events.RecoveryWaiting)) == 2
+
+
+# -- who is asked ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_joins_an_inventory_ends_its_old_workers_before_it_says_what_it_has():
+    story = Story(nodes=6).start()
+    story.deaf = {"node-2"}
+    story.lose("node-1", "lease")
+    assert story.root.state.phase == "inventory"
+    sent = len(story.orders)
+    story.join("node-1")
+    asked = [one.order for one in story.orders[sent:] if one.to == "node-1"]
+    assert [type(order) for order in asked] == [Fence, TakeInventory]
+
+
+def test_a_root_without_any_agent_waits_for_the_first():
+    """The last agent is lost while the persistent tier is to be asked."""
+    story = Story(nodes=1, state=Story().start(persistent_url="memory://runs").root.state)
+    story.do(story.root.take_over(1.0))
+    story.deaf = {"node-0"}
+    story.do(story.root.handle(NodeLost(at_s=2.0, node="node-0", cause="connection")))
+    assert story.root.state.phase in {"fencing", "inventory", "waiting"}
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def test_settings_that_no_root_could_store_come_from_the_nodes_that_run_by_them():
+    """The store was away while workers started: the next root has the copies, but no settings."""
+    story = Story().start(iterations=4)
+    left = next(state for state in story.states if state.phase == "starting")
+    assert left.settings is None
+    protected = events.Protected(
+        rank=0,
+        epoch=1,
+        shard_bytes=1,
+        settings=Settings(),
+        fingerprint="same",
+        placement=story.root.state.seats.holders,
+    )
+    root = RootAgent(state=left, at_s=9.0)
+    for node in story.copies:
+        root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=1)
+    root.take_over(9.0)
+    epoch = root.state.epoch
+    for node in story.copies:
+        root.handle(FromAgent(at_s=9.0, node=node, message=Fenced(epoch=epoch)))
+    given = []
+    for node, copies in story.copies.items():
+        said = Inventory(
+            epoch=epoch, copies=list(copies), damaged=[], protected=protected if copies else None
+        )
+        given += root.handle(FromAgent(at_s=9.0, node=node, message=said))
+    planned = [i.event for i in given if isinstance(i, Emit) and i.event.kind == "recovery_planned"]
+    assert [msgspec.to_builtins(one)["version"] for one in planned] == [4]
+
+
+def test_a_group_that_falls_silent_together_with_the_root_is_waited_for():
+    """Nobody is left who has heard of any version, which does not mean that there is none."""
+    first = Story(nodes=6).start(iterations=0)
+    left = first.states[-1]
+    assert left.newest == 0
+    for iteration in (1, 2, 3):
+        first.iterate(iteration)
+    second = successor(first, left, without=("node-0", "node-1", "node-2", "node-3"))
+    assert second.root.state.phase == "waiting"
+    assert "fell silent together with the root" in second.of(events.RecoveryWaiting)[-1].reason
+
+
+def test_a_node_that_is_not_to_be_used_again_is_used_rather_than_lose_what_it_has():
+    story = Story(nodes=7).start(iterations=5)
+    story.silent = {"node-0", "node-1"}
+    story.exit(2, -9)
+    story.tick(story.now_s + 61)  # both count as lost
+    story.silent.clear()
+    story.join("node-0")
+    assert (story.plan().version, story.plan().tier) == (5, "memory")
+    assert "node-0" in story.members()
+
+
+def test_a_persons_word_holds_for_one_recovery_whoever_is_root():
+    """The word stays in the store; a new root reads it there once more."""
+    story = Story(nodes=8).start(iterations=5)
+    story.lose("node-0", "lease")
+    story.lose("node-1", "lease")
+    word = ProgressGivenUp(at_s=story.now_s, number=1)
+    story.do(story.root.handle(word))
+    assert story.plan().tier == "start"
+    story.protect()
+    for iteration in (1, 2, 3):
+        story.iterate(iteration)
+    for node in story.members()[:2]:
+        story.lose(node, "lease")
+    assert story.root.state.phase == "waiting"
+    story.do(story.root.handle(word))
+    assert story.root.state.phase == "waiting"
+    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=2)))
+    assert story.root.state.phase == "starting"
+
+
+def test_a_tier_from_which_to_resume_is_not_empty_because_it_cannot_be_read():
+    story = Story()
+    story.unread = "503 Service Unavailable"
+    order = msgspec.structs.replace(job(persistent_url="memory://runs"), is_resumed=True)
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=order)))
+    assert story.root.state.phase == "waiting"
+    assert "from which to resume" in story.of(events.RecoveryWaiting)[-1].reason
+    story.unread, story.persistent = "", [4]
+    story.tick(5.0)
+    assert story.root.state.phase == "starting"
+
+
+def test_a_save_that_never_ends_does_not_cost_the_last_version():
+    story = Story().start(
+        0, persistent_url="memory://runs", persist_every_iterations=2, persist_limit_s=30.0
+    )
+    story.iterate(1)
+    story.tick(story.now_s + 0.1)
+    for iteration in (2, 3, 4):
+        story.iterate(iteration)
+    for rank in range(4):
+        story.finish(rank)
+    story.tick(story.now_s + 31)
+    assert [event.version for event in story.of(events.PersistStarted)] == [2, 4]
+    assert story.root.state.phase == "finishing"
