@@ -17,6 +17,7 @@ from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss, StoreFull, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
+from gemini_lab.node.control_store import StoreUnavailableError
 
 from .conftest import processes_of_labs, shell
 
@@ -84,7 +85,7 @@ def test_an_unknown_host_is_reported_with_what_mpi_said(tmp_path):
 
 
 def test_an_etcd_that_does_not_answer_is_reported(tmp_path):
-    with pytest.raises(Exception, match=r"127\.0\.0\.1:1 did not answer"):
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1 did not answer"):
         Lab(1, 0, etcd="127.0.0.1:1", folder=tmp_path)
 
 
