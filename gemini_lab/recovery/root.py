@@ -94,6 +94,7 @@ class RootAgent:
         self.living: dict[str, NodeJoined] = {}
         self._answered: set[str] = set()  # who has answered this phase's question
         self._entered_s = at_s
+        self._asked_s = at_s  # since when an answer is waited for
         self._plan: RecoveryPlan | None = None
         self._inventory: dict[str, Inventory] = {}
         self._waits_for = ""  # what was last said of that
@@ -198,9 +199,11 @@ class RootAgent:
 
     def _note_silence(self, lost: NodeLost, *, was_living: bool) -> Iterator[Instruction]:
         """Keep in mind whose memory may come back; of the dead nothing does."""
-        silent = [node for node in self.state.silent if node != lost.node]
-        is_seated = lost.node in self.state.members
-        if lost.cause != "dead" and was_living and is_seated:
+        silent = list(self.state.silent)
+        is_dead, is_seated = lost.cause == "dead", lost.node in self.state.members
+        if is_dead and lost.node in silent:
+            silent.remove(lost.node)
+        elif not is_dead and was_living and is_seated and lost.node not in silent:
             silent.append(lost.node)
         if tuple(silent) == self.state.silent:
             return
@@ -323,7 +326,7 @@ class RootAgent:
         if self.state.phase in RESTARTING and phase != "fencing":
             yield self._step(self.state.phase, at_s)
         self.state = replace(self.state, phase=phase)
-        self._entered_s = at_s
+        self._entered_s = self._asked_s = at_s
         self._answered = set()
         yield WriteState(state=self.state)
 
@@ -389,7 +392,10 @@ class RootAgent:
         if reason or plan.missing:
             yield from self._wait(at_s, plan, reason)
             return
-        self.state = replace(self.state, placed=self.state.seats.seated(plan.members))
+        # What is newer than the plan's version is lost or given up: not to be waited for again.
+        self.state = replace(
+            self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
+        )
         spares = self.state.seats.spares(self.living)
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
@@ -552,7 +558,7 @@ class RootAgent:
         phase = self.state.phase
         elapsed_s = at_s - self._entered_s
         limit_s = FENCE_LIMIT_S if phase == "fencing" else INVENTORY_LIMIT_S
-        if phase in {"fencing", "inventory"} and elapsed_s > limit_s:
+        if phase in {"fencing", "inventory"} and at_s - self._asked_s > limit_s:
             yield from self._drop_silent_agents(at_s)
         elif phase == "waiting" and elapsed_s > self._retry_s:
             self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
@@ -572,6 +578,7 @@ class RootAgent:
 
     def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
         """Agents that live but do not answer count as lost, and are used again last of all."""
+        self._asked_s = at_s  # who comes back has as much time again
         for node in [node for node in self.living if node not in self._answered]:
             self.state = replace(self.state, excluded=(*self.state.excluded, node))
             yield HangUp(node=node)

@@ -186,3 +186,38 @@ def test_a_save_that_never_ends_does_not_cost_the_last_version():
     story.tick(story.now_s + 31)
     assert [event.version for event in story.of(events.PersistStarted)] == [2, 4]
     assert story.root.state.phase == "finishing"
+
+
+def test_agents_that_come_back_after_all_were_dropped_have_time_to_answer():
+    story = Story().start()
+    story.silent = set(story.copies)
+    story.exit(0, -9)
+    story.tick(story.now_s + 61)
+    assert not story.root.living
+    for node in list(story.copies):
+        story.join(node)
+    story.tick(story.now_s + 0.25)
+    assert len(story.root.living) == 5
+
+
+def test_a_version_that_was_given_up_is_not_waited_for_again():
+    story = Story(nodes=8).start(iterations=5, persistent_url="memory://runs")
+    story.persistent = [2]
+    story.lose("node-0", "lease")
+    story.lose("node-1", "lease")
+    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=1)))
+    story.protect()
+    story.iterate(3)
+    story.exit(2, -9)
+    assert (story.plan().version, story.plan().tier) == (3, "memory")
+
+
+def test_a_silent_node_stays_silent_though_its_loss_is_noticed_twice():
+    """First its lease runs out, then its connection breaks: neither says that it is dead."""
+    story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
+    story.persistent = [2]
+    for node in ("node-0", "node-1"):
+        story.lose(node, "lease")
+        story.lose(node, "connection")
+    assert story.root.state.phase == "waiting"
+    assert "node-0, node-1 fell silent" in story.of(events.RecoveryWaiting)[-1].reason

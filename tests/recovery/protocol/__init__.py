@@ -1,0 +1,1 @@
+"""A model of a lab around the real root agent, and an explorer of what can happen in it."""

@@ -15,22 +15,22 @@ SHAPES = (
     Shape(nodes=3, standbys=1, persist_every=1),
     Shape(nodes=4, standbys=1, has_tier=False),
 )
-_FAULTS = (
+FAULTS = (
     ("kill", 6, 2), ("kill", 6, 2), ("freeze", 6), ("freeze", 6), ("thaw", 6), ("thaw", 6),
     ("cut", 6, 3, 3), ("cut", 6, 3, 3), ("part", 6, 2), ("join", 6), ("store_down",),
     ("store_up", 2), ("tier_down",), ("tier_up",), ("tier_full",), ("flip", 6, 4),
     ("kill_worker", 6), ("hang_worker", 6), ("fuse", 12, 3), ("fuse", 12, 3), ("add",), ("add",),
-    ("group", 4, 2), ("group", 4, 2), ("group", 4, 2), ("give_up",), ("tier_down",),
+    ("kill_group", 4), ("freeze_group", 4), ("freeze_group", 4), ("give_up",), ("tier_down",),
     ("wait", 30), ("wait", 30), ("wait", 700), ("wait", 9500),
 )  # fmt: skip
 _TOGETHER = (
-    (("group", 4, 2), ("give_up",), ("thaw", 6), ("group", 4, 2), ("wait", 30)),
-    (("group", 4, 2), ("tier_down",), ("tier_up",), ("wait", 700)),
+    (("freeze_group", 4), ("give_up",), ("thaw_all",), ("kill_group", 4), ("wait", 30)),
+    (("kill_group", 4), ("tier_down",), ("tier_up",), ("wait", 700)),
     (("fuse", 12, 3), ("kill", 6, 2), ("freeze", 6), ("thaw", 6), ("cut", 6, 3, 3)),
 )  # what makes trouble when it comes together
 _IN_ORDER = (
-    (("group", 4, 2), ("give_up",), ("thaw_all",), ("group", 4, 2)),
-    (("tier_down",), ("group", 4, 2), ("tier_up",)),
+    (("freeze_group", 1), ("give_up",), ("thaw_all",), ("kill_group", 1), ("add",), ("add",)),
+    (("tier_down",), ("kill_group", 4), ("tier_up",)),
 )  # what must come one after the other
 _RARE = (("cancel",), ("give_up",))
 
@@ -51,11 +51,13 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     shape = rng.choice(SHAPES)
     kinds = list(rng.choice(_TOGETHER))
     if rng.random() < 0.6:
-        kinds = rng.sample(_FAULTS, rng.randint(2, 8))
+        kinds = rng.sample(FAULTS, rng.randint(2, 8))
     actions: list[Action] = [("go", rng.randrange(10**6), rng.choice((40, 200, 400, 800)))]
-    for kind, *limits in rng.choice(_IN_ORDER) if rng.random() < 0.2 else ():
-        actions.append((kind, *(rng.randrange(limit) for limit in limits)))
-        actions.append(("go", rng.randrange(10**6), rng.choice((60, 120, 300, 600))))
+    if rng.random() < 0.2:
+        shape = Shape(iterations=20)
+        for kind, *limits in rng.choice(_IN_ORDER):
+            actions.append(("go", rng.randrange(10**6), rng.choice((60, 300, 500, 700))))
+            actions.append((kind, *(rng.randrange(limit) for limit in limits)))
     for _ in range(rng.randint(1, 10)):
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             kind, *limits = rng.choice(_RARE) if rng.random() < 0.01 else rng.choice(kinds)

@@ -51,9 +51,9 @@ class Slab:
     def find(self, shard: int, version: int, lineage: Lineage | None) -> Held | None:
         """A whole copy; without a lineage, of whichever."""
         for held in self._buffers.get(shard, ()):
-            if held is not None and held.is_whole and held.version == version:
-                if lineage in {None, held.lineage}:
-                    return held
+            is_it = held is not None and held.is_whole and held.version == version
+            if held is not None and is_it and lineage in {None, held.lineage}:
+                return held
         return None
 
     def discard(self, copy: Held) -> None:

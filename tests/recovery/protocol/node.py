@@ -31,7 +31,7 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
 )
 from gemini_lab.shard.layout import ShardRecord
-from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.shard.lineage import Lineage
 
 from .machines import Job, Link, Slab, Worker, Writing
 from .truth import BrokenError, Held
@@ -268,7 +268,7 @@ class Node:
     def _all(self, done: Mapping[int, int], least: int, job: Job) -> bool:
         return all(done.get(rank, -1) >= least for rank in job.seats.ranks)
 
-    def _event(self, worker: Worker, event: events.AnyEvent) -> None:
+    def _event(self, event: events.AnyEvent) -> None:
         self.say(EventSaid(entry=Entry(at_s=self.world.now_s, node=self.name, event=event)))
         if isinstance(event, events.VersionComplete):
             self._write_if_complete()
@@ -302,7 +302,7 @@ class Node:
             fingerprint="same",
             placement=seats.holders,
         )
-        self._event(worker, self.protected)
+        self._event(self.protected)
         return True
 
     def _forget(self, worker: Worker) -> bool:
@@ -390,7 +390,7 @@ class Node:
         if copy is None:
             self._send(worker)
         else:
-            self._event(worker, _restored(worker, job))
+            self._event(_restored(worker, job))
             if job.plan.tier == "memory" and len(job.loaded) == job.seats.world_size:
                 self.world.note_full(job)
         return True
@@ -425,7 +425,7 @@ class Node:
             if job.full_at < version:
                 job.full_at = version
                 self.world.note_full(job)
-            self._event(worker, _complete(worker))
+            self._event(_complete(worker))
             return True
         if version >= self.world.iterations:
             worker.status = "finished"
@@ -444,7 +444,6 @@ class Node:
         worker.version = job.updated[worker.rank] = version + 1
         job.states[worker.rank, worker.version] = worker.state
         self._event(
-            worker,
             events.Iteration(
                 rank=worker.rank,
                 epoch=worker.epoch,
@@ -485,6 +484,3 @@ def _complete(worker: Worker) -> events.VersionComplete:
         duration_s=0.0,
         next_version=worker.version + 1,
     )
-
-
-_ = NO_LINEAGE

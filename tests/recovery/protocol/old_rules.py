@@ -1,6 +1,7 @@
 """Rules that the protocol has outgrown: with any one of them the explorer finds a fault again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import Instruction, NodeJoined
@@ -13,20 +14,13 @@ class AsksNoReturningNode(RootAgent):
     """A node that joins while the run waits counts as a machine, not as what it has in memory."""
 
     def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
-        is_known = joined.node in self.living
-        if self.state.phase != "waiting" or is_known:
+        if self.state.phase != "waiting" or joined.node in self.living:
             yield from super()._on_joined(joined)
             return
         self.living[joined.node] = joined
         silent = tuple(node for node in self.state.silent if node != joined.node)
-        self.state = _with_silent(self, silent)
+        self.state = replace(self.state, silent=silent)
         yield from self._decide(joined.at_s)
-
-
-def _with_silent(root: RootAgent, silent: tuple[str, ...]):  # noqa: ANN202
-    from dataclasses import replace
-
-    return replace(root.state, silent=silent)
 
 
 class WaitsForNobody(RootAgent):
@@ -37,10 +31,22 @@ class WaitsForNobody(RootAgent):
         return ""
 
 
+class StartsAnew(RootAgent):
+    """Where nothing is left at hand, training starts anew without a person's word."""
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        reason = super()._reason_to_wait(plan, at_s)
+        return "" if reason.startswith("no copy of") else reason
+
+
 OLD_RULES = {
-    "versions say no history": Rules(has_lineage=False),
-    "returning nodes are not inventoried": Rules(root=AsksNoReturningNode),
-    "nobody is waited for": Rules(root=WaitsForNobody),
-    "an unreadable tier is an empty one": Rules(takes_unread_for_empty=True),
-    "a slab keeps its first form": Rules(lays_out_anew=False),
+    "versions say no history": (Rules(has_lineage=False), 76),
+    "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 321),
+    "nobody is waited for": (Rules(root=WaitsForNobody), 91),
+    "an unreadable tier is an empty one": (
+        Rules(root=StartsAnew, takes_unread_for_empty=True),
+        100,
+    ),
+    "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
 }
+"""The rules, and the first seed whose schedule breaks the protocol by them."""

@@ -220,9 +220,9 @@ class Shell:
             match one:
                 case Send():
                     keeper = self.keepers.get(one.to)
-                    if keeper is not None and keeper.link is not None:
-                        if not keeper.link.is_broken:
-                            keeper.link.to_agent.append(one.order)
+                    link = None if keeper is None else keeper.link
+                    if link is not None and not link.is_broken:
+                        link.to_agent.append(one.order)
                 case Emit():
                     self.world.hear_event(self, one.event)
                 case HangUp():

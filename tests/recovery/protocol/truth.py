@@ -48,9 +48,8 @@ class Histories:
             self.version.append(self.version[state] + 1)
         return made
 
-    def check_label(self, copy: Held, shards: Iterable[Held] = ()) -> None:
+    def check_label(self, copy: Held) -> None:
         """A version and lineage name one state, or copies of two are combined some day."""
-        del shards
         known = self._labels.setdefault((copy.version, copy.lineage), copy.state)
         if known != copy.state:
             raise BrokenError(f"{copy} bears the name of another state, {known}")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from gemini_lab.job import Job as Script
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.recovery.protocol import ACTIVE, RESTARTING
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
@@ -188,18 +187,22 @@ class World:
             self.do_thaw(number)
             self.do_join(number)
 
-    def do_group(self, rank: int, how: int) -> None:
-        """All nodes that keep a shard die (0), or freeze (1)."""
-        members = self.safety.members
-        if not members:
-            return
-        names = list(self.nodes)
-        for position in self.safety.holders[rank % len(self.safety.holders)]:
-            number = names.index(str(members[position]))
-            if how:
-                self.do_freeze(number)
-            else:
-                self.do_kill(number, 1)
+    def do_kill_group(self, rank: int) -> None:
+        """All nodes that keep a shard die."""
+        for number in self._keepers_of(rank):
+            self.do_kill(number, 1)
+
+    def do_freeze_group(self, rank: int) -> None:
+        """All nodes that keep a shard stand still."""
+        for number in self._keepers_of(rank):
+            self.do_freeze(number)
+
+    def _keepers_of(self, rank: int) -> list[int]:
+        safety, names = self.safety, list(self.nodes)
+        if not safety.members:
+            return []
+        positions = safety.holders[rank % len(safety.holders)]
+        return [names.index(str(safety.members[position])) for position in positions]
 
     def do_cut(self, number: int, arrive_at_agent: int, arrive_at_root: int) -> None:
         """The connection between a root and an agent breaks."""
@@ -258,7 +261,7 @@ class World:
             self.worker_kills += 1
 
     def do_fuse(self, instructions: int, how: int) -> None:
-        """After so many more instructions the root's node dies (0), freezes (1) or loses (2) links."""
+        """After so many more instructions the root's node dies (0), freezes (1) or is cut (2)."""
         if self.store.root is not None:
             self._fuses[self.store.root.name] = (instructions, ("kill", "freeze", "cut")[how % 3])
 
@@ -283,7 +286,7 @@ class World:
         else:
             self.do((how, number, 1) if how == "kill" else (how, number))
 
-    # -- the store, as agents see it ---------------------------------------------------------------
+    # -- the store, as agents see it -------------------------------------------------------------
 
     def renew(self) -> None:
         """Leases of nodes that reach the store stay; others run out."""
@@ -336,7 +339,7 @@ class World:
             if not root.is_alive and root.refuses:
                 self.store.root = None
 
-    # -- what must hold ------------------------------------------------------------------------------
+    # -- what must hold --------------------------------------------------------------------------
 
     def memory(self) -> list[Held]:
         """Every whole copy in the memory of a machine that is not dead."""
@@ -359,7 +362,8 @@ class World:
         self.full_states |= {s for (_, v), s in job.states.items() if v == version}
         alive = all(m is not None and self.nodes[m].is_alive for m in members)
         is_newest = all(job.order.epoch >= epoch for epoch, _ in self.jobs)
-        if alive and is_newest:
+        is_good = all(copy.is_good for copy in self.memory() if copy.version == version)
+        if alive and is_newest and is_good and version > 0:  # version 0 is made anew at no cost
             self.safety.note_full(members, seats.holders.holders)
         self.check_safety()
 
@@ -371,7 +375,7 @@ class World:
             raise BrokenError(f"no version is whole in memory, though only {self.safety.lost} went")
 
     def hear_event(self, shell: Shell, event: events.AnyEvent) -> None:
-        """Somebody who is, or was, root says something; the log refuses what a deposed one says."""
+        """Somebody who is or was root says something; the log refuses a deposed one."""
         if isinstance(event, _OF_RECOVERY):
             shell.said = event
         if shell.record.term < self.log_term:
@@ -399,9 +403,12 @@ class World:
     def _check_plan(self, shell: Shell, plan: events.RecoveryPlanned) -> None:
         """Nothing newer exists, or may come back, than what is loaded."""
         assert shell.root is not None
-        if self.has_given_up or self.flips or self.store.root is not shell.record:
+        if self.store.root is not shell.record:
             return
         newest = min(self.newest_saved(), self.heard)
+        self.heard = plan.version or 0
+        if self.has_given_up or self.flips:
+            return
         if (plan.version or 0) < newest:
             raise BrokenError(
                 f"recovery {plan.recovery} goes on from {plan.version} ({plan.tier}) though "
@@ -422,14 +429,12 @@ class World:
         """A root that waits has said why, after whatever else it said of the recovery."""
         assert shell.root is not None
         state = shell.root.state
-        self.heard = max(self.heard, state.newest)
+        if self.store.root is shell.record:
+            self.heard = max(self.heard, state.newest)
         if state.phase == "waiting" and not isinstance(shell.said, events.RecoveryWaiting):
             raise BrokenError(f"the root waits, but the last it said is {shell.said}")
-        if state.phase in RESTARTING and state.phase != "starting" and state.trouble is None:
-            if state.recoveries:
-                raise BrokenError("a restart has no reason")
 
-    # -- the end: without faults every run ends ------------------------------------------------------
+    # -- the end: without faults every run ends --------------------------------------------------
 
     def shells(self) -> list[Shell]:
         """All who take themselves for the root."""
@@ -515,7 +520,7 @@ class World:
                 )
         return "; ".join(lines)
 
-    # -- small helps -----------------------------------------------------------------------------------
+    # -- small helps -----------------------------------------------------------------------------
 
     def _node(self, number: int) -> Node:
         names = list(self.nodes)
@@ -529,6 +534,3 @@ class World:
         self.nodes[node.name] = node
         if self.store.is_up:
             self.store.leases[node.name] = self.now_s + LEASE_S
-
-
-_ = ACTIVE
