@@ -199,9 +199,11 @@ class RootAgent:
 
     def _note_silence(self, lost: NodeLost, *, was_living: bool) -> Iterator[Instruction]:
         """Keep in mind whose memory may come back; of the dead nothing does."""
-        silent = [node for node in self.state.silent if node != lost.node]
-        is_seated = lost.node in self.state.members
-        if lost.cause != "dead" and was_living and is_seated:
+        silent = list(self.state.silent)
+        is_dead, is_seated = lost.cause == "dead", lost.node in self.state.members
+        if is_dead and lost.node in silent:
+            silent.remove(lost.node)
+        elif not is_dead and was_living and is_seated and lost.node not in silent:
             silent.append(lost.node)
         if tuple(silent) == self.state.silent:
             return
@@ -390,7 +392,7 @@ class RootAgent:
         if reason or plan.missing:
             yield from self._wait(at_s, plan, reason)
             return
-        # What is newer than the plan's version is lost, or was given up: it is waited for no more.
+        # What is newer than the plan's version is lost or given up: not to be waited for again.
         self.state = replace(
             self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
         )

@@ -210,3 +210,14 @@ def test_a_version_that_was_given_up_is_not_waited_for_again():
     story.iterate(3)
     story.exit(2, -9)
     assert (story.plan().version, story.plan().tier) == (3, "memory")
+
+
+def test_a_silent_node_stays_silent_though_its_loss_is_noticed_twice():
+    """First its lease runs out, then its connection breaks: neither says that it is dead."""
+    story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
+    story.persistent = [2]
+    for node in ("node-0", "node-1"):
+        story.lose(node, "lease")
+        story.lose(node, "connection")
+    assert story.root.state.phase == "waiting"
+    assert "node-0, node-1 fell silent" in story.of(events.RecoveryWaiting)[-1].reason
