@@ -31,22 +31,10 @@ class WaitsForNobody(RootAgent):
         return ""
 
 
-class StartsAnew(RootAgent):
-    """Where nothing is left at hand, training starts anew without a person's word."""
-
-    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
-        reason = super()._reason_to_wait(plan, at_s)
-        return "" if reason.startswith("no copy of") else reason
-
-
 OLD_RULES = {
     "versions say no history": (Rules(has_lineage=False), 76),
     "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 321),
     "nobody is waited for": (Rules(root=WaitsForNobody), 91),
-    "an unreadable tier is an empty one": (
-        Rules(root=StartsAnew, takes_unread_for_empty=True),
-        100,
-    ),
     "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
 }
 """The rules, and the first seed whose schedule breaks the protocol by them."""
