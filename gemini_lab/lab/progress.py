@@ -93,8 +93,8 @@ def describe(entry: Entry) -> str | None:
     match entry.event:
         case events.Injected(failure=failure):
             return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
-        case events.WorkerExited(output=output) as gone if output:
-            how = gone.signal or f"exit code {gone.exit_code}"
+        case events.WorkerExited(output=output, signal=None) as gone if output:
+            how = f"exit code {gone.exit_code}"
             said = [f"    rank {gone.rank} on {entry.node} ended ({how}): {error_line(output)}"]
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.RecoveryStarted(lost=lost) as started:
