@@ -30,6 +30,7 @@ class Saver:
         self.version: int | None = None
         self.complete = 0
         self._next = 0  # the version that will be sent after `complete`
+        self._failed: int | None = None  # the version that did not arrive last
         self._last_s = last_s
         self._last_version = 0
         self._records: dict[str, Persisted] = {}
@@ -64,7 +65,7 @@ class Saver:
         is_due = by_time is not None and at_s - self._last_s >= by_time
         coming = max(self.complete + 1, self._next)
         is_due |= by_count is not None and coming - self._last_version >= by_count
-        if is_due:
+        if is_due and coming != self._failed:  # the same once more would only fail once more
             yield from self.begin(at_s, coming, state=state)
 
     def begin_last(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
@@ -122,7 +123,8 @@ class Saver:
             yield Emit(
                 event=events.PersistFailed(version=self.version, url=_url(state), reason=reason)
             )
-        self.cancel()
+        self._failed = self.version
+        self._forget()
 
     def give_up_if_late(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """A version that does not arrive must not keep later ones from being saved."""
@@ -133,6 +135,7 @@ class Saver:
 
     def cancel(self) -> None:
         """A fence: forget the version on its way, and what ranks had."""
+        self._failed = None
         self._forget()
         self._whole = {}
 

@@ -68,5 +68,8 @@ def newest_seen(copies: Collection[Copy]) -> int:
     A version is begun when the one before it is whole everywhere: so of the versions seen, the
     newest may never have become whole, but the one before it was.
     """
-    versions = sorted({copy.version for copy in copies})
-    return versions[-2] if len(versions) > 1 else 0
+    if not copies:
+        return 0
+    line = max(copy.lineage for copy in copies)  # those of older ones were left behind
+    top = max(copy.version for copy in copies if copy.lineage == line)
+    return max((copy.version for copy in copies if copy.version < top), default=0)

@@ -3,7 +3,8 @@
 import msgspec
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Fence, Fenced, Inventory, TakeInventory
+from gemini_lab.recovery.messages import Fence, Fenced, Inventory, PersistFailed, TakeInventory
+from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
@@ -15,9 +16,11 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.stakes import newest_seen
 from gemini_lab.settings import Settings
+from gemini_lab.shard.lineage import Lineage
 
-from .story import Story, job
+from .story import RUN, Story, job
 
 
 def successor(first: Story, state: RootState, *, without: tuple[str, ...] = ()) -> Story:
@@ -221,3 +224,39 @@ def test_a_silent_node_stays_silent_though_its_loss_is_noticed_twice():
         story.lose(node, "connection")
     assert story.root.state.phase == "waiting"
     assert "node-0, node-1 fell silent" in story.of(events.RecoveryWaiting)[-1].reason
+
+
+def test_a_new_root_does_not_wait_for_silent_nodes_that_it_is_connected_to():
+    first = Story(nodes=6).start(iterations=5)
+    first.lose("node-0", "lease")
+    first.lose("node-1", "lease")
+    assert first.states[-1].silent == ("node-0", "node-1")
+    second = successor(first, first.states[-1])
+    assert (second.plan().version, second.plan().tier) == (5, "memory")
+    assert second.root.state.silent == ()
+
+
+def test_what_a_left_history_had_is_not_waited_for():
+    old, new = Lineage(run=RUN, epoch=1), Lineage(run=RUN, epoch=4)
+    left = [Copy(shard=0, version=v, node="node-0", lineage=old) for v in (3, 4)]
+    made = [Copy(shard=2, version=v, node="node-2", lineage=new) for v in (1, 2)]
+    assert newest_seen([*left, *made]) == 1
+
+
+def test_a_save_that_comes_too_late_is_not_asked_for_again_at_every_tick():
+    """A new root has heard of no version yet, and asks for one that training has passed."""
+    story = Story().start(
+        0, persistent_url="memory://runs", persist_every_iterations=1, persist_limit_s=30.0
+    )
+    story.iterate(1)
+    story.tick(story.now_s + 0.1)
+    (begun,) = story.of(events.PersistStarted)
+    said = PersistFailed(epoch=story.epoch, version=begun.version, reason="passed")
+    story.say("node-0", said)
+    for _ in range(10):
+        story.tick(story.now_s + 0.25)
+    assert len(story.of(events.PersistStarted)) == 1
+    story.iterate(2)
+    story.iterate(3)
+    story.tick(story.now_s + 0.25)
+    assert len(story.of(events.PersistStarted)) == 2
