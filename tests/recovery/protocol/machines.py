@@ -13,6 +13,7 @@ from gemini_lab.shard.lineage import Lineage
 from .truth import Held, Histories
 
 LEASE_S = 2.0
+ITERATION_S = 1.0
 
 
 class Slab:
@@ -167,6 +168,7 @@ class Worker:
     transfer: int = 0
     version: int = 0
     state: int = 0
+    updated_s: float = 0.0
     moving: int = 3  # of `version`: 1 begun, 2 committed here, 3 whole everywhere
     buffers: list[Held] = field(default_factory=list)
     status: WorkerStatus = "running"

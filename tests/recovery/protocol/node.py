@@ -33,7 +33,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
 
-from .machines import Job, Link, Slab, Worker, Writing
+from .machines import ITERATION_S, Job, Link, Slab, Worker, Writing
 from .truth import BrokenError, Held
 
 if TYPE_CHECKING:
@@ -435,8 +435,10 @@ class Node:
 
     def _update(self, worker: Worker) -> bool:
         job, version = worker.job, worker.version
-        if not self._all(job.updated, version, job):
+        is_computing = self.world.now_s < worker.updated_s + ITERATION_S
+        if is_computing or not self._all(job.updated, version, job):
             return False
+        worker.updated_s = self.world.now_s
         inputs = {job.states[rank, version] for rank in job.seats.ranks}
         if len(inputs) > 1:
             raise BrokenError(f"an update of version {version} mixes the states {inputs}")

@@ -32,9 +32,9 @@ class WaitsForNobody(RootAgent):
 
 
 OLD_RULES = {
-    "versions say no history": (Rules(has_lineage=False), 76),
-    "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 321),
-    "nobody is waited for": (Rules(root=WaitsForNobody), 91),
+    "versions say no history": (Rules(has_lineage=False), 126),
+    "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 108),
+    "nobody is waited for": (Rules(root=WaitsForNobody), 12),
     "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
 }
-"""The rules, and the first seed whose schedule breaks the protocol by them."""
+"""The rules, each with a seed from which on a schedule soon breaks the protocol by it."""

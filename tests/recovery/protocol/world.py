@@ -140,11 +140,11 @@ class World:
         elif kind < 0.72:
             self.poll(node)
         else:
+            many = 1 + int(rng.random() * 4)
             for shell in self.shells():
-                if kind < 0.86:
-                    shell.listen(node.name)
-                else:
-                    shell.act()
+                for _ in range(many):
+                    if not (shell.listen(node.name) if kind < 0.86 else shell.act()):
+                        break
 
     def do_wait(self, tenths: int) -> None:
         """Time goes by, in which nobody comes to act."""
@@ -408,6 +408,7 @@ class World:
         newest = min(self.newest_saved(), self.heard)
         self.heard = plan.version or 0
         if self.has_given_up or self.flips:
+            self.safety.is_excused = True
             return
         if (plan.version or 0) < newest:
             raise BrokenError(
