@@ -132,8 +132,8 @@ class RootAgent:
             return list(self._tell_ending())
         if phase in {"starting", "running", "finishing"}:
             self.state = replace(self.state, is_unsure=True)
-        silent = tuple(node for node in self.state.silent if node not in self.living)
-        self.state = replace(self.state, silent=silent)
+        away = tuple(node for node in self.state.silent if node not in self.living)
+        self.state = replace(self.state, silent=away)
         lost = [node for node in self.state.members if node is not None and node not in self.living]
         if lost:
             silent = dict.fromkeys((*self.state.silent, *lost))
