@@ -16,6 +16,8 @@ LAB = "03_placement"
 def nbgrader(course: Path, *arguments: str) -> None:
     """Run it in the course's folder, as a teacher does, with nothing of this user's."""
     own = {name: str(course / ".jupyter") for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    # nbgrader calls alembic by its name: the environment is active for a teacher.
+    own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     subprocess.run(
         [sys.executable, "-m", "nbgrader", *arguments],
         cwd=course, env=os.environ | own, check=True, capture_output=True, timeout=250,

@@ -51,8 +51,6 @@ LAYOUT = ShardLayout(
     frozen=(),
     frozen_digest="",
 )
-st.register_type_strategy(ShardLayout, st.just(LAYOUT))
-st.register_type_strategy(Entry, st.just(Entry(at_s=1.5, node="node-1", event=Note(text="x"))))
 PROTECTED = Protected(
     rank=0,
     epoch=1,
@@ -61,10 +59,16 @@ PROTECTED = Protected(
     settings=Settings(),
     placement=plan_placement(nodes=2),
 )
-st.register_type_strategy(Protected, st.just(PROTECTED))
-st.register_type_strategy(Seats, st.just(SEATS))
-st.register_type_strategy(type(PLAN), st.just(PLAN))
-st.register_type_strategy(Job, st.just(Job(script="train.py", args=["--x"], cwd="/")))
+KNOWN = {  # values whose fields must agree with each other: one of each is enough
+    Entry: Entry(at_s=1.5, node="node-1", event=Note(text="x")),
+    Job: Job(script="train.py", args=["--x"], cwd="/"),
+    Protected: PROTECTED,
+    Seats: SEATS,
+    ShardLayout: LAYOUT,
+    type(PLAN): PLAN,
+}
+for known, value in KNOWN.items():
+    st.register_type_strategy(known, st.just(value))
 
 
 def some(kind: type) -> st.SearchStrategy:
@@ -90,7 +94,7 @@ def _values(hint: object) -> st.SearchStrategy:
         return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=3)
     if origin is not typing.Literal and arguments:
         return st.one_of([_values(argument) for argument in arguments])
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint is not Entry:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in KNOWN:
         return some(hint)
     return st.from_type(hint)
 
