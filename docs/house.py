@@ -11,43 +11,66 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 
 FLOORS: Final = (
-    ("A person holds", ((
-        ("lab", "Lab, Run,|controls"),
-        ("cli", "the command|gemini-lab"),
-        ("experiments", "figures, benches,|peers"),
-        ("training", "a job worth|protecting"),
-        ("exercises", "what checks the|labs' answers"),
-    ),)),
-    ("Processes act", ((
-        ("launch", "MPI, etcd,|operators"),
-        ("node", "agent, root,|workers"),
-        ("engine", "protect; ZeRO|state out and in"),
-        ("transfer", "chunks between|collectives"),
-    ),)),
-    ("Bytes lie and travel", ((
-        ("memory", "the slab, which|outlives a worker"),
-        ("storage", "the persistent|tier"),
-        ("shard", "what lies where|in a version"),
-        ("wire", "carries|messages"),
-    ),)),
-    ("Stages decide: plain data in, plain data out", (
-        (("simulator", "runs the same stages at a thousand machines"),),
+    (
+        "A person holds",
         (
-            ("profiler", "when is the|network idle?"),
-            ("placement", "who keeps whose|replica?"),
-            ("pipeliner", "which chunk in|which span?"),
-            ("injector", "what breaks,|and when?"),
-            ("recovery", "what is loaded|from where?"),
+            (
+                ("lab", "Lab, Run,|controls"),
+                ("cli", "the command|gemini-lab"),
+                ("experiments", "figures, benches,|peers"),
+                ("training", "a job worth|protecting"),
+                ("exercises", "what checks the|labs' answers"),
+            ),
         ),
-    )),
-    ("Values", ((
-        ("seats", "who sits|where"),
-        ("settings", "a job's|settings"),
-        ("job", "what is|to be run"),
-        ("units", "bytes and|seconds"),
-        ("errors", "one tree|of errors"),
-    ),)),
-)  # fmt: skip
+    ),
+    (
+        "Processes act",
+        (
+            (
+                ("launch", "MPI, etcd,|operators"),
+                ("node", "agent, root,|workers"),
+                ("engine", "protect; ZeRO|state out and in"),
+                ("transfer", "chunks between|collectives"),
+            ),
+        ),
+    ),
+    (
+        "Bytes lie and travel",
+        (
+            (
+                ("memory", "the slab, which|outlives a worker"),
+                ("storage", "the persistent|tier"),
+                ("shard", "what lies where|in a version"),
+                ("wire", "carries|messages"),
+            ),
+        ),
+    ),
+    (
+        "Stages decide: plain data in, plain data out",
+        (
+            (("simulator", "runs the same stages at a thousand machines"),),
+            (
+                ("profiler", "when is the|network idle?"),
+                ("placement", "who keeps whose|replica?"),
+                ("pipeliner", "which chunk in|which span?"),
+                ("injector", "what breaks,|and when?"),
+                ("recovery", "what is loaded|from where?"),
+            ),
+        ),
+    ),
+    (
+        "Values",
+        (
+            (
+                ("seats", "who sits|where"),
+                ("settings", "a job's|settings"),
+                ("job", "what is|to be run"),
+                ("units", "bytes and|seconds"),
+                ("errors", "one tree|of errors"),
+            ),
+        ),
+    ),
+)
 """Rooms of `gemini_lab`, floor by floor: a room uses those of its own floor and below."""
 
 BESIDE: Final = ("log", "report")

@@ -18,10 +18,17 @@ GIB: Final = 2**30
 TIB: Final = 2**40
 
 _SIZES: Final = {
-    "": 1, "B": 1,
-    "KB": KB, "MB": MB, "GB": GB, "TB": TB,
-    "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB,
-}  # fmt: skip
+    "": 1,
+    "B": 1,
+    "KB": KB,
+    "MB": MB,
+    "GB": GB,
+    "TB": TB,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": TIB,
+}
 _BITS: Final = {"BIT": 1, "KBIT": KB, "MBIT": MB, "GBIT": GB, "TBIT": TB}
 _QUANTITY: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 

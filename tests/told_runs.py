@@ -41,10 +41,14 @@ class ToldRun:
         )
         self.say(
             events.RunStarted(
-                name=name, script="job.py", nodes=nodes, standbys=standbys,
-                workers_per_node=per_node, settings={"replicas": replicas, **(settings or {})},
+                name=name,
+                script="job.py",
+                nodes=nodes,
+                standbys=standbys,
+                workers_per_node=per_node,
+                settings={"replicas": replicas, **(settings or {})},
             )
-        )  # fmt: skip
+        )
         self.elect(self.names[-1])
 
     @property
@@ -71,30 +75,48 @@ class ToldRun:
     def protect(self) -> "ToldRun":
         for rank in self.ranks:
             self.say_worker(
-                events.Protected, rank, shard_bytes=SHARD_BYTES, fingerprint="f",
-                settings=Settings(scheme="background"), placement=self.placement,
-            )  # fmt: skip
+                events.Protected,
+                rank,
+                shard_bytes=SHARD_BYTES,
+                fingerprint="f",
+                settings=Settings(scheme="background"),
+                placement=self.placement,
+            )
         return self
 
     def iterate(
-        self, number: int, *, duration_s: float = 1.0, waited_s: float = 0.0,
-        ranks: Sequence[int] | None = None, losses: bool = False,
-    ) -> "ToldRun":  # fmt: skip
+        self,
+        number: int,
+        *,
+        duration_s: float = 1.0,
+        waited_s: float = 0.0,
+        ranks: Sequence[int] | None = None,
+        losses: bool = False,
+    ) -> "ToldRun":
         self.now_s += duration_s
         for rank in self.ranks if ranks is None else ranks:
             self.say_worker(
-                events.Iteration, rank, iteration=number, duration_s=duration_s,
-                waited_s=waited_s, values={"loss": 5.0 / number + rank / 7} if losses else {},
-            )  # fmt: skip
+                events.Iteration,
+                rank,
+                iteration=number,
+                duration_s=duration_s,
+                waited_s=waited_s,
+                values={"loss": 5.0 / number + rank / 7} if losses else {},
+            )
         return self
 
     def complete(self, version: int, *, ranks: Sequence[int] | None = None) -> "ToldRun":
         self.now_s += 0.125
         for rank in self.ranks if ranks is None else ranks:
             self.say_worker(
-                events.VersionComplete, rank, version=version, sent_bytes=SHARD_BYTES,
-                local_s=0.0, duration_s=0.25, next_version=version + 1,
-            )  # fmt: skip
+                events.VersionComplete,
+                rank,
+                version=version,
+                sent_bytes=SHARD_BYTES,
+                local_s=0.0,
+                duration_s=0.25,
+                next_version=version + 1,
+            )
         return self
 
     def train(self, first: int, last: int) -> "ToldRun":
@@ -105,9 +127,12 @@ class ToldRun:
 
     def persist(self, version: int, *, duration_s: float = 2.0) -> "ToldRun":
         self.say_root(
-            events.PersistFinished, version=version, url="memory://",
-            size_bytes=4 * SHARD_BYTES, duration_s=duration_s,
-        )  # fmt: skip
+            events.PersistFinished,
+            version=version,
+            url="memory://",
+            size_bytes=4 * SHARD_BYTES,
+            duration_s=duration_s,
+        )
         return self
 
     def fail(self, *lost: str, known: int, cause: str = "node_lost") -> "ToldRun":
@@ -119,9 +144,14 @@ class ToldRun:
         for name in lost:
             self.say_root(events.NodeLost, name=name, cause="connection")
         self.say_root(
-            events.RecoveryStarted, recovery=self.recovery, epoch=self.epoch + 1, cause=cause,
-            lost=lost, failed_at_s=self.now_s, iteration=known,
-        )  # fmt: skip
+            events.RecoveryStarted,
+            recovery=self.recovery,
+            epoch=self.epoch + 1,
+            cause=cause,
+            lost=lost,
+            failed_at_s=self.now_s,
+            iteration=known,
+        )
         return self
 
     def exit(self, rank: int, *, output: Sequence[str] = (), code: int = 1) -> "ToldRun":
@@ -141,9 +171,13 @@ class ToldRun:
     def step(self, name: str, took_s: float) -> "ToldRun":
         start_s, self.now_s = self.now_s, self.now_s + took_s
         self.say_root(
-            events.RecoveryStep, recovery=self.recovery, epoch=self.epoch, step=name,
-            start_s=start_s, end_s=self.now_s,
-        )  # fmt: skip
+            events.RecoveryStep,
+            recovery=self.recovery,
+            epoch=self.epoch,
+            step=name,
+            start_s=start_s,
+            end_s=self.now_s,
+        )
         return self
 
     def plan(
@@ -164,10 +198,16 @@ class ToldRun:
         ]
         self.members = members
         self.say_root(
-            events.RecoveryPlanned, recovery=self.recovery, epoch=self.epoch, version=version,
-            tier=tier, members=tuple(members), sources=(), transfers=tuple(moves),
+            events.RecoveryPlanned,
+            recovery=self.recovery,
+            epoch=self.epoch,
+            version=version,
+            tier=tier,
+            members=tuple(members),
+            sources=(),
+            transfers=tuple(moves),
             reason="told so",
-        )  # fmt: skip
+        )
         return self
 
     def resume(
@@ -183,16 +223,29 @@ class ToldRun:
         self.now_s += took_s
         for rank in self.ranks:
             self.say_worker(
-                events.ShardRestored, rank, shard=rank, version=version, tier=tier, holder=None,
-                size_bytes=SHARD_BYTES, verified=True, retrieve_s=took_s, verify_s=0.0,
+                events.ShardRestored,
+                rank,
+                shard=rank,
+                version=version,
+                tier=tier,
+                holder=None,
+                size_bytes=SHARD_BYTES,
+                verified=True,
+                retrieve_s=took_s,
+                verify_s=0.0,
                 load_s=0.0,
-            )  # fmt: skip
+            )
         self.now_s -= took_s
         self.step("retrieve", took_s).step("warm_up", 1.5)
         self.say_root(
-            events.RecoveryFinished, recovery=self.recovery, epoch=self.epoch, version=version,
-            iteration=version + 1, duration_s=5.0, lost_iterations=known_lost,
-        )  # fmt: skip
+            events.RecoveryFinished,
+            recovery=self.recovery,
+            epoch=self.epoch,
+            version=version,
+            iteration=version + 1,
+            duration_s=5.0,
+            lost_iterations=known_lost,
+        )
         return self
 
     def finish(self, iteration: int) -> "ToldRun":

@@ -103,10 +103,11 @@ def torch() -> Finding:
         module = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # a library that it links is absent
         return Finding(
-            name="torch", state="missing",
+            name="torch",
+            state="missing",
             found=f"{installed.found}, and its import fails: {error}",
             remedy="pip install --force-reinstall torch",
-        )  # fmt: skip
+        )
     device = "CPU (fp32, Gloo)"
     if module.cuda.is_available():
         count = module.cuda.device_count()
@@ -120,9 +121,11 @@ def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:
         path = find()
     except LaunchError:
         return Finding(
-            name="mpi", state="missing", found="no mpiexec beside this Python or on the PATH",
+            name="mpi",
+            state="missing",
+            found="no mpiexec beside this Python or on the PATH",
             remedy=f"{EMBED}, or load your site's MPI module",
-        )  # fmt: skip
+        )
     version = first_line([path, "--version"])
     if version is None:
         return Finding(name="mpi", state="missing", found=f"{path} does not run", remedy=f"{EMBED}")
@@ -135,9 +138,11 @@ def etcd(find: Callable[[], str] = find_etcd) -> Finding:
         path = find()
     except LaunchError:
         return Finding(
-            name="etcd", state="missing", found="no etcd beside this Python or on the PATH",
+            name="etcd",
+            state="missing",
+            found="no etcd beside this Python or on the PATH",
             remedy=f"{EMBED}, or name a running one with --etcd host:port",
-        )  # fmt: skip
+        )
     version = first_line([path, "--version"])
     if version is None:
         return Finding(name="etcd", state="missing", found=f"{path} does not run", remedy=EMBED)
@@ -164,9 +169,11 @@ def cores(count: int | None = None) -> Finding:
     if count >= 2:
         return Finding(name="cores", state="ok", found=f"{count} on {platform.machine()}")
     return Finding(
-        name="cores", state="note", found=f"{count} on {platform.machine()}",
+        name="cores",
+        state="note",
+        found=f"{count} on {platform.machine()}",
         remedy="everything runs, but a failure may be noticed late: use 2 cores or more",
-    )  # fmt: skip
+    )
 
 
 def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
@@ -178,10 +185,12 @@ def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
     if free_bytes >= NEEDED_BYTES:
         return Finding(name="memory", state="ok", found=found)
     return Finding(
-        name="memory", state="missing", found=found,
+        name="memory",
+        state="missing",
+        found=found,
         remedy=f"the main job takes up to {format_bytes(NEEDED_BYTES)}: end other programs or "
         "raise the container's limit",
-    )  # fmt: skip
+    )
 
 
 def slabs() -> Finding:
@@ -197,9 +206,11 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - loo
         free_bytes = shutil.disk_usage(path).free
         return Finding(name=str(path), state="ok", found=f"{format_bytes(free_bytes)} free")
     return Finding(
-        name=str(path), state="note", found="absent or not writable",
+        name=str(path),
+        state="note",
+        found="absent or not writable",
         remedy="replicas do not need it; torch data loaders with worker processes may",
-    )  # fmt: skip
+    )
 
 
 def ports(wanted: int = 16) -> Finding:
@@ -210,9 +221,11 @@ def ports(wanted: int = 16) -> Finding:
             held.append(socket.create_server(("127.0.0.1", 0)))  # noqa: PERF401 - closed below
     except OSError as error:
         return Finding(
-            name="ports", state="missing", found=f"cannot listen on 127.0.0.1: {error}",
+            name="ports",
+            state="missing",
+            found=f"cannot listen on 127.0.0.1: {error}",
             remedy="allow this user to open ports on the loopback interface",
-        )  # fmt: skip
+        )
     finally:
         for server in held:
             server.close()
@@ -226,9 +239,11 @@ def folder(path: Path | None = None) -> Finding:
         free_bytes = shutil.disk_usage(path).free
         return Finding(name="folder", state="ok", found=f"{path}, {format_bytes(free_bytes)} free")
     return Finding(
-        name="folder", state="missing", found=f"{path} is not writable",
+        name="folder",
+        state="missing",
+        found=f"{path} is not writable",
         remedy=f"change to a folder of your own: a run's log is kept in ./{RUNS_FOLDER}",
-    )  # fmt: skip
+    )
 
 
 def ssh() -> Finding:
@@ -236,9 +251,11 @@ def ssh() -> Finding:
     if path := shutil.which("ssh"):
         return Finding(name="ssh", state="ok", found=path)
     return Finding(
-        name="ssh", state="note", found="not installed",
+        name="ssh",
+        state="note",
+        found="not installed",
         remedy="only for several machines without Slurm: install an OpenSSH client",
-    )  # fmt: skip
+    )
 
 
 def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
@@ -248,9 +265,11 @@ def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
         return Finding(name="slurm", state="ok", found=f"job {job} with {nodes} nodes")
     if shutil.which("srun"):
         return Finding(
-            name="slurm", state="note", found="installed, but this is no allocation",
+            name="slurm",
+            state="note",
+            found="installed, but this is no allocation",
             remedy="only for several machines: salloc -N NODES, then start the lab in it",
-        )  # fmt: skip
+        )
     return Finding(name="slurm", state="note", found="not here", remedy="only for its clusters")
 
 

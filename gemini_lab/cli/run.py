@@ -64,9 +64,14 @@ def command(arguments: list[str]) -> int:
     Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
     with Lab(
-        options.nodes, options.standbys, workers_per_node=options.workers_per_node,
-        hosts=hosts_of(options), etcd=options.etcd, folder=options.folder, lease_s=options.lease,
-    ) as lab:  # fmt: skip
+        options.nodes,
+        options.standbys,
+        workers_per_node=options.workers_per_node,
+        hosts=hosts_of(options),
+        etcd=options.etcd,
+        folder=options.folder,
+        lease_s=options.lease,
+    ) as lab:
         run = lab.train(
             job, scenario=scenario, name=options.name, resume=options.resume, **settings
         )

@@ -95,6 +95,11 @@ def exercise_4(raw_bytes: object, *, papers: Policy, simulate: Callable[[Policy]
 def _rest(policy: Policy) -> Sequence[object]:
     """What exercise 4 leaves as it is."""
     return (
-        policy.memory, policy.persistent, policy.replicas, policy.slowdown_s, policy.peer_s,
-        policy.persistent_s, policy.shrinks,
-    )  # fmt: skip
+        policy.memory,
+        policy.persistent,
+        policy.replicas,
+        policy.slowdown_s,
+        policy.peer_s,
+        policy.persistent_s,
+        policy.shrinks,
+    )

@@ -83,9 +83,12 @@ class Namespace:
     def __enter__(self) -> Self:
         self._holder = subprocess.Popen(
             ["unshare", "--net", "--uts", "sh", "-c", _HOLD, self.hostname],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             start_new_session=True,  # Ctrl-C is for the program, which takes things down in order
-        )  # fmt: skip
+        )
         self.pid = self._holder.pid
         assert self._holder.stdout is not None
         said = self._holder.stdout.readline().strip()

@@ -315,8 +315,10 @@ class Lab:
         rows = {
             "lab": "closed" if self._is_closed else "open",
             "trains on": f"{self.nodes} nodes, {self.standbys} standbys beside them",
-            "agents there": there or "none", "last run": self.run or "none", "folder": self.folder,
-        }  # fmt: skip
+            "agents there": there or "none",
+            "last run": self.run or "none",
+            "folder": self.folder,
+        }
         cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
 

@@ -72,9 +72,12 @@ def show_progress(
     is_cell = type(sys.stderr).__module__.startswith("ipykernel")
     try:
         with tqdm(
-            total=total, initial=run.iteration, unit="iteration", dynamic_ncols=True,
+            total=total,
+            initial=run.iteration,
+            unit="iteration",
+            dynamic_ncols=True,
             disable=False if is_cell else None,
-        ) as bar:  # fmt: skip
+        ) as bar:
             is_last = False
             while not is_last:
                 is_last = run.is_over_within(glance_s) or run.iteration >= goal

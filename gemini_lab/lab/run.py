@@ -215,9 +215,13 @@ class Run:
     def _repr_html_(self) -> str:
         nodes = ", ".join(f"{n} (root)" if n == self.root else n for n in self.members)
         rows = {
-            "run": self.folder.name, "phase": self.phase, "iteration": self.iteration,
-            "nodes": nodes, "failure": self.failure or "none", "folder": self.folder,
-        }  # fmt: skip
+            "run": self.folder.name,
+            "phase": self.phase,
+            "iteration": self.iteration,
+            "nodes": nodes,
+            "failure": self.failure or "none",
+            "folder": self.folder,
+        }
         cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
 
@@ -268,11 +272,12 @@ class Run:
 
     def _cast(self) -> Cast:
         return Cast(
-            members=self.members, root=self.root or self.members[0],
+            members=self.members,
+            root=self.root or self.members[0],
             racks=self._seats.nodes_by_rack,
             workers_per_node=self._seats.workers_per_node,
             standbys=[node for node in self._owner.living if node not in self.members],
-        )  # fmt: skip
+        )
 
     def _follow(self, entry: Entry) -> None:
         for part in (self._course, self._nodes, self._reached):

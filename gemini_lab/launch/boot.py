@@ -33,9 +33,12 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
         output = subprocess.DEVNULL  # a node that does not see the lab's folder
     agent = subprocess.Popen(
         [sys.executable, "-m", "gemini_lab.node.agent"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-        env=agent_environment(config.threads), start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=output,
+        env=agent_environment(config.threads),
+        start_new_session=True,
+    )
     assert agent.stdin is not None
     assert agent.stdout is not None
     agent.stdin.write(msgspec.json.encode(config) + b"\n")

@@ -66,8 +66,10 @@ def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
     open_to_all = EtcdAddress(endpoints=(client.removeprefix("http://"),))
     keeper = subprocess.Popen(
         [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     assert keeper.stdin is not None
     try:
         _wait_until_ready(keeper, folder, open_to_all)
@@ -103,9 +105,12 @@ def _close_to_strangers(binary: str, address: EtcdAddress) -> None:
         ["auth", "enable"],
     ):
         done = subprocess.run(
-            [str(control), f"--endpoints={address.endpoints[0]}", *command], text=True,
-            input=address.password, capture_output=True, check=False,
-        )  # fmt: skip
+            [str(control), f"--endpoints={address.endpoints[0]}", *command],
+            text=True,
+            input=address.password,
+            capture_output=True,
+            check=False,
+        )
         if done.returncode:
             raise LaunchError(f"etcd refused to take a password: {done.stderr.strip()}")
 

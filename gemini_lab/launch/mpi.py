@@ -99,11 +99,15 @@ def launch_agents(
     order = BootOrder(agents=list(configs), log_folder=str(log_folder))
     try:
         done = subprocess.run(
-            mpi_command(len(configs), hosts), input=msgspec.json.encode(order).decode() + "\n",
+            mpi_command(len(configs), hosts),
+            input=msgspec.json.encode(order).decode() + "\n",
             text=True,
-            env=mpi_environment(), capture_output=True, timeout=LAUNCH_S, check=False,
+            env=mpi_environment(),
+            capture_output=True,
+            timeout=LAUNCH_S,
+            check=False,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
         raise LaunchError(

@@ -73,11 +73,16 @@ class MpiOperator:
             self._started += count
         configs = [
             AgentConfig(
-                name=node_name(number), token=self.token, etcd=self.etcd, prefix=self.prefix,
-                lease_s=self.lease_s, warm=self.warm, threads=self.threads,
+                name=node_name(number),
+                token=self.token,
+                etcd=self.etcd,
+                prefix=self.prefix,
+                lease_s=self.lease_s,
+                warm=self.warm,
+                threads=self.threads,
             )
             for number in range(first, first + count)
-        ]  # fmt: skip
+        ]
         hosts = names[first : first + count]
         agents = launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
         if not hosts:

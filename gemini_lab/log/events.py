@@ -36,9 +36,13 @@ def _kind_of(name: str) -> str:
 
 
 class Event(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
-    tag_field="kind", tag=_kind_of,
-):  # fmt: skip
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag=_kind_of,
+):
     """One thing that happened."""
 
     @property
@@ -656,15 +660,42 @@ class Note(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    LogOpened | LabStarted | NodeJoined | NodeReady | NodeLost | NodeExcluded | NodeRequested
-    | LinkCut | RootElected | LabClosed
-    | RunStarted | RunFinished | RunFailed | Protected | Unprotected
-    | Iteration | VersionComplete | Transfer | Profiled | Collectives
-    | Injected | WorkerExited | WorkerHung
-    | RecoveryStarted | RecoveryStep | ReplicaRejected | VersionRejected | RecoveryPlanned
-    | ShardRestored | RecoveryWaiting | RecoveryFinished
-    | PersistStarted | PersistFinished | PersistFailed | Note
-)  # fmt: skip
+    LogOpened
+    | LabStarted
+    | NodeJoined
+    | NodeReady
+    | NodeLost
+    | NodeExcluded
+    | NodeRequested
+    | LinkCut
+    | RootElected
+    | LabClosed
+    | RunStarted
+    | RunFinished
+    | RunFailed
+    | Protected
+    | Unprotected
+    | Iteration
+    | VersionComplete
+    | Transfer
+    | Profiled
+    | Collectives
+    | Injected
+    | WorkerExited
+    | WorkerHung
+    | RecoveryStarted
+    | RecoveryStep
+    | ReplicaRejected
+    | VersionRejected
+    | RecoveryPlanned
+    | ShardRestored
+    | RecoveryWaiting
+    | RecoveryFinished
+    | PersistStarted
+    | PersistFinished
+    | PersistFailed
+    | Note
+)
 """Every kind of event: the type of a field that holds one."""
 
 KINDS: Final[dict[str, type[Event]]] = {

@@ -34,8 +34,17 @@ from gemini_lab.memory.slab_form import (
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.units import format_bytes
 
-__all__ = ["CopyInfo", "ReadBuffer", "Slab", "SlotSpec", "WriteBuffer", "bad_chunks",
-           "chunk_digest", "flip_bit", "slab_bytes"]  # fmt: skip
+__all__ = [
+    "CopyInfo",
+    "ReadBuffer",
+    "Slab",
+    "SlotSpec",
+    "WriteBuffer",
+    "bad_chunks",
+    "chunk_digest",
+    "flip_bit",
+    "slab_bytes",
+]
 
 _THREADED_BYTES: Final = 32 * 2**20  # below this, threads cost more than they save
 

@@ -129,9 +129,14 @@ class _BulkProcess:
         channel, theirs = LocalChannel.pair()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gemini_lab.node.bulk_process", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "gemini_lab.node.bulk_process",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+            )
         finally:
             theirs.close()
         return cls(process, channel)

@@ -210,10 +210,15 @@ class EtcdStore:
 
         host, port = _host_and_port(endpoint)
         client = etcd3.client(
-            host=host, port=port, timeout=self.timeout_s,
-            user=self.address.user, password=self.address.password,
-            ca_cert=self.address.ca_cert, cert_cert=self.address.cert, cert_key=self.address.key,
-        )  # fmt: skip
+            host=host,
+            port=port,
+            timeout=self.timeout_s,
+            user=self.address.user,
+            password=self.address.password,
+            ca_cert=self.address.ca_cert,
+            cert_cert=self.address.cert,
+            cert_key=self.address.key,
+        )
         if self.address.ca_cert is None:
             # The token goes along as metadata too; gRPC refuses the other form without TLS.
             client.call_credentials = None

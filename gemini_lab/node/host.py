@@ -138,8 +138,10 @@ class WorkerHost:
         command = [sys.executable, "-m", "gemini_lab.node.warm"]
         self._process = subprocess.Popen(
             [*command, str(theirs.fileno()), str(int(self._warm))],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr,
-        )  # fmt: skip
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
         theirs.close()
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 

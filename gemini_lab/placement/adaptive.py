@@ -135,9 +135,12 @@ def propose_placement(
     for replicas in range(1, min(nodes, most_replicas) + 1):
         try:
             plain = plan_placement(
-                nodes=nodes, replicas=replicas, racks=racks,
-                memory_bytes=memory, shard_bytes=shard_bytes,
-            )  # fmt: skip
+                nodes=nodes,
+                replicas=replicas,
+                racks=racks,
+                memory_bytes=memory,
+                shard_bytes=shard_bytes,
+            )
         except CapacityError as error:
             tried.append(_misfit(replicas, str(error)))
             break

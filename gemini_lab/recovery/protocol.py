@@ -16,9 +16,17 @@ from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
 
 Phase = Literal[
-    "idle", "fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing",
-    "done", "failed",
-]  # fmt: skip
+    "idle",
+    "fencing",
+    "inventory",
+    "waiting",
+    "rendezvous",
+    "starting",
+    "running",
+    "finishing",
+    "done",
+    "failed",
+]
 ACTIVE: Final = frozenset(
     {"fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing"}
 )

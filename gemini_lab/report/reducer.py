@@ -104,9 +104,16 @@ class RunReducer:
         self.traffic = Traffic(self.nodes, limit=keep.bars)
         self._name = name
         parts: list[Reducer] = [
-            self.course, self.nodes, self.reached, self.copies, self.pace, self.recoveries,
-            self.persistent, self.sums, self.plans,
-        ]  # fmt: skip
+            self.course,
+            self.nodes,
+            self.reached,
+            self.copies,
+            self.pace,
+            self.recoveries,
+            self.persistent,
+            self.sums,
+            self.plans,
+        ]
         if keep.ranks:
             parts.append(self.iterations)
         if keep.bars:

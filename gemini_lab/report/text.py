@@ -106,8 +106,10 @@ def _recovery(recovery: Recovery, ink: Ink, *, said: Sequence[str]) -> Iterator[
     why = f": {recovery.reason}" if recovery.tier != "memory" and recovery.reason else ""
     yield from textwrap.wrap(
         f"loaded version {recovery.version} from {recovery.tier}{why}",
-        WIDTH, initial_indent="  ", subsequent_indent="    ",
-    )  # fmt: skip
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+    )
     for rejected in recovery.rejected:
         yield f"  stepped over {rejected}"
     yield from _receipts(recovery)
@@ -116,8 +118,10 @@ def _recovery(recovery: Recovery, ink: Ink, *, said: Sequence[str]) -> Iterator[
             f"wasted {format_seconds(recovery.wasted_s)}: "
             f"{format_seconds(recovery.lost_progress_s)} of training ({_lost(recovery)}) and "
             f"{format_seconds(recovery.retrieval_s)} of retrieval",
-            WIDTH, initial_indent="  ", subsequent_indent="    ",
-        )  # fmt: skip
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
 
 
 def _lost(recovery: Recovery) -> str:

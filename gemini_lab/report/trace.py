@@ -13,13 +13,27 @@ from gemini_lab.log.entry import Entry, to_record
 from gemini_lab.report.reducers.nodes import Nodes
 
 MOMENTS: Final = (
-    events.NodeJoined, events.NodeLost, events.NodeExcluded, events.LinkCut, events.RootElected,
+    events.NodeJoined,
+    events.NodeLost,
+    events.NodeExcluded,
+    events.LinkCut,
+    events.RootElected,
     events.Injected,
-    events.WorkerExited, events.WorkerHung, events.RecoveryStarted, events.RecoveryPlanned,
-    events.RecoveryWaiting, events.RecoveryFinished, events.ReplicaRejected,
-    events.VersionRejected, events.PersistFailed, events.RunStarted, events.RunFinished,
-    events.RunFailed, events.Unprotected, events.Note,
-)  # fmt: skip
+    events.WorkerExited,
+    events.WorkerHung,
+    events.RecoveryStarted,
+    events.RecoveryPlanned,
+    events.RecoveryWaiting,
+    events.RecoveryFinished,
+    events.ReplicaRejected,
+    events.VersionRejected,
+    events.PersistFailed,
+    events.RunStarted,
+    events.RunFinished,
+    events.RunFailed,
+    events.Unprotected,
+    events.Note,
+)
 """What has no length and is drawn as a moment."""
 
 
@@ -60,23 +74,35 @@ class Trace:
         match event:
             case events.Iteration(restored=False):
                 self._slice(
-                    node, f"training, rank {event.rank}", f"iteration {event.iteration}",
-                    at_s - event.duration_s, at_s, args=_args(event),
-                )  # fmt: skip
+                    node,
+                    f"training, rank {event.rank}",
+                    f"iteration {event.iteration}",
+                    at_s - event.duration_s,
+                    at_s,
+                    args=_args(event),
+                )
             case events.Collectives():
                 self._collectives(node, event)
             case events.Transfer():
                 receiver = self._nodes.node_of(event.peer) or f"rank {event.peer}"
                 self._sent(
-                    sender=node, receiver=receiver, rank=event.rank,
-                    name=f"version {event.version}", start_s=event.start_s, end_s=event.end_s,
+                    sender=node,
+                    receiver=receiver,
+                    rank=event.rank,
+                    name=f"version {event.version}",
+                    start_s=event.start_s,
+                    end_s=event.end_s,
                     args=_args(event),
-                )  # fmt: skip
+                )
             case events.VersionComplete():
                 self._slice(
-                    node, f"checkpoints, rank {event.rank}", f"version {event.version}",
-                    at_s - event.duration_s, at_s, args=_args(event),
-                )  # fmt: skip
+                    node,
+                    f"checkpoints, rank {event.rank}",
+                    f"version {event.version}",
+                    at_s - event.duration_s,
+                    at_s,
+                    args=_args(event),
+                )
             case events.RecoveryStep():
                 self._slice(
                     node, "recovery", event.step, event.start_s, event.end_s, args=_args(event)
@@ -85,9 +111,13 @@ class Trace:
                 self._restored(at_s, node, event)
             case events.PersistFinished():
                 self._slice(
-                    node, "persistent tier", f"version {event.version}", at_s - event.duration_s,
-                    at_s, args=_args(event),
-                )  # fmt: skip
+                    node,
+                    "persistent tier",
+                    f"version {event.version}",
+                    at_s - event.duration_s,
+                    at_s,
+                    args=_args(event),
+                )
             case _ if isinstance(event, MOMENTS):
                 self._moment(at_s, node, event)
 
@@ -108,16 +138,18 @@ class Trace:
             self._slice(node, lane, name, event.began_s + from_s, event.began_s + to_s, args=args)
 
     def _restored(self, at_s: float, node: str, event: events.ShardRestored) -> None:
-        parts = (
-            ("retrieve", event.retrieve_s), ("verify", event.verify_s), ("load", event.load_s)
-        )  # fmt: skip
+        parts = (("retrieve", event.retrieve_s), ("verify", event.verify_s), ("load", event.load_s))
         at_s -= sum(duration_s for _, duration_s in parts)
         if event.tier == "peer":
             self._sent(
-                sender=str(event.holder), receiver=node, rank=event.shard,
+                sender=str(event.holder),
+                receiver=node,
+                rank=event.shard,
                 name=f"shard {event.shard}, version {event.version}",
-                start_s=at_s, end_s=at_s + event.retrieve_s, args=_args(event),
-            )  # fmt: skip
+                start_s=at_s,
+                end_s=at_s + event.retrieve_s,
+                args=_args(event),
+            )
         for phase, duration_s in parts:
             if duration_s > 0:
                 name = f"{phase} shard {event.shard}"
@@ -125,9 +157,16 @@ class Trace:
             at_s += duration_s
 
     def _sent(
-        self, *, sender: str, receiver: str, rank: int, name: str,
-        start_s: float, end_s: float, args: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        sender: str,
+        receiver: str,
+        rank: int,
+        name: str,
+        start_s: float,
+        end_s: float,
+        args: Any,
+    ) -> None:
         """A slice at the sender, one at the receiver, and an arrow between them."""
         number = next(self._arrows)
         out, into = f"replicas out, rank {rank}", f"replicas in, from rank {rank}"

@@ -191,8 +191,14 @@ def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
 
 
 POLICIES: Final[tuple[Callable[[Workload], Policy], ...]] = (
-    strawman, highfreq, gemini, two_phase, differential, shadow, shrink,
-)  # fmt: skip
+    strawman,
+    highfreq,
+    gemini,
+    two_phase,
+    differential,
+    shadow,
+    shrink,
+)
 """The paper's three, and four from the literature."""
 
 

@@ -136,9 +136,7 @@ class WhatIf:
         return f"{table(self.facts())}{table([HEAD, *self.rows()])}<ul>{notes}</ul>"
 
 
-HEAD: Final = (
-    "policy", "wasted (Eq. 1, model)", "wasted (simulation)", "effective (simulation)",
-)  # fmt: skip
+HEAD: Final = ("policy", "wasted (Eq. 1, model)", "wasted (simulation)", "effective (simulation)")
 
 
 def plan(
@@ -187,9 +185,15 @@ def plan(
         raise ConfigError(f"a failure rate starts at 0 (got {failures_per_node_per_day} a day)")
     placement = plan_placement(nodes=nodes, replicas=replicas, racks=racks)
     workload, assumptions = _workload(
-        params, nodes=nodes, gpus_per_node=gpus_per_node, network=network, store=store,
-        iteration_s=iteration_s, idle_s=idle_s, standbys=standbys,
-    )  # fmt: skip
+        params,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        network=network,
+        store=store,
+        iteration_s=iteration_s,
+        idle_s=idle_s,
+        standbys=standbys,
+    )
     needed = BUFFERS * replicas * workload.shard_bytes
     room = BUFFERS * 6 * workload.shard_bytes if memory is None else parse_bytes(memory)
     if needed > room:
@@ -213,11 +217,16 @@ def plan(
         },
         forecasts=_forecasts(workload, ours, placement, failures_per_node_per_day, seed),
         proposal=propose_placement(
-            nodes=nodes, failures_per_node_per_day=failures_per_node_per_day, repair_s=repair_s,
-            memory_bytes=room, shard_bytes=workload.shard_bytes, target=target, racks=racks,
+            nodes=nodes,
+            failures_per_node_per_day=failures_per_node_per_day,
+            repair_s=repair_s,
+            memory_bytes=room,
+            shard_bytes=workload.shard_bytes,
+            target=target,
+            racks=racks,
         ),
         assumptions=(*assumptions, *(f"{f.name}: {f.assumptions}" for f in _policies(workload))),
-    )  # fmt: skip
+    )
 
 
 def _workload(
@@ -254,12 +263,16 @@ def _workload(
             "give `idle_s`, or profile your job"
         )
     workload = Workload(
-        nodes=nodes, params=size, gpus_per_node=gpus_per_node, iteration_s=iteration_s,
+        nodes=nodes,
+        params=size,
+        gpus_per_node=gpus_per_node,
+        iteration_s=iteration_s,
         idle_spans_s=tuple(share * idle_s for share in SPAN_SHARES),
         network_bytes_per_s=NETWORK_SHARE * parse_bandwidth(network),
         copy_bytes_per_s=parse_bandwidth(network),
-        store_bytes_per_s=parse_bandwidth(store), standbys=standbys,
-    )  # fmt: skip
+        store_bytes_per_s=parse_bandwidth(store),
+        standbys=standbys,
+    )
     return workload, assumed
 
 

@@ -36,9 +36,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="at its peak")
     parser.add_argument("--zero-stage", type=int, default=3, choices=[1, 2, 3])
     parser.add_argument(
-        "--zero", type=json.loads, default={}, metavar="JSON",
+        "--zero",
+        type=json.loads,
+        default={},
+        metavar="JSON",
         help='further settings of ZeRO, such as {"stage3_param_persistence_threshold": 0}',
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--corpus", help="file, folder, 'wikipedia' or hf:NAME; Python's own text by default"
     )

@@ -82,10 +82,12 @@ print(f"{format_bytes(shard_bytes)} take {needs_ms:.0f} ms; the link is idle for
 # %%
 def plan(**changes):
     measured = {
-        "checkpoint_bytes": shard_bytes, "alpha_s": wire.alpha_s,
+        "checkpoint_bytes": shard_bytes,
+        "alpha_s": wire.alpha_s,
         "bandwidth_bytes_per_s": wire.bandwidth_bytes_per_s,
-        "copy_bytes_per_s": machine["copy_bytes_per_s"], "buffer_bytes": 512 * KIB,
-    }  # fmt: skip
+        "copy_bytes_per_s": machine["copy_bytes_per_s"],
+        "buffer_bytes": 512 * KIB,
+    }
     return plan_chunks(profile, **{**measured, **changes})
 
 

@@ -159,9 +159,13 @@ shard = job.shard_bytes
 
 # %%
 proposal = propose_placement(
-    nodes=nodes, failures_per_node_per_day=rates, repair_s=430,
-    memory_bytes=8 * shard, shard_bytes=shard, target=0.9999,
-)  # fmt: skip
+    nodes=nodes,
+    failures_per_node_per_day=rates,
+    repair_s=430,
+    memory_bytes=8 * shard,
+    shard_bytes=shard,
+    target=0.9999,
+)
 
 # %%
 for trial in proposal.tried:

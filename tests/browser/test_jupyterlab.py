@@ -83,9 +83,7 @@ def address_of(runtime: Path, server: subprocess.Popen[bytes]) -> str:
 def start_kernel(address: str, token: str) -> None:
     """Give the notebook a kernel, and wait for it: the page then has nothing to ask."""
     headers = {"Authorization": f"token {token}", "Content-Type": "application/json"}
-    wanted = {
-        "path": NOTEBOOK, "name": NOTEBOOK, "type": "notebook", "kernel": {"name": "python3"},
-    }  # fmt: skip
+    wanted = {"path": NOTEBOOK, "name": NOTEBOOK, "type": "notebook", "kernel": {"name": "python3"}}
     ask = Request(f"{address}api/sessions", json.dumps(wanted).encode(), headers, method="POST")
     with urlopen(ask, timeout=PATIENCE_S):
         pass
@@ -109,17 +107,26 @@ def jupyterlab(tmp_path: Path) -> Iterator[str]:
     write_files(tmp_path)
     token = secrets.token_hex(16)
     folders = {
-        "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython",
-        "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "IPYTHONDIR": "ipython",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
         "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-    }  # fmt: skip
+    }
     environment = os.environ | {name: str(tmp_path / folder) for name, folder in folders.items()}
     environment |= {"JUPYTER_TOKEN": token}
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-        "--port=0", f"--ServerApp.root_dir={tmp_path / 'work'}",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        "--port=0",
+        f"--ServerApp.root_dir={tmp_path / 'work'}",
         "--LabApp.extension_manager=readonly",
-    ]  # fmt: skip
+    ]
     with (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:

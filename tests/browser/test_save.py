@@ -19,9 +19,12 @@ from gemini_lab.log.entry import decode_entry
 MB = 10**6
 SHOWN = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
 HEADINGS = (
-    "Who keeps whose replica", "Memory for checkpoints", "Recoveries", "Iteration time",
+    "Who keeps whose replica",
+    "Memory for checkpoints",
+    "Recoveries",
+    "Iteration time",
     "Wasted time of a failure",
-)  # fmt: skip
+)
 HARM = "</script><img src=x onerror=window.harm=1>"
 
 

@@ -183,9 +183,12 @@ def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Pat
     """What `ps` shows of a process is its arguments: the password comes by standard input."""
     command = [sys.executable, "-m", "gemini_lab.cli.main", "serve", str(log.parent), "--port", "0"]
     with subprocess.Popen(
-        [*command, "--password"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [*command, "--password"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -24,9 +24,15 @@ TOP, GUTTER_END = 20, 6
 def story(nodes, *, iterations=10, first=1):
     """One second an iteration: a collective from 0.5 to 0.9 s, chunks before; one meets it."""
     plan = events.RecoveryPlanned(
-        recovery=0, epoch=1, version=None, tier="start", members=tuple(nodes), sources=(),
-        transfers=(), reason="",
-    )  # fmt: skip
+        recovery=0,
+        epoch=1,
+        version=None,
+        tier="start",
+        members=tuple(nodes),
+        sources=(),
+        transfers=(),
+        reason="",
+    )
     yield Entry(at_s=0.0, node="lab", event=plan)
     for number, (rank, node) in itertools.product(
         range(first, first + iterations), enumerate(nodes)
@@ -34,13 +40,23 @@ def story(nodes, *, iterations=10, first=1):
         began_s, late_s = float(number), 0.3 if number == 5 else 0.0
         common = {"rank": rank, "epoch": 1}
         sent = events.Transfer(
-            version=number, span=0, peer=rank ^ 1, sent_bytes=3 * MIB,
-            start_s=began_s + 0.1 + late_s, end_s=began_s + 0.4 + late_s, **common,
-        )  # fmt: skip
+            version=number,
+            span=0,
+            peer=rank ^ 1,
+            sent_bytes=3 * MIB,
+            start_s=began_s + 0.1 + late_s,
+            end_s=began_s + 0.4 + late_s,
+            **common,
+        )
         made = events.Collectives(
-            iteration=number, began_s=began_s, names=("all_reduce",), sizes_bytes=(MIB,),
-            starts_s=(0.5,), ends_s=(0.9,), **common,
-        )  # fmt: skip
+            iteration=number,
+            began_s=began_s,
+            names=("all_reduce",),
+            sizes_bytes=(MIB,),
+            starts_s=(0.5,),
+            ends_s=(0.9,),
+            **common,
+        )
         ended = events.Iteration(iteration=number, duration_s=1.0, waited_s=0.0, **common)
         yield Entry(at_s=began_s + 0.9, node=node, event=sent)
         yield Entry(at_s=began_s + 1.0, node=node, event=ended)

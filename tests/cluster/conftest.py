@@ -102,5 +102,9 @@ def shell(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProces
 
     return subprocess.run(
         [sys.executable, "-m", "gemini_lab.cli.main", *arguments],
-        capture_output=True, text=True, timeout=timeout_s, env=os.environ, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=os.environ,
+        check=False,
+    )

@@ -98,9 +98,13 @@ def test_a_missing_mpiexec_is_reported_with_the_way_out(tmp_path):
         {code}
     """)
     done = subprocess.run(
-        [sys.executable, "-c", hidden], capture_output=True, text=True, cwd=tmp_path, check=False,
+        [sys.executable, "-c", hidden],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
         env={**os.environ, "PATH": "/nowhere"},
-    )  # fmt: skip
+    )
     assert "pip install 'gemini-lab[embedded]'" in done.stderr
 
 

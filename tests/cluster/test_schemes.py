@@ -88,9 +88,13 @@ def test_a_worker_killed_at_a_random_chunk_changes_no_loss(pair, undisturbed, se
     iterations = 42
     job = gpt_job(size="tiny", iterations=iterations)
     run = pair.train(
-        job, persistent_url=None, scheme="gemini", profile_iterations=2, buffer_bytes="256 KiB",
+        job,
+        persistent_url=None,
+        scheme="gemini",
+        profile_iterations=2,
+        buffer_bytes="256 KiB",
         link_bytes_per_s="40 MB/s",
-    )  # fmt: skip
+    )
     strike_while_chunks_travel(run, random.Random(seed), at_iterations=[13, 27])
     report = run.wait(300).report()
     assert len(report.recoveries) == 2

@@ -125,8 +125,10 @@ def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tm
     """
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with owner:
         assert owner.stdout.readline() == "trains\n"
         hold.touch()

@@ -15,10 +15,13 @@ from .conftest import processes_of_labs
 def test_a_terminated_bench_leaves_nothing(tmp_path):
     """It has a lab open, and beside it torchrun with the script that it is held against."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.cli.main", "bench", "overhead"], cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "gemini_lab.cli.main", "bench", "overhead"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         give_up_s = time.monotonic() + 100
         while not any(is_under_torchrun(one) for one in processes_of_labs()):

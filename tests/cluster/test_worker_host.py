@@ -12,9 +12,11 @@ def test_two_questions_of_the_same_epoch_are_both_answered():
 
     async def ask_twice() -> list[int]:
         host = WorkerHost(
-            warm=False, on_message=lambda *_: None, on_output=lambda *_: None,
+            warm=False,
+            on_message=lambda *_: None,
+            on_output=lambda *_: None,
             on_exit=lambda *_: None,
-        )  # fmt: skip
+        )
         try:
             both = (host.hold_port(host="127.0.0.1", epoch=8) for _ in range(2))
             return await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)

@@ -27,8 +27,12 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", DOCS, folder],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert built.returncode == 0, built.stderr
     return folder
 
@@ -80,9 +84,11 @@ def test_every_internal_link_leads_somewhere(site):
 
 def test_a_page_loads_nothing_from_elsewhere(site):
     foreign = {
-        (name, url) for name, page in pages(site).items() for url in page.loaded
+        (name, url)
+        for name, page in pages(site).items()
+        for url in page.loaded
         if urlsplit(url).netloc
-    }  # fmt: skip
+    }
     assert not foreign
 
 

@@ -177,9 +177,16 @@ def test_a_figure_is_written_as_html_svg_png_and_csv(tmp_path, drawn, capsys):
     assert command.command(["fig16", "fig11", "--out", str(tmp_path)]) == 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "index.html", "fig16.html", "fig16.svg", "fig16.png", "fig16.csv",
-        "fig11.html", "fig11.svg", "fig11.png", "fig11.csv",
-    }  # fmt: skip
+        "index.html",
+        "fig16.html",
+        "fig16.svg",
+        "fig16.png",
+        "fig16.csv",
+        "fig11.html",
+        "fig11.svg",
+        "fig11.png",
+        "fig11.csv",
+    }
     with (tmp_path / "fig16.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(drawn["fig16"].points)

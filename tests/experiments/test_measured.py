@@ -35,9 +35,13 @@ def plan_of(predicted_s: float, iteration_s: float, *, profile: Profile = PROFIL
         profile, checkpoint_bytes=1000, bandwidth_bytes_per_s=1e6, buffer_bytes=100
     )
     wire = Calibration(
-        alpha_s=0.0, bandwidth_bytes_per_s=LINK_BYTES_PER_S, copy_bytes_per_s=1e10,
-        hash_bytes_per_s=1e10, worst_error=0.0, conditions=(),
-    )  # fmt: skip
+        alpha_s=0.0,
+        bandwidth_bytes_per_s=LINK_BYTES_PER_S,
+        copy_bytes_per_s=1e10,
+        hash_bytes_per_s=1e10,
+        worst_error=0.0,
+        conditions=(),
+    )
     schedule = replace(schedule, predicted_iteration_s=predicted_s, iteration_s=iteration_s)
     return TrafficPlan(at_s=0.0, profile=profile, schedule=schedule, calibration=wire)
 
@@ -79,9 +83,20 @@ def test_idle_time_is_what_neither_training_nor_chunks_took() -> None:
         (111.0, sent(101.5, 103.0)),
         (111.0, sent(90.0, 95.0)),
         (110.0, events.Iteration(rank=0, epoch=1, iteration=7, duration_s=10.0, waited_s=0.0)),
-        (110.0, events.Collectives(rank=0, epoch=1, iteration=7, began_s=100.0, names=("x",),
-                                   sizes_bytes=(8,), starts_s=(0.0,), ends_s=(2.0,))),
-    ]  # fmt: skip
+        (
+            110.0,
+            events.Collectives(
+                rank=0,
+                epoch=1,
+                iteration=7,
+                began_s=100.0,
+                names=("x",),
+                sizes_bytes=(8,),
+                starts_s=(0.0,),
+                ends_s=(2.0,),
+            ),
+        ),
+    ]
     run = RunReducer()
     for at_s, event in told[:3]:
         run.take(Entry(at_s=at_s, node="node-0", event=event))
@@ -93,9 +108,7 @@ def test_idle_time_is_what_neither_training_nor_chunks_took() -> None:
     assert network_times(run.traffic, after=7) == (0.0, 0.0)
 
 
-@given(
-    st.lists(st.tuples(st.floats(-5, 15), st.floats(0, 5)).map(lambda p: (p[0], p[0] + p[1])))
-)  # fmt: skip
+@given(st.lists(st.tuples(st.floats(-5, 15), st.floats(0, 5)).map(lambda p: (p[0], p[0] + p[1]))))
 def test_idle_time_is_that_of_a_fine_ruler(busy) -> None:
     step_s = 0.01
     marks = [step_s * (n + 0.5) for n in range(1000)]

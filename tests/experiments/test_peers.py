@@ -135,8 +135,13 @@ def test_what_a_peer_does_not_offer_is_a_dash_never_a_zero():
     line = table(rows_of(record, CONDITIONS)).splitlines()[1]
     cells = [cell for cell in line.split("  ") if cell]
     assert [cell.strip() for cell in cells] == [
-        "dlrover", "40.0 ms (40.0 to 40.0)", "-", "5.0 ms (5.0 to 5.0)", "1 MiB (1 to 1)", "-",
-    ]  # fmt: skip
+        "dlrover",
+        "40.0 ms (40.0 to 40.0)",
+        "-",
+        "5.0 ms (5.0 to 5.0)",
+        "1 MiB (1 to 1)",
+        "-",
+    ]
 
 
 def test_silent_loads_of_all_turns_are_added_up():
@@ -174,8 +179,10 @@ def test_options_reach_the_bench_by_name():
     peers_bench.add_options(parser)
     options = parser.parse_args(["--size", "1 MiB", "--peers", "dcp,nvrx", "--env", "nvrx=/x"])
     assert (options.size_bytes, options.peers, options.environments) == (
-        MIB, ["dcp", "nvrx"], ["nvrx=/x"],
-    )  # fmt: skip
+        MIB,
+        ["dcp", "nvrx"],
+        ["nvrx=/x"],
+    )
     assert parser.parse_args([]).size_bytes == 256 * MIB
 
 

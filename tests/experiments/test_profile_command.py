@@ -129,8 +129,9 @@ def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None
     profile = psutil.Popen(
         [sys.executable, "-m", "gemini_lab.cli.main", *command, str(said)],
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         give_up_s = time.monotonic() + 60
         while not said.exists():

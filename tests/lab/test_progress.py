@@ -69,9 +69,13 @@ def test_an_iteration_is_no_news(run):
 
 def test_a_worker_that_ends_is_told_with_its_last_lines_once(run, capsys):
     gone = WorkerExited(
-        rank=1, epoch=1, pid=7, signal=None, exit_code=1,
+        rank=1,
+        epoch=1,
+        pid=7,
+        signal=None,
+        exit_code=1,
         output=("Traceback (most recent call last):", "ValueError: no such layer"),
-    )  # fmt: skip
+    )
     once_followed(run, lambda: tell(run, gone), lambda: tell(run, gone))
     run.progress(10, show_output=True)
     told = capsys.readouterr().out.splitlines()

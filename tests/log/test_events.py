@@ -45,16 +45,26 @@ VALUES = st.dictionaries(st.text(max_size=8), st.floats())
 MORE = {
     events.Iteration: {"values": VALUES},
     events.Profiled: {
-        "profile": PROFILES, "schedule": SCHEDULES, "calibration": st.builds(Calibration),
+        "profile": PROFILES,
+        "schedule": SCHEDULES,
+        "calibration": st.builds(Calibration),
     },
-}  # fmt: skip
+}
 
 EVENTS = st.one_of(
-    *(st.builds(kind, **MORE.get(kind, {}), **{
-        field.name: st.from_type(int)
-        for field in msgspec.structs.fields(kind) if field.name in {"rank", "epoch"}
-    }) for kind in get_args(events.AnyEvent))
-)  # fmt: skip
+    *(
+        st.builds(
+            kind,
+            **MORE.get(kind, {}),
+            **{
+                field.name: st.from_type(int)
+                for field in msgspec.structs.fields(kind)
+                if field.name in {"rank", "epoch"}
+            },
+        )
+        for kind in get_args(events.AnyEvent)
+    )
+)
 ENTRIES = st.builds(Entry, event=EVENTS)
 
 

@@ -104,8 +104,9 @@ def test_an_old_logs_failures_are_told_in_todays_words():
     (exited,) = of(events.WorkerExited)
     assert (exited.signal, exited.pid) == ("SIGKILL", crash.pid)
     assert [started.cause for started in of(events.RecoveryStarted)] == [
-        "worker_exited", "node_lost",
-    ]  # fmt: skip
+        "worker_exited",
+        "node_lost",
+    ]
     planned = of(events.RecoveryPlanned)[-1]
     assert planned.members == ("node-2", "node-1")
     assert planned.transfers[0] == events.ShardMove(shard=0, sender="node-1", receiver="node-2")

@@ -129,9 +129,14 @@ def profile_of(job: gemini_lab.Job) -> ToldProfile:
 
 def whole(version: int, *, next_version: int) -> VersionComplete:
     return VersionComplete(
-        rank=0, epoch=1, version=version, sent_bytes=8, local_s=0.0, duration_s=0.0,
+        rank=0,
+        epoch=1,
+        version=version,
+        sent_bytes=8,
+        local_s=0.0,
+        duration_s=0.0,
         next_version=next_version,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -179,9 +184,14 @@ def _lab_00() -> Names:
 def _lab_02() -> Names:
     job = gpt_job(size="tiny", iterations=1000, zero=AS_IF_LARGE)
     return {
-        "gpt_job": gpt_job, "AS_IF_LARGE": AS_IF_LARGE, "job": job, "parameters": 1000,
-        "profile": profile_of(job), "again": profile_of, "replace": replace,
-    }  # fmt: skip
+        "gpt_job": gpt_job,
+        "AS_IF_LARGE": AS_IF_LARGE,
+        "job": job,
+        "parameters": 1000,
+        "profile": profile_of(job),
+        "again": profile_of,
+        "replace": replace,
+    }
 
 
 def _lab_04() -> Names:
@@ -194,15 +204,21 @@ def _lab_04() -> Names:
         return buffer_bytes >= 300 * KIB
 
     return {
-        "plan": plan, "is_accepted": is_accepted, "shard_bytes": 900 * KIB, "train_on": train_on,
+        "plan": plan,
+        "is_accepted": is_accepted,
+        "shard_bytes": 900 * KIB,
+        "train_on": train_on,
         "KIB": KIB,
-    }  # fmt: skip
+    }
 
 
 def _lab_05() -> Names:
     return {
-        "nodes": 4, "quiet": ToldReport(), "lose_rank_3": lose_rank_3, "lose_a_group": lose_a_group,
-    }  # fmt: skip
+        "nodes": 4,
+        "quiet": ToldReport(),
+        "lose_rank_3": lose_rank_3,
+        "lose_a_group": lose_a_group,
+    }
 
 
 TOLD = {"lab_00": _lab_00, "lab_02": _lab_02, "lab_04": _lab_04, "lab_05": _lab_05}

@@ -20,8 +20,12 @@ def nbgrader(course: Path, *arguments: str) -> None:
     own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     subprocess.run(
         [sys.executable, "-m", "nbgrader", *arguments],
-        cwd=course, env=os.environ | own, check=True, capture_output=True, timeout=250,
-    )  # fmt: skip
+        cwd=course,
+        env=os.environ | own,
+        check=True,
+        capture_output=True,
+        timeout=250,
+    )
 
 
 def hand_in(course: Path, student: str, changed: dict[str, str]) -> None:

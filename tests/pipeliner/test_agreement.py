@@ -18,9 +18,14 @@ def profile(*, shift_s: float = 0.0, spans: tuple[IdleSpan, ...] | None = None) 
         IdleSpan(start_s=3.5, duration_s=0.5, after=3, before_update=False),
     )
     return Profile(
-        collectives=calls, idle_spans=found if spans is None else spans, iteration_s=4.0 + shift_s,
-        iteration_std_s=shift_s, update_s=2.5, iterations=5, world_size=2,
-    )  # fmt: skip
+        collectives=calls,
+        idle_spans=found if spans is None else spans,
+        iteration_s=4.0 + shift_s,
+        iteration_std_s=shift_s,
+        update_s=2.5,
+        iterations=5,
+        world_size=2,
+    )
 
 
 def test_the_agreed_profile_is_the_same_whoever_makes_it() -> None:

@@ -17,31 +17,64 @@ def iteration(number, rank, at_s, *, epoch, loss=None, node=None, **more):
     """`rank` runs on the node of its number unless said otherwise; an iteration takes 1.5 s."""
     values = {} if loss is None else {"loss": loss}
     return event(
-        "iteration", at_s, node or f"node-{rank}", rank=rank, iteration=number, duration_s=1.5,
-        waited_s=0.0, values=values, epoch=epoch, **more,
-    )  # fmt: skip
+        "iteration",
+        at_s,
+        node or f"node-{rank}",
+        rank=rank,
+        iteration=number,
+        duration_s=1.5,
+        waited_s=0.0,
+        values=values,
+        epoch=epoch,
+        **more,
+    )
 
 
 def complete(version, rank, at_s, *, epoch, node=None):
     return event(
-        "version_complete", at_s, node or f"node-{rank}", rank=rank, version=version,
-        sent_bytes=1000, local_s=0.1, duration_s=0.5, epoch=epoch, next_version=version + 1,
-    )  # fmt: skip
+        "version_complete",
+        at_s,
+        node or f"node-{rank}",
+        rank=rank,
+        version=version,
+        sent_bytes=1000,
+        local_s=0.1,
+        duration_s=0.5,
+        epoch=epoch,
+        next_version=version + 1,
+    )
 
 
 def step(name, start_s, end_s, *, recovery, epoch):
     return event(
-        "recovery_step", end_s, "node-0", recovery=recovery, epoch=epoch, step=name,
-        start_s=BEGIN_S + start_s, end_s=BEGIN_S + end_s,
-    )  # fmt: skip
+        "recovery_step",
+        end_s,
+        "node-0",
+        recovery=recovery,
+        epoch=epoch,
+        step=name,
+        start_s=BEGIN_S + start_s,
+        end_s=BEGIN_S + end_s,
+    )
 
 
 def receipt(shard, at_s, *, tier, holder, node, epoch, version=2):
     return event(
-        "shard_restored", at_s, node, rank=shard, shard=shard, version=version, tier=tier,
-        holder=holder, size_bytes=5000, verified=True, retrieve_s=0.2 if tier == "peer" else 0.0,
-        verify_s=0.05, load_s=0.05, epoch=epoch,
-    )  # fmt: skip
+        "shard_restored",
+        at_s,
+        node,
+        rank=shard,
+        shard=shard,
+        version=version,
+        tier=tier,
+        holder=holder,
+        size_bytes=5000,
+        verified=True,
+        retrieve_s=0.2 if tier == "peer" else 0.0,
+        verify_s=0.05,
+        load_s=0.05,
+        epoch=epoch,
+    )
 
 
 def loss_of(number, rank):
@@ -50,9 +83,14 @@ def loss_of(number, rank):
 
 def started(nodes=2):
     return event(
-        "run_started", 0.0, name="gpt", script="train.py", nodes=nodes, workers_per_node=1,
+        "run_started",
+        0.0,
+        name="gpt",
+        script="train.py",
+        nodes=nodes,
+        workers_per_node=1,
         settings={"replicas": 2},
-    )  # fmt: skip
+    )
 
 
 def steady_run(iterations=4):
@@ -75,14 +113,29 @@ def failing_run():
         event("injected", 5.0, "node-1", failure="node_loss"),
         event("node_lost", 5.1, "node-0", name="node-1", cause="connection"),
         event(
-            "recovery_started", 5.1, "node-0", recovery=1, epoch=2, cause="node_lost",
-            lost=("node-1",), failed_at_s=BEGIN_S + 5.1, iteration=3,
+            "recovery_started",
+            5.1,
+            "node-0",
+            recovery=1,
+            epoch=2,
+            cause="node_lost",
+            lost=("node-1",),
+            failed_at_s=BEGIN_S + 5.1,
+            iteration=3,
         ),
         step("fence", 5.1, 5.2, recovery=1, epoch=2),
         step("inventory", 5.2, 5.3, recovery=1, epoch=2),
         event(
-            "recovery_planned", 5.3, "node-0", recovery=1, epoch=2, version=2, tier="memory",
-            members=("node-0", "node-2"), sources=(), transfers=(),
+            "recovery_planned",
+            5.3,
+            "node-0",
+            recovery=1,
+            epoch=2,
+            version=2,
+            tier="memory",
+            members=("node-0", "node-2"),
+            sources=(),
+            transfers=(),
             reason="version 2 is the newest of which every shard is whole somewhere",
         ),
         step("start", 5.3, 5.8, recovery=1, epoch=2),
@@ -90,7 +143,7 @@ def failing_run():
         receipt(1, 6.1, tier="peer", holder="node-0", node="node-2", epoch=2),
         iteration(2, 1, 6.1, epoch=2, loss=loss_of(2, 1), node="node-2", restored=True),
         step("retrieve", 5.8, 6.1, recovery=1, epoch=2),
-    ]  # fmt: skip
+    ]
     for number, at_s in ((3, 7.6), (4, 9.1)):
         for rank, node in enumerate(("node-0", "node-2")):
             loss = loss_of(number, rank)
@@ -99,15 +152,29 @@ def failing_run():
     log += [
         step("warm_up", 6.1, 7.6, recovery=1, epoch=2),
         event(
-            "recovery_finished", 7.6, "node-0", recovery=1, epoch=2, version=2, iteration=3,
-            duration_s=2.5, lost_iterations=1,
+            "recovery_finished",
+            7.6,
+            "node-0",
+            recovery=1,
+            epoch=2,
+            version=2,
+            iteration=3,
+            duration_s=2.5,
+            lost_iterations=1,
         ),
-        event("persist_finished", 8.0, "node-0", version=2, url="file:///x", size_bytes=9000,
-              duration_s=0.4),
+        event(
+            "persist_finished",
+            8.0,
+            "node-0",
+            version=2,
+            url="file:///x",
+            size_bytes=9000,
+            duration_s=0.4,
+        ),
         event("persist_failed", 9.0, "node-0", version=4, url="file:///x", reason="disk full"),
         event("note", 9.0, "node-0", text="a remark"),
         event("run_finished", 10.0, iteration=4),
-    ]  # fmt: skip
+    ]
     return log
 
 

@@ -221,6 +221,6 @@ def test_colours_and_control_characters_of_an_output_go() -> None:
         (("Killed", ""), "Killed"),
         ((), ""),
     ],
-)  # fmt: skip
+)
 def test_the_line_that_says_what_was_raised_is_found(output: Sequence[str], line: str) -> None:
     assert error_line(output) == line

@@ -80,8 +80,13 @@ def test_a_recovery_is_a_timeline_from_the_injected_failure_to_the_first_iterati
     (recovery,) = build_report(failing).recoveries
 
     assert [step.name for step in recovery.steps] == [
-        "detect", "fence", "inventory", "start", "retrieve", "warm_up",
-    ]  # fmt: skip
+        "detect",
+        "fence",
+        "inventory",
+        "start",
+        "retrieve",
+        "warm_up",
+    ]
     assert [round(step.duration_s, 3) for step in recovery.steps] == [0.1, 0.1, 0.1, 0.5, 0.3, 1.5]
     assert recovery.duration_s == pytest.approx(2.6)
     assert str(recovery.injections[0]) == "node loss on node-1"
@@ -147,9 +152,17 @@ def test_bytes_are_summed_from_what_the_nodes_sent(failing):
 
 def test_rejected_copies_are_named(failing, make_event):
     rejected = make_event(
-        "replica_rejected", 5.25, "node-0", recovery=1, epoch=2, shard=1, version=3,
-        holder="node-0", chunk=4, reason="chunk 4 failed its checksum",
-    )  # fmt: skip
+        "replica_rejected",
+        5.25,
+        "node-0",
+        recovery=1,
+        epoch=2,
+        shard=1,
+        version=3,
+        holder="node-0",
+        chunk=4,
+        reason="chunk 4 failed its checksum",
+    )
 
     assert "stepped over shard 1 of version 3 on node-0: chunk 4 failed its checksum" in render(
         build_report([*failing, rejected])
@@ -158,9 +171,14 @@ def test_rejected_copies_are_named(failing, make_event):
 
 def test_a_simulated_run_is_called_simulated(steady, make_event):
     start = make_event(
-        "run_started", 0.0, name="s", script=None, nodes=2, workers_per_node=8,
+        "run_started",
+        0.0,
+        name="s",
+        script=None,
+        nodes=2,
+        workers_per_node=8,
         simulated=Simulated(policy="p", source="s", assumptions="a", gpus_per_node=8),
-    )  # fmt: skip
+    )
     report = build_report([start, *steady[1:]])
 
     assert render(report).startswith("simulated run")

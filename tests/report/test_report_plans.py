@@ -13,9 +13,13 @@ from gemini_lab.report import build_report
 
 PROFILE = Profile.synthetic(iteration_s=2.0, idle_spans_s=[0.3, 0.1], world_size=2)
 WIRE = Calibration(
-    alpha_s=1e-4, bandwidth_bytes_per_s=4e7, copy_bytes_per_s=1e10, hash_bytes_per_s=2e10,
-    worst_error=0.02, conditions=("each node on a link paced to 38.1 MiB/s",),
-)  # fmt: skip
+    alpha_s=1e-4,
+    bandwidth_bytes_per_s=4e7,
+    copy_bytes_per_s=1e10,
+    hash_bytes_per_s=2e10,
+    worst_error=0.02,
+    conditions=("each node on a link paced to 38.1 MiB/s",),
+)
 SCHEDULE = plan_chunks(
     PROFILE, checkpoint_bytes=10**7, bandwidth_bytes_per_s=4e7, buffer_bytes=2**19
 )

@@ -51,9 +51,18 @@ def test_every_step_of_a_recovery_is_a_slice(failing):
 
 def test_an_arrow_leads_from_the_node_that_sent_to_the_node_that_received(failing, make_event):
     transfer = make_event(
-        "transfer", 2.0, "node-0", rank=0, epoch=1, version=1, peer=1, sent_bytes=10, span=None,
-        start_s=1001.8, end_s=1002.0,
-    )  # fmt: skip
+        "transfer",
+        2.0,
+        "node-0",
+        rank=0,
+        epoch=1,
+        version=1,
+        peer=1,
+        sent_bytes=10,
+        span=None,
+        start_s=1001.8,
+        end_s=1002.0,
+    )
     records = _by_phase([*failing[:8], transfer, *failing[8:]])
     nodes, _ = _names(records)
     starts = {r["id"]: r for r in records["s"]}
@@ -80,10 +89,18 @@ def _lies_on_a_slice(arrow, slices):
 
 def test_collectives_have_a_lane_of_their_own(steady, make_event):
     collectives = make_event(
-        "collectives", 2.0, "node-1", rank=1, epoch=1, iteration=1, began_s=1000.9,
-        names=("all_gather", "reduce_scatter"), sizes_bytes=(4, 8), starts_s=(0.1, 0.5),
+        "collectives",
+        2.0,
+        "node-1",
+        rank=1,
+        epoch=1,
+        iteration=1,
+        began_s=1000.9,
+        names=("all_gather", "reduce_scatter"),
+        sizes_bytes=(4, 8),
+        starts_s=(0.1, 0.5),
         ends_s=(0.2, 0.75),
-    )  # fmt: skip
+    )
     records = _by_phase([*steady, collectives])
     drawn = [r for r in records["X"] if r["name"] in {"all_gather", "reduce_scatter"}]
 

@@ -98,9 +98,9 @@ def test_the_placement_follows_from_the_settings_until_workers_tell_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("lost", "survivable"), [((), 1), (("node-2",), 0), (("node-1", "node-2"), 0),
-                             (("node-2", "node-3"), -1)],
-)  # fmt: skip
+    ("lost", "survivable"),
+    [((), 1), (("node-2",), 0), (("node-1", "node-2"), 0), (("node-2", "node-3"), -1)],
+)
 def test_how_many_more_nodes_may_be_lost_falls_with_each_that_is(
     lost: Sequence[str], survivable: int
 ) -> None:
@@ -147,10 +147,15 @@ def situations(draw: st.DrawFn) -> RunReducer:
         if version != NONE:
             told.append(
                 events.VersionComplete(
-                    rank=rank, epoch=1, version=version, sent_bytes=0, local_s=0.0,
-                    duration_s=0.0, next_version=version + 1,
+                    rank=rank,
+                    epoch=1,
+                    version=version,
+                    sent_bytes=0,
+                    local_s=0.0,
+                    duration_s=0.0,
+                    next_version=version + 1,
                 )
-            )  # fmt: skip
+            )
     lost = draw(st.sets(st.integers(0, nodes - 1), max_size=2))
     told += [events.NodeLost(name=f"node-{position}", cause="lease") for position in lost]
     persistent = draw(st.sampled_from([NONE, 3, 7, 9]))
@@ -263,8 +268,9 @@ def test_what_is_not_known_of_memory_is_said() -> None:
 
 
 def test_a_placement_for_another_number_of_nodes_is_not_believed() -> None:
-    run = ToldRun(placement=Placement(nodes=1, replicas=1, strategy="group", groups=((0,),),
-                                      holders=((0,),))).protect()  # fmt: skip
+    run = ToldRun(
+        placement=Placement(nodes=1, replicas=1, strategy="group", groups=((0,),), holders=((0,),))
+    ).protect()
     found = tables(run)
     assert found.status.unread == 1
     assert len(found.replicas.copies) == 8

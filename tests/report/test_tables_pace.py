@@ -27,9 +27,14 @@ def ended(pace: Pace, number: int, duration_s: float, *, at_s: float = 1.0) -> N
 
 def sent(pace: Pace, version: int, duration_s: float) -> None:
     event = events.VersionComplete(
-        rank=0, epoch=1, version=version, sent_bytes=1, local_s=0.0, duration_s=duration_s,
+        rank=0,
+        epoch=1,
+        version=version,
+        sent_bytes=1,
+        local_s=0.0,
+        duration_s=duration_s,
         next_version=version + 1,
-    )  # fmt: skip
+    )
     pace.take(Entry(at_s=1.0, node="node-0", event=event))
 
 

@@ -25,38 +25,78 @@ def event(kind, at_s, node="node-0", **data):
 
 def iteration(number, at_s, *, rank=0, node="node-0", duration_s=1.0, waited_s=0.0, **more):
     return event(
-        "iteration", at_s, node, rank=rank, iteration=number, duration_s=duration_s,
-        waited_s=waited_s, values={}, epoch=1, **more,
-    )  # fmt: skip
+        "iteration",
+        at_s,
+        node,
+        rank=rank,
+        iteration=number,
+        duration_s=duration_s,
+        waited_s=waited_s,
+        values={},
+        epoch=1,
+        **more,
+    )
 
 
 def complete(version, at_s):
     return event(
-        "version_complete", at_s, rank=0, epoch=1, version=version, sent_bytes=MIB,
-        duration_s=0.5, local_s=0.0, next_version=version + 1,
-    )  # fmt: skip
+        "version_complete",
+        at_s,
+        rank=0,
+        epoch=1,
+        version=version,
+        sent_bytes=MIB,
+        duration_s=0.5,
+        local_s=0.0,
+        next_version=version + 1,
+    )
 
 
 def planned(at_s, *members, epoch=1):
     return event(
-        "recovery_planned", at_s, recovery=0, epoch=epoch, version=0, tier="memory",
-        members=members, sources=(), transfers=(), reason="",
-    )  # fmt: skip
+        "recovery_planned",
+        at_s,
+        recovery=0,
+        epoch=epoch,
+        version=0,
+        tier="memory",
+        members=members,
+        sources=(),
+        transfers=(),
+        reason="",
+    )
 
 
 def transfer(version, start_s, end_s, *, rank=0, peer=1, sent_bytes=MIB, span=0):
     return event(
-        "transfer", end_s, f"node-{rank}", rank=rank, epoch=1, version=version, peer=peer,
-        span=span, sent_bytes=sent_bytes, start_s=start_s, end_s=end_s,
-    )  # fmt: skip
+        "transfer",
+        end_s,
+        f"node-{rank}",
+        rank=rank,
+        epoch=1,
+        version=version,
+        peer=peer,
+        span=span,
+        sent_bytes=sent_bytes,
+        start_s=start_s,
+        end_s=end_s,
+    )
 
 
 def collectives(number, began_s, *times, rank=0):
     return event(
-        "collectives", began_s + 1, f"node-{rank}", rank=rank, epoch=1, iteration=number,
-        began_s=began_s, names=("all_reduce",) * len(times), sizes_bytes=(8,) * len(times),
-        starts_s=tuple(s for s, _ in times), ends_s=tuple(e for _, e in times),
-    )  # fmt: skip
+        "collectives",
+        began_s + 1,
+        f"node-{rank}",
+        rank=rank,
+        epoch=1,
+        iteration=number,
+        began_s=began_s,
+        names=("all_reduce",) * len(times),
+        sizes_bytes=(8,) * len(times),
+        starts_s=tuple(s for s, _ in times),
+        ends_s=tuple(e for _, e in times),
+    )
 
 
 def told(*entries):
@@ -74,18 +114,24 @@ def rows(traffic, kind):
 
 def test_a_transfer_in_an_idle_span_is_hidden():
     traffic = told(
-        iteration(1, 1.0), transfer(1, 1.1, 1.4), iteration(2, 2.0),
-        collectives(2, 1.0, (0.5, 0.9)), iteration(3, 3.0),
-    )  # fmt: skip
+        iteration(1, 1.0),
+        transfer(1, 1.1, 1.4),
+        iteration(2, 2.0),
+        collectives(2, 1.0, (0.5, 0.9)),
+        iteration(3, 3.0),
+    )
     assert (traffic.hidden_bytes, traffic.exposed_bytes) == (MIB, 0)
     assert traffic.basis == "collectives"
 
 
 def test_the_part_under_a_collective_is_exposed():
     traffic = told(
-        iteration(1, 1.0), transfer(1, 1.0, 1.4), iteration(2, 2.0),
-        collectives(2, 1.0, (0.3, 0.9)), iteration(3, 3.0),
-    )  # fmt: skip
+        iteration(1, 1.0),
+        transfer(1, 1.0, 1.4),
+        iteration(2, 2.0),
+        collectives(2, 1.0, (0.3, 0.9)),
+        iteration(3, 3.0),
+    )
     assert traffic.exposed_bytes == pytest.approx(MIB / 4)
     [exposed] = rows(traffic, Kind.EXPOSED)
     assert exposed["start_s"] == pytest.approx(1.3)
@@ -94,10 +140,12 @@ def test_the_part_under_a_collective_is_exposed():
 
 def test_the_part_for_which_the_step_waited_is_exposed():
     traffic = told(
-        iteration(1, 1.0), transfer(1, 1.5, 1.9),
+        iteration(1, 1.0),
+        transfer(1, 1.5, 1.9),
         complete(1, 1.9),
-        iteration(2, 2.0, waited_s=0.1), iteration(3, 3.0),
-    )  # fmt: skip
+        iteration(2, 2.0, waited_s=0.1),
+        iteration(3, 3.0),
+    )
     assert traffic.exposed_bytes == pytest.approx(MIB / 4)
     assert traffic.basis == "waits"
     [wait] = rows(traffic, Kind.WAIT)
@@ -106,22 +154,33 @@ def test_the_part_for_which_the_step_waited_is_exposed():
 
 def test_a_collective_of_another_node_exposes_nothing():
     traffic = told(
-        iteration(1, 1.0), transfer(1, 1.0, 1.4), iteration(2, 2.0),
-        collectives(2, 1.0, (0.0, 0.9), rank=1), iteration(3, 3.0),
-    )  # fmt: skip
+        iteration(1, 1.0),
+        transfer(1, 1.0, 1.4),
+        iteration(2, 2.0),
+        collectives(2, 1.0, (0.0, 0.9), rank=1),
+        iteration(3, 3.0),
+    )
     assert traffic.exposed_bytes == 0
 
 
 def test_a_blocking_version_is_exposed_as_a_whole():
     traffic = told(
         event(
-            "protected", 0.5, rank=0, epoch=1, shard_bytes=1, fingerprint="f",
-            settings=Settings(scheme="blocking"), placement=plan_placement(nodes=2),
+            "protected",
+            0.5,
+            rank=0,
+            epoch=1,
+            shard_bytes=1,
+            fingerprint="f",
+            settings=Settings(scheme="blocking"),
+            placement=plan_placement(nodes=2),
         ),
-        iteration(1, 1.0), transfer(1, 1.0, 1.4),
+        iteration(1, 1.0),
+        transfer(1, 1.0, 1.4),
         complete(1, 1.5),
-        iteration(2, 2.0), iteration(3, 3.0),
-    )  # fmt: skip
+        iteration(2, 2.0),
+        iteration(3, 3.0),
+    )
     assert (traffic.hidden_bytes, traffic.exposed_bytes) == (0, MIB)
 
 
@@ -140,9 +199,11 @@ def test_a_transfer_knows_its_receiver_by_name():
 
 def test_a_replaced_node_receives_in_its_own_lane():
     traffic = told(
-        planned(0.1, "node-0", "node-1"), transfer(1, 1.0, 1.4),
-        planned(2.0, "node-0", "node-4", epoch=2), transfer(2, 3.0, 3.4),
-    )  # fmt: skip
+        planned(0.1, "node-0", "node-1"),
+        transfer(1, 1.0, 1.4),
+        planned(2.0, "node-0", "node-4", epoch=2),
+        transfer(2, 3.0, 3.4),
+    )
     peers = [traffic.lanes[row["peer"]] for row in rows(traffic, Kind.TRANSFER)]
     assert peers == ["node-1", "node-4"]
 
@@ -162,14 +223,26 @@ def test_a_recovery_is_a_mark_from_the_failure_to_its_end():
     traffic = told(
         event("injected", 1.0, "node-2", failure="node_loss"),
         event(
-            "recovery_started", 1.2, recovery=1, epoch=2, cause="node_lost", lost=(),
-            failed_at_s=1.1, iteration=7,
+            "recovery_started",
+            1.2,
+            recovery=1,
+            epoch=2,
+            cause="node_lost",
+            lost=(),
+            failed_at_s=1.1,
+            iteration=7,
         ),
         event(
-            "recovery_finished", 4.0, recovery=1, epoch=2, version=7, iteration=8,
-            duration_s=3.0, lost_iterations=0,
+            "recovery_finished",
+            4.0,
+            recovery=1,
+            epoch=2,
+            version=7,
+            iteration=8,
+            duration_s=3.0,
+            lost_iterations=0,
         ),
-    )  # fmt: skip
+    )
     injected, recovery = traffic.marks
     assert (injected.kind, injected.text) == ("injected", "node loss on node-2")
     assert (recovery.start_s, recovery.end_s) == (1.1, 4.0)
@@ -178,11 +251,22 @@ def test_a_recovery_is_a_mark_from_the_failure_to_its_end():
 def test_a_replica_that_is_read_back_leads_from_holder_to_reader():
     traffic = told(
         event(
-            "shard_restored", 5.0, "node-4", rank=1, epoch=2, shard=1, version=7, tier="peer",
-            holder="node-0", size_bytes=MIB, verified=True, retrieve_s=0.5, verify_s=0.1,
+            "shard_restored",
+            5.0,
+            "node-4",
+            rank=1,
+            epoch=2,
+            shard=1,
+            version=7,
+            tier="peer",
+            holder="node-0",
+            size_bytes=MIB,
+            verified=True,
+            retrieve_s=0.5,
+            verify_s=0.1,
             load_s=0.4,
         )
-    )  # fmt: skip
+    )
     [read] = rows(traffic, Kind.RESTORE)
     assert [traffic.lanes[read["lane"]], traffic.lanes[read["peer"]]] == ["node-0", "node-4"]
     assert (read["start_s"], read["duration_s"]) == (4.0, 0.5)
@@ -195,12 +279,20 @@ def test_a_replica_that_is_read_back_leads_from_holder_to_reader():
         iteration(1, 1.0, duration_s=inf),
         transfer(1, nan, 1.0),
         event(
-            "collectives", 1.0, rank=0, epoch=1, iteration=1, began_s=0.0, names=("a",),
-            sizes_bytes=(), starts_s=(), ends_s=(),
+            "collectives",
+            1.0,
+            rank=0,
+            epoch=1,
+            iteration=1,
+            began_s=0.0,
+            names=("a",),
+            sizes_bytes=(),
+            starts_s=(),
+            ends_s=(),
         ),
     ],
     ids=lambda odd: odd.kind,
-)  # fmt: skip
+)
 def test_an_odd_event_is_left_out_and_counted(odd):
     run = RunReducer()
     run.extend([odd, iteration(1, 1.0)])

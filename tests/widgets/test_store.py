@@ -192,10 +192,15 @@ def test_an_event_that_makes_no_sense_is_counted() -> None:
     for rank, version, duration_s in ((99, 4, 1.0), (0, -4, 1.0), (0, 4, math.nan)):
         run.say(
             events.VersionComplete(
-                rank=rank, epoch=1, version=version, sent_bytes=0, local_s=0.0,
-                duration_s=duration_s, next_version=5,
+                rank=rank,
+                epoch=1,
+                version=version,
+                sent_bytes=0,
+                local_s=0.0,
+                duration_s=duration_s,
+                next_version=5,
             )
-        )  # fmt: skip
+        )
     after = stored(run.entries).tables()
     assert after.status.unread == 3
     assert before.status.whole_version == 3
@@ -204,13 +209,22 @@ def test_an_event_that_makes_no_sense_is_counted() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        events.RecoveryPlanned(recovery=1, epoch=9, version=-3, tier="memory", members=("a",),
-                               sources=(), transfers=(), reason=""),
+        events.RecoveryPlanned(
+            recovery=1,
+            epoch=9,
+            version=-3,
+            tier="memory",
+            members=("a",),
+            sources=(),
+            transfers=(),
+            reason="",
+        ),
         events.RecoveryStep(recovery=1, epoch=2, step="fence", start_s=math.nan, end_s=1.0),
-        events.RecoveryStarted(recovery=-1, epoch=2, cause="", lost=(), failed_at_s=math.inf,
-                               iteration=0),
+        events.RecoveryStarted(
+            recovery=-1, epoch=2, cause="", lost=(), failed_at_s=math.inf, iteration=0
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_odd_event_hides_no_recovery(event: AnyEvent) -> None:
     entries = with_one_loss().entries
     odd_one = Entry(at_s=UNIX_S + 1, node="n", event=event)

@@ -86,8 +86,11 @@ def test_no_view_draws_more_than_two_thousand_glyphs(nodes: int) -> None:
 def test_of_too_many_shards_the_harmed_ones_are_drawn() -> None:
     run = ToldRun(nodes=1500).protect().train(1, 3).fail("node-1401", known=3)
     view = drawn(ReplicasView, run)
-    lost = [shard for shard, mark in zip(view.cells.data["shard"], view.cells.data["marker"],
-                                         strict=True) if mark == "square_x"]  # fmt: skip
+    lost = [
+        shard
+        for shard, mark in zip(view.cells.data["shard"], view.cells.data["marker"], strict=True)
+        if mark == "square_x"
+    ]
     assert sorted(lost) == [1400, 1401]
     assert "shards whose copies are all whole are not drawn" in view._head.text
 
@@ -143,11 +146,7 @@ def test_a_hostile_name_becomes_no_tag_in_any_view(kind: type[View], nodes: int)
     """What Bokeh sets as HTML is the text of a Div, and what the page puts into one later."""
     view = drawn(kind, hostile_run(nodes=nodes))
     html = [div.text for div in models(view, Div)]
-    html += [
-        text
-        for data in models(view, ColumnDataSource)
-        for text in data.data.get("html", ())
-    ]  # fmt: skip
+    html += [text for data in models(view, ColumnDataSource) for text in data.data.get("html", ())]
     assert html
     for text in html:
         assert "<img" not in text
@@ -270,9 +269,7 @@ def test_two_nodes_of_one_name_have_a_bar_each() -> None:
 
 def test_a_recovery_is_a_bar_of_steps_and_the_model_is_paler() -> None:
     view = drawn(RecoveryView, with_one_loss())
-    assert view.plot.y_range.factors == [
-        "persistent tier only (model)", "recovery 1 (measured)"
-    ]  # fmt: skip
+    assert view.plot.y_range.factors == ["persistent tier only (model)", "recovery 1 (measured)"]
     retrieval = view.steps["retrieve"].data
     assert retrieval["row"] == view.plot.y_range.factors[::-1]
     assert retrieval["alpha"][0] == 1.0

@@ -17,9 +17,15 @@ from test_views import HOSTILE, hostile_run, tables
 from told_runs import ToldRun, with_one_loss
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update",
-             "--disable-sync"]  # fmt: skip
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 IDLE = "() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
 PATIENCE_MS = 60_000
 
@@ -45,8 +51,14 @@ def page(browser: Any) -> Iterator[Any]:
     page.set_default_timeout(PATIENCE_MS)
     troubles: list[str] = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith(("file:", "data:", "blob:"))
-            else troubles.append(request.url))  # fmt: skip
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith(("file:", "data:", "blob:"))
+            else troubles.append(request.url)
+        ),
+    )
     yield page
     page.close()
     assert troubles == []

@@ -88,9 +88,17 @@ def add_bars(traffic: Traffic, count: int) -> None:
         start_s = number / BARS_PER_S
         kind, length_s = (Kind.TRANSFER, 0.03) if turn % 2 else (Kind.COLLECTIVE, 0.05)
         traffic.bars.add(
-            kind, start_s, start_s + length_s, lane=lane, size_bytes=1e6, number=turn,
-            part=0, rank=lane, peer=(lane + 1) % LANES, name=1,
-        )  # fmt: skip
+            kind,
+            start_s,
+            start_s + length_s,
+            lane=lane,
+            size_bytes=1e6,
+            number=turn,
+            part=0,
+            rank=lane,
+            peer=(lane + 1) % LANES,
+            name=1,
+        )
         traffic.newest_s = start_s + length_s
 
 
@@ -107,10 +115,12 @@ def _pushed(page: Any, timeline: Timeline, traffic: Traffic) -> Iterator[tuple[f
 def _wait_for_rows(page: Any, traffic: Traffic) -> None:
     page.wait_for_function(
         "([root, count]) => Number(root.dataset.events) >= count",
-        arg=[page.locator(".gl-timeline").element_handle(timeout=1000 * PATIENCE_S),
-             traffic.bars.end],
+        arg=[
+            page.locator(".gl-timeline").element_handle(timeout=1000 * PATIENCE_S),
+            traffic.bars.end,
+        ],
         timeout=1000 * PATIENCE_S,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

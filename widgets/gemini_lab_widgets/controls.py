@@ -193,27 +193,33 @@ class Controls:
         self.start_button = button(description="Start", icon="play", button_style="success")
         self.stop_button = button(description="Stop", icon="stop")
         self.pause = ipywidgets.ToggleButton(
-            value=False, description="Pause view", icon="pause",
+            value=False,
+            description="Pause view",
+            icon="pause",
             tooltip="holds this panel still; training goes on",
-        )  # fmt: skip
+        )
         self.kind = ipywidgets.Dropdown(
-            description="Break", options=[(kind.replace("_", " "), kind) for kind in KINDS],
+            description="Break",
+            options=[(kind.replace("_", " "), kind) for kind in KINDS],
             value="node_loss",
-        )  # fmt: skip
+        )
         self.place = ipywidgets.Dropdown(description="on", options=[])
         self.fail_button = button(description="Fail now", icon="bolt", button_style="danger")
         for pressed, act in (
-            (self.start_button, self.start), (self.fail_button, self.fail),
+            (self.start_button, self.start),
+            (self.fail_button, self.fail),
             (self.stop_button, self.stop),
-        ):  # fmt: skip
+        ):
             pressed.on_click(lambda _, act=act: self._try(act))
         self.pause.observe(lambda _: self.refresh(anyway=True), "value")
         self.kind.observe(self._want_place, "value")
         lines = [
-            self.status, self.bar,
+            self.status,
+            self.bar,
             ipywidgets.HBox([self.start_button, self.stop_button, self.pause]),
-            ipywidgets.HBox([self.kind, self.place, self.fail_button]), self.log,
-        ]  # fmt: skip
+            ipywidgets.HBox([self.kind, self.place, self.fail_button]),
+            self.log,
+        ]
         self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
 
     def _want_place(self, change: Mapping[str, str]) -> None:

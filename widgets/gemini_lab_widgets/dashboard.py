@@ -163,14 +163,21 @@ class Dashboard:
         try:
             server = get_server(
                 {"/": lambda: visit(self._follower, self._present, most=self._visitors)},
-                port=self.port, address=self.address, loop=loop, title="gemini_lab",
+                port=self.port,
+                address=self.address,
+                loop=loop,
+                title="gemini_lab",
                 websocket_origin=[*_own_origins(self.address, self.port), *self._origins],
-                server_id=server_id, location=False,
-                auth_provider=self._guard, sign_sessions=True,
-                secret_key=self._guard.secret.encode(), include_headers=[], include_cookies=[],
+                server_id=server_id,
+                location=False,
+                auth_provider=self._guard,
+                sign_sessions=True,
+                secret_key=self._guard.secret.encode(),
+                include_headers=[],
+                include_cookies=[],
                 websocket_max_message_size=LARGEST_MESSAGE_BYTES,
                 check_unused_sessions_milliseconds=TIDY_MS,
-            )  # fmt: skip
+            )
         except BaseException as error:  # noqa: BLE001 - told to whoever waits for the start
             self._error = error
             self._is_settled.set()

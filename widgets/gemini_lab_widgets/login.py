@@ -76,9 +76,13 @@ class Guard(AuthProvider):  # type: ignore[misc]
         """Give the cookie, and go to the page."""
         value = create_signed_value(self.secret, self._cookie, "visitor")
         handler.set_cookie(
-            self._cookie, value, expires_days=COOKIE_DAYS, httponly=True, samesite="Lax",
+            self._cookie,
+            value,
+            expires_days=COOKIE_DAYS,
+            httponly=True,
+            samesite="Lax",
             secure=handler.request.protocol == "https",
-        )  # fmt: skip
+        )
         handler.redirect("./")
 
     async def dawdle(self) -> None:

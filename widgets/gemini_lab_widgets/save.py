@@ -55,9 +55,8 @@ def page(store: EventStore) -> str:
     sheet.put_on(document, title=f"{store.name or 'run'} · gemini_lab")
     document.template_variables.update(is_live=False, timeline=standalone_html(store.traffic))
     html = file_html(
-        document, INLINE, template=document.template,
-        template_variables=document.template_variables,
-    )  # fmt: skip
+        document, INLINE, template=document.template, template_variables=document.template_variables
+    )
     return SHIM.sub("", html)
 
 

@@ -23,24 +23,30 @@ def parser() -> argparse.ArgumentParser:
         epilog=WHY_LOOPBACK,
     )
     options.add_argument(
-        "run", nargs="?", default="latest",
+        "run",
+        nargs="?",
+        default="latest",
         help="a run's folder, its log, a simulation's saved log, or 'latest', which goes on to "
         "the next run when one starts (latest)",
-    )  # fmt: skip
+    )
     options.add_argument("--port", type=int, default=5006, help="0 takes a free one (5006)")
     options.add_argument("--address", default=LOOPBACK, help=f"where to listen ({LOOPBACK})")
     options.add_argument(
         "--public", action="store_true", help="allow an address that other machines reach"
     )
     options.add_argument(
-        "--password", action="store_true",
+        "--password",
+        action="store_true",
         help="ask for a password, or read it from standard input, instead of making one",
-    )  # fmt: skip
+    )
     options.add_argument("--visitors", type=int, default=VISITORS, help=f"at once ({VISITORS})")
     options.add_argument(
-        "--origin", action="append", default=[], metavar="HOST[:PORT]",
+        "--origin",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
         help="a further name under which browsers reach the page, such as a proxy's",
-    )  # fmt: skip
+    )
     return options
 
 
@@ -49,10 +55,14 @@ def command(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     newest = log_of(options.run)
     with Dashboard(
-        newest, port=options.port, address=options.address, public=options.public,
-        password=_ask() if options.password else None, visitors=options.visitors,
+        newest,
+        port=options.port,
+        address=options.address,
+        public=options.public,
+        password=_ask() if options.password else None,
+        visitors=options.visitors,
         origins=options.origin,
-    ) as dashboard:  # fmt: skip
+    ) as dashboard:
         print(_welcome(dashboard, newest()), flush=True)  # noqa: T201
         with suppress(KeyboardInterrupt):
             threading.Event().wait()

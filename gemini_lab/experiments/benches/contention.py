@@ -33,9 +33,12 @@ Turn = Mapping[float, Mapping[str, TimedRun]]
 def workload(layer_s: float) -> Workload:
     """The job at one point of the sweep."""
     return Workload(
-        iterations=28, counted=8, layer_s=layer_s, zero=AS_IF_LARGE,
+        iterations=28,
+        counted=8,
+        layer_s=layer_s,
+        zero=AS_IF_LARGE,
         link_bytes_per_s=LINK_BYTES_PER_S,
-    )  # fmt: skip
+    )
 
 
 def bench(repeats: int) -> list[Row]:

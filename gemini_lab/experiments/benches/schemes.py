@@ -23,9 +23,13 @@ from gemini_lab.units import KIB, MB
 
 LINK_BYTES_PER_S: Final = 10.0 * MB
 WORKLOAD: Final = Workload(
-    iterations=24, counted=9, accumulate=8, layer_s=0.0097, zero=FEW_SPANS,
+    iterations=24,
+    counted=9,
+    accumulate=8,
+    layer_s=0.0097,
+    zero=FEW_SPANS,
     link_bytes_per_s=LINK_BYTES_PER_S,
-)  # fmt: skip
+)
 SETTINGS: Final[dict[str, Any]] = {
     "profile_iterations": 6,
     "buffer_bytes": 136 * KIB,

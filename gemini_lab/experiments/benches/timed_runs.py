@@ -79,9 +79,13 @@ class Workload:
     def job(self, times: Path) -> Job:
         """The job, which writes into `times` when its iterations ended."""
         return gpt_job(
-            size=self.size, iterations=self.iterations, accumulate=self.accumulate,
-            zero=dict(self.zero), layer_s=self.layer_s, times=times,
-        )  # fmt: skip
+            size=self.size,
+            iterations=self.iterations,
+            accumulate=self.accumulate,
+            zero=dict(self.zero),
+            layer_s=self.layer_s,
+            times=times,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +124,9 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
             job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
         ).wait()
         iteration_s = _median_s(times, workload)
-    return _timed(RunReducer.load(run.folder, keep=replace(FOR_DASHBOARD, ranks=True)),
-                  workload, iteration_s)  # fmt: skip
+    return _timed(
+        RunReducer.load(run.folder, keep=replace(FOR_DASHBOARD, ranks=True)), workload, iteration_s
+    )
 
 
 def _timed(run: RunReducer, workload: Workload, iteration_s: float) -> TimedRun:
@@ -138,10 +143,11 @@ def _timed(run: RunReducer, workload: Workload, iteration_s: float) -> TimedRun:
         idle_left_s=left_s,
         checkpoint_s=taken_s,
         notes=report.notes,
-        sent_bytes=max((row.size_bytes for row in run.traffic.bars.rows(Kind.COMPLETE, rank=0)),
-                       default=0),
+        sent_bytes=max(
+            (row.size_bytes for row in run.traffic.bars.rows(Kind.COMPLETE, rank=0)), default=0
+        ),
         waited_s=statistics.median(waits[-workload.counted :]),
-    )  # fmt: skip
+    )
 
 
 def under_torchrun(workload: Workload) -> TimedRun:
@@ -160,8 +166,10 @@ def under_torchrun(workload: Workload) -> TimedRun:
         with subprocess.Popen(
             [*runner, "--nproc-per-node=2", "-m", job.script, *args],
             env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        ) as torchrun:  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as torchrun:
             try:
                 _, said = torchrun.communicate()
             finally:

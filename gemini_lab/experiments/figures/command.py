@@ -10,9 +10,19 @@ from gemini_lab.experiments.figures import measured, pages
 from gemini_lab.experiments.figures.figure import Figure
 
 FIGURES: Final = (
-    "eq1", "fig07", "fig08", "fig09", "fig10", "fig11", "fig12", "fig13", "fig14", "fig15a",
-    "fig15b", "fig16",
-)  # fmt: skip
+    "eq1",
+    "fig07",
+    "fig08",
+    "fig09",
+    "fig10",
+    "fig11",
+    "fig12",
+    "fig13",
+    "fig14",
+    "fig15a",
+    "fig15b",
+    "fig16",
+)
 """Each is a module of this package with a function `figure()`."""
 
 
@@ -36,9 +46,13 @@ def command(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
     parser.add_argument("--all", action="store_true", help="every figure")
     parser.add_argument(
-        "--measured", type=Path, nargs="+", default=[], metavar="FILE",
+        "--measured",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
         help="results of `gemini-lab bench schemes|contention --json FILE`, to draw beside",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
     options = parser.parse_args(argv)
     names = FIGURES if options.all else tuple(options.names)

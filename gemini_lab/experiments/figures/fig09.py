@@ -26,9 +26,13 @@ def figure() -> Figure:
             _model("ring, k = 2", nodes, recovery_probability(ring, 2), NEIGHBOURS),
             _model("group, k = 3", nodes, recovery_probability(group, 3), "Corollary 1, exact"),
             _model("ring, k = 3, exact", nodes, recovery_probability(ring, 3), NEIGHBOURS),
-            _model("ring, k = 3, union bound", nodes, recovery_bound(ring, 3), "N pairs, each "
-                   "counted by itself"),
-        ]  # fmt: skip
+            _model(
+                "ring, k = 3, union bound",
+                nodes,
+                recovery_bound(ring, 3),
+                "N pairs, each counted by itself",
+            ),
+        ]
     points += [
         Point(series=series, x=16, y=y, origin="paper", how="sections 4 and 7.2, Fig. 9's left end")
         for series, y in PAPER

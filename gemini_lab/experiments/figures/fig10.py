@@ -27,12 +27,16 @@ def figure() -> Figure:
             x = f"{replaced} replaced"
             expected_s = expected_wasted_s(workload, policy, replaced=replaced > 0)
             points += [
-                Point(series=policy.name, x=x, y=PAPER[policy.name][replaced], origin="paper",
-                      how="Fig. 10, pixels"),
-                Point(series=policy.name, x=x, y=expected_s / 60,
-                      origin="model", how="Eq. (1)"),
+                Point(
+                    series=policy.name,
+                    x=x,
+                    y=PAPER[policy.name][replaced],
+                    origin="paper",
+                    how="Fig. 10, pixels",
+                ),
+                Point(series=policy.name, x=x, y=expected_s / 60, origin="model", how="Eq. (1)"),
                 simulated(workload, policy, replaced),
-            ]  # fmt: skip
+            ]
     expected = expected_with_two_lost(points)
     return Figure(
         name="fig10",

@@ -26,13 +26,28 @@ def figure() -> Figure:
             formula = 3600 / (stream.every * workload.iteration_s)
             counted = int(versions) // stream.every / (DAYS * 24)
             points += [
-                Point(series="checkpoints", x=x, y=PAPER[x], origin="paper",
-                      how="Fig. 12 (HighFreq: pixels)"),
-                Point(series="checkpoints", x=x, y=formula, origin="model",
-                      how="3600 s / (iterations between checkpoints x 62 s)"),
-                Point(series="checkpoints", x=x, y=counted, origin="simulation",
-                      how=f"counted in {DAYS:g} days without failures, stalls included"),
-            ]  # fmt: skip
+                Point(
+                    series="checkpoints",
+                    x=x,
+                    y=PAPER[x],
+                    origin="paper",
+                    how="Fig. 12 (HighFreq: pixels)",
+                ),
+                Point(
+                    series="checkpoints",
+                    x=x,
+                    y=formula,
+                    origin="model",
+                    how="3600 s / (iterations between checkpoints x 62 s)",
+                ),
+                Point(
+                    series="checkpoints",
+                    x=x,
+                    y=counted,
+                    origin="simulation",
+                    how=f"counted in {DAYS:g} days without failures, stalls included",
+                ),
+            ]
     return Figure(
         name="fig12",
         title="Fig. 12: checkpoints an hour, GPT-2 100B, 16 p4d",

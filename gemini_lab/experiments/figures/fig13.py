@@ -19,15 +19,32 @@ def figure() -> Figure:
         checkpoint_s = MODELS[name].checkpoint_bytes * 8 / NODES / (rate * 1e9)
         low, high = (checkpoint_s / share for share in reversed(SHARE_OF_IDLE))
         points += [
-            Point(series="checkpoint time", x=name, y=checkpoint_s, origin="model",
-                  how="12 B x params / 16 / fitted rate (42, 53, 55 Gbit/s)"),
-            Point(series="idle time", x=name, y=(low + high) / 2, low=low, high=high,
-                  origin="model", how="checkpoint time / (0.70 to 0.77), the paper's share"),
-        ]  # fmt: skip
+            Point(
+                series="checkpoint time",
+                x=name,
+                y=checkpoint_s,
+                origin="model",
+                how="12 B x params / 16 / fitted rate (42, 53, 55 Gbit/s)",
+            ),
+            Point(
+                series="idle time",
+                x=name,
+                y=(low + high) / 2,
+                low=low,
+                high=high,
+                origin="model",
+                how="checkpoint time / (0.70 to 0.77), the paper's share",
+            ),
+        ]
     points.append(
-        Point(series="idle time", x="GPT-2 40B", y=IDLE_40B_S, origin="paper",
-              how="12.6 % of 45.3 s, Fig. 13")
-    )  # fmt: skip
+        Point(
+            series="idle time",
+            x="GPT-2 40B",
+            y=IDLE_40B_S,
+            origin="paper",
+            how="12.6 % of 45.3 s, Fig. 13",
+        )
+    )
     return Figure(
         name="fig13",
         title="Fig. 13: checkpoint and idle time, 16 p3dn",

@@ -25,10 +25,16 @@ def figure() -> Figure:
             if label == "reservation":
                 y = None if standbys else sum(RESERVATION_S) / 2
             points.append(
-                Point(series=label, x=f"{name}, paper", y=y, origin="paper",
-                      how="Fig. 14 and section 7.3; retrieval is less than 3 s, reservation 4 to 7 "
-                      "min (their middle is drawn)", text="" if y else "no wait")
-            )  # fmt: skip
+                Point(
+                    series=label,
+                    x=f"{name}, paper",
+                    y=y,
+                    origin="paper",
+                    how="Fig. 14 and section 7.3; retrieval is less than 3 s, reservation 4 to 7 "
+                    "min (their middle is drawn)",
+                    text="" if y else "no wait",
+                )
+            )
         points += simulated(f"{name}, simulated", paper_workload(standbys=standbys))
     return Figure(
         name="fig14",

@@ -44,11 +44,23 @@ def figure() -> Figure:
         except CapacityError:
             ours, text = None, "OOM"
         points += [
-            Point(series="iteration time", x=name, y=seconds, origin="paper", how="Fig. 16, pixels",
-                  text="" if seconds else "OOM"),
-            Point(series="iteration time", x=name, y=ours, origin="model", text=text,
-                  how="Algorithm 2's chunks on a modelled wire, sub-buffers and copy engine"),
-        ]  # fmt: skip
+            Point(
+                series="iteration time",
+                x=name,
+                y=seconds,
+                origin="paper",
+                how="Fig. 16, pixels",
+                text="" if seconds else "OOM",
+            ),
+            Point(
+                series="iteration time",
+                x=name,
+                y=ours,
+                origin="model",
+                text=text,
+                how="Algorithm 2's chunks on a modelled wire, sub-buffers and copy engine",
+            ),
+        ]
     return Figure(
         name="fig16",
         title="Fig. 16: iteration time by scheme, GPT-2 40B, 16 p3dn",

@@ -46,15 +46,23 @@ def figures(path: Path) -> tuple[Figure, ...]:
 def seventh(record: Mapping[str, Any]) -> Figure:
     """Fig. 7: what checkpoints add to an iteration."""
     points = [
-        Point(series="Gemini", x=f"{name} 100B, 16 p4d", y=100 * (gemini / none - 1),
-              origin="paper", how="Fig. 7, pixels")
+        Point(
+            series="Gemini",
+            x=f"{name} 100B, 16 p4d",
+            y=100 * (gemini / none - 1),
+            origin="paper",
+            how="Fig. 7, pixels",
+        )
         for name, (none, gemini) in ITERATION_S.items()
-    ]  # fmt: skip
+    ]
     points.append(_added(record, "gemini", series="Gemini", x=HERE))
     return _bars(
-        record, name="fig07-measured", title="Fig. 7, scaled down: what checkpoints add",
-        y_label="added to an iteration, %", points=points,
-    )  # fmt: skip
+        record,
+        name="fig07-measured",
+        title="Fig. 7, scaled down: what checkpoints add",
+        y_label="added to an iteration, %",
+        points=points,
+    )
 
 
 def eighth(record: Mapping[str, Any]) -> Figure:
@@ -66,20 +74,35 @@ def eighth(record: Mapping[str, Any]) -> Figure:
         for name, seconds in IDLE_S.items():
             share = seconds[list(PARTS).index(series)] / ITERATION_S[name][0]
             points.append(
-                Point(series=series, x=f"{name} 100B, 16 p4d", y=100 * share, origin="paper",
-                      how="Figs. 7 and 8, pixels")
-            )  # fmt: skip
+                Point(
+                    series=series,
+                    x=f"{name} 100B, 16 p4d",
+                    y=100 * share,
+                    origin="paper",
+                    how="Figs. 7 and 8, pixels",
+                )
+            )
         row, share = rows[f"gemini, {part}"], 100 / iteration_s
         points.append(
-            Point(series=series, x=HERE, y=share * row["median"], low=share * row["low_95"],
-                  high=share * row["high_95"], origin="measured", how=_how(record, row))
-        )  # fmt: skip
+            Point(
+                series=series,
+                x=HERE,
+                y=share * row["median"],
+                low=share * row["low_95"],
+                high=share * row["high_95"],
+                origin="measured",
+                how=_how(record, row),
+            )
+        )
     return _bars(
-        record, name="fig08-measured", title="Fig. 8, scaled down: network idle time",
-        y_label="% of an iteration without checkpoints", points=points,
+        record,
+        name="fig08-measured",
+        title="Fig. 8, scaled down: network idle time",
+        y_label="% of an iteration without checkpoints",
+        points=points,
         note="Measured checkpoint time lasts from a span's first chunk to its last, with the "
         "pauses between chunks; what training's collectives took meanwhile is left out.",
-    )  # fmt: skip
+    )
 
 
 def sixteenth(record: Mapping[str, Any]) -> Figure:
@@ -90,15 +113,23 @@ def sixteenth(record: Mapping[str, Any]) -> Figure:
     for scheme, (name, seconds) in fig16.PAPER.items():
         if scheme != "none":
             points += [
-                Point(series="added", x=name, origin="paper", how="Fig. 16, pixels",
-                      y=None if seconds is None else 100 * (seconds / none_s - 1),
-                      text="" if seconds else "OOM"),
+                Point(
+                    series="added",
+                    x=name,
+                    origin="paper",
+                    how="Fig. 16, pixels",
+                    y=None if seconds is None else 100 * (seconds / none_s - 1),
+                    text="" if seconds else "OOM",
+                ),
                 _added(record, scheme, series="added", x=name),
-            ]  # fmt: skip
+            ]
     return _bars(
-        record, name="fig16-measured", title="Fig. 16, scaled down: what each scheme adds",
-        y_label="added to an iteration, %", points=points,
-    )  # fmt: skip
+        record,
+        name="fig16-measured",
+        title="Fig. 16, scaled down: what each scheme adds",
+        y_label="added to an iteration, %",
+        points=points,
+    )
 
 
 def contention(record: Mapping[str, Any]) -> Figure:
@@ -106,8 +137,9 @@ def contention(record: Mapping[str, Any]) -> Figure:
     rows = [row for row in record["rows"] if row["unit"] == ""]
     rooms = {_layer(r): r["median"] for r in rows if r["name"] == "idle / checkpoint"}
     origins: dict[str, Origin] = {
-        "gemini / none": "measured", "gemini / none, as predicted": "model",
-    }  # fmt: skip
+        "gemini / none": "measured",
+        "gemini / none, as predicted": "model",
+    }
     points = [
         _point(record, row, x=rooms[_layer(row)], origin=origins[row["name"]])
         for row in rows
@@ -115,11 +147,17 @@ def contention(record: Mapping[str, Any]) -> Figure:
     ]
     tops = [point.high or 0.0 for point in points]
     points += [
-        Point(series="scheduler: stops fitting", x=row["median"], y=y, origin="model",
-              how="idle time at which its chunks no longer fit, from the roomiest profile alone")
-        for row in rows if row["name"].startswith("stops fitting")
+        Point(
+            series="scheduler: stops fitting",
+            x=row["median"],
+            y=y,
+            origin="model",
+            how="idle time at which its chunks no longer fit, from the roomiest profile alone",
+        )
+        for row in rows
+        if row["name"].startswith("stops fitting")
         for y in (0.0, max(tops))
-    ]  # fmt: skip
+    ]
     notes = [
         f"{row['name']} {row['median']:.2f} ({row['low_95']:.2f} to {row['high_95']:.2f})"
         for row in rows
@@ -152,9 +190,13 @@ def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Po
 
 
 def _point(
-    record: Mapping[str, Any], row: Mapping[str, Any], *, x: float | str,
-    origin: Origin, series: str = "Gemini",
-) -> Point:  # fmt: skip
+    record: Mapping[str, Any],
+    row: Mapping[str, Any],
+    *,
+    x: float | str,
+    origin: Origin,
+    series: str = "Gemini",
+) -> Point:
     """A row of ratios as percent above 1."""
     low, middle, high = (100 * (row[end] - 1) for end in ("low_95", "median", "high_95"))
     how = "the scheduler's prediction from the job's profile"
@@ -172,14 +214,24 @@ def _how(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _bars(
-    record: Mapping[str, Any], *, name: str, title: str, y_label: str, points: list[Point],
+    record: Mapping[str, Any],
+    *,
+    name: str,
+    title: str,
+    y_label: str,
+    points: list[Point],
     note: str = "",
-) -> Figure:  # fmt: skip
+) -> Figure:
     notes = [*_conditions(record), note] if note else [*_conditions(record)]
     return Figure(
-        name=name, title=title, x_label="job" if "16" not in name else "scheme", y_label=y_label,
-        points=tuple(points), notes=tuple(notes), kind="bars",
-    )  # fmt: skip
+        name=name,
+        title=title,
+        x_label="job" if "16" not in name else "scheme",
+        y_label=y_label,
+        points=tuple(points),
+        notes=tuple(notes),
+        kind="bars",
+    )
 
 
 def _conditions(record: Mapping[str, Any]) -> Iterator[str]:

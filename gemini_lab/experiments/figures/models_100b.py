@@ -7,9 +7,7 @@ from gemini_lab.simulator.workload import Workload, paper_workload
 
 ITERATION_S: Final = {"GPT-2": (64.9, 65.2), "RoBERTa": (79.0, 79.2), "BERT": (72.9, 73.2)}
 """Without checkpoints, and with Gemini (Fig. 7)."""
-IDLE_S: Final = {
-    "GPT-2": (10.0, 2.5, 7.5), "RoBERTa": (11.7, 2.6, 9.1), "BERT": (11.2, 2.5, 8.7),
-}  # fmt: skip
+IDLE_S: Final = {"GPT-2": (10.0, 2.5, 7.5), "RoBERTa": (11.7, 2.6, 9.1), "BERT": (11.2, 2.5, 8.7)}
 """Idle without checkpoints, checkpoint time, idle left (Fig. 8)."""
 
 

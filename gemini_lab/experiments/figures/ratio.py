@@ -11,8 +11,10 @@ from gemini_lab.simulator.policy import gemini, highfreq, strawman
 
 MINUTES: Final = 1440
 POLICIES: Final[dict[str, Callable[[Workload], Policy]]] = {
-    "Gemini": gemini, "HighFreq": highfreq, "Strawman": strawman,
-}  # fmt: skip
+    "Gemini": gemini,
+    "HighFreq": highfreq,
+    "Strawman": strawman,
+}
 FORMULAS: Final = {
     "Gemini": "1 - 9 F / 1440",
     "HighFreq": "480 / (480 + 80) - 26 F / 1440",
@@ -31,9 +33,14 @@ def linear(name: str, failures_per_day: float) -> float:
 
 
 def points_at(
-    x: float, *, failures_per_day: float, workload: Workload, days: float, seeds: int,
+    x: float,
+    *,
+    failures_per_day: float,
+    workload: Workload,
+    days: float,
+    seeds: int,
     software_share: float,
-) -> list[Point]:  # fmt: skip
+) -> list[Point]:
     """Model and simulation of the three policies at one rate of failures."""
     rate = FailureRate(
         per_node_per_day=failures_per_day / workload.nodes, software_share=software_share
@@ -52,12 +59,23 @@ def points_at(
         mean = statistics.mean(ratios)
         spread = 1.96 * statistics.stdev(ratios) / math.sqrt(seeds)
         points += [
-            Point(series=name, x=x, y=linear(name, failures_per_day), origin="model",
-                  how=f"the paper's linear model: {FORMULAS[name]}"),
-            Point(series=name, x=x, y=mean, low=mean - spread, high=mean + spread,
-                  origin="simulation",
-                  how=f"Poisson failures, {seeds} histories of {days:g} days, 95 % interval"),
-        ]  # fmt: skip
+            Point(
+                series=name,
+                x=x,
+                y=linear(name, failures_per_day),
+                origin="model",
+                how=f"the paper's linear model: {FORMULAS[name]}",
+            ),
+            Point(
+                series=name,
+                x=x,
+                y=mean,
+                low=mean - spread,
+                high=mean + spread,
+                origin="simulation",
+                how=f"Poisson failures, {seeds} histories of {days:g} days, 95 % interval",
+            ),
+        ]
     return points
 
 

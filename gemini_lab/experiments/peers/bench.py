@@ -37,27 +37,40 @@ class Record:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that this bench has beside those of all."""
     parser.add_argument(
-        "--size", default="256 MiB", type=parse_bytes, dest="size_bytes",
+        "--size",
+        default="256 MiB",
+        type=parse_bytes,
+        dest="size_bytes",
         help="fp32 state of each rank (256 MiB)",
-    )  # fmt: skip
+    )
     parser.add_argument("--ranks", default=2, type=int, help="how many; even (2)")
     parser.add_argument(
-        "--iteration-s", default=1.0, type=float,
+        "--iteration-s",
+        default=1.0,
+        type=float,
         help="time that an iteration computes elsewhere than on the CPU (1 s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--flips", default=FLIPS, type=int, help=f"bits to flip ({FLIPS})")
     parser.add_argument(
-        "--peers", default=list(CATALOG), type=lambda text: text.split(","),
+        "--peers",
+        default=list(CATALOG),
+        type=lambda text: text.split(","),
         help=f"which, with commas: {','.join(CATALOG)}",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--env", action="append", default=[], metavar="PEER=PYTHON", dest="environments",
+        "--env",
+        action="append",
+        default=[],
+        metavar="PEER=PYTHON",
+        dest="environments",
         help="a Python that has this peer and torch; may be given several times",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--install", type=Path, metavar="DIR",
+        "--install",
+        type=Path,
+        metavar="DIR",
         help="make environments for the peers that need packages here, or use those made before",
-    )  # fmt: skip
+    )
 
 
 def bench(
@@ -172,9 +185,13 @@ def rows_of(record: Record, conditions: Conditions) -> list[Row]:
 def _counted_rows(record: Record, settings: dict[str, Any]) -> list[Row]:
     peaks = tuple(turn.peak_bytes / MIB for turn in record.turns)
     rows = [
-        Row(name=f"{record.peer}, peak memory", values=peaks, unit="MiB",
-            settings={**settings, "measure": "peak memory"}),
-    ]  # fmt: skip
+        Row(
+            name=f"{record.peer}, peak memory",
+            values=peaks,
+            unit="MiB",
+            settings={**settings, "measure": "peak memory"},
+        )
+    ]
     outcomes: dict[str, int] = {}
     for turn in record.turns:
         for outcome, count in turn.findings.flips.items():

@@ -34,9 +34,11 @@ class Dcp(Peer):
         """Begin to stage."""
         self._step = step
         self._response = async_save(
-            self._named(), checkpoint_id=str(self._folder(step)), async_stager=self._stager,
+            self._named(),
+            checkpoint_id=str(self._folder(step)),
+            async_stager=self._stager,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-        )  # fmt: skip
+        )
 
     def before_update(self) -> None:
         """Wait until all is staged."""

@@ -71,15 +71,20 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
         processes = [
             _start(
                 Task(
-                    peer=peer, rank=rank, ranks=conditions.ranks, flips=flips, seed=seed,
-                    size_bytes=conditions.size_bytes, iteration_s=conditions.iteration_s,
+                    peer=peer,
+                    rank=rank,
+                    ranks=conditions.ranks,
+                    flips=flips,
+                    seed=seed,
+                    size_bytes=conditions.size_bytes,
+                    iteration_s=conditions.iteration_s,
                     folder=folder / "data",
                 ),
                 python,
                 port,
             )
             for rank in range(conditions.ranks)
-        ]  # fmt: skip
+        ]
         try:
             peak_bytes = _watch(processes, folder / "data")
         finally:
@@ -133,19 +138,30 @@ def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:
     values = {name: getattr(task, name) for name in task.__slots__} | {"folder": str(task.folder)}
     threads = max(1, (os.cpu_count() or 1) // task.ranks)
     environment = {
-        "RANK": task.rank, "WORLD_SIZE": task.ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1,
-        "GROUP_RANK": task.rank, "GROUP_WORLD_SIZE": task.ranks, "NODE_RANK": task.rank,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": threads,
+        "RANK": task.rank,
+        "WORLD_SIZE": task.ranks,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+        "GROUP_RANK": task.rank,
+        "GROUP_WORLD_SIZE": task.ranks,
+        "NODE_RANK": task.rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": threads,
         "TORCHELASTIC_RUN_ID": f"{task.folder.parent.name}-{task.rank}",
-        "PYTHONPATH": task.folder.parent / "path", "DS_ACCELERATOR": "cpu",
-    }  # fmt: skip
+        "PYTHONPATH": task.folder.parent / "path",
+        "DS_ACCELERATOR": "cpu",
+    }
     with (task.folder.parent / f"log-{task.rank}").open("wb") as log:
         return subprocess.Popen(
             [str(python), "-m", "gemini_lab.experiments.peers.turn", json.dumps(values)],
             env={**os.environ, **{name: str(value) for name, value in environment.items()}},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=task.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=task.folder,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:

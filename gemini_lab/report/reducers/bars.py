@@ -21,9 +21,17 @@ class Kind(IntEnum):
 
 
 COLUMNS: Final = {
-    "start_s": "d", "size_bytes": "d", "duration_s": "f", "number": "i", "part": "i",
-    "rank": "i", "peer": "i", "lane": "H", "name": "H", "kind": "B",
-}  # fmt: skip
+    "start_s": "d",
+    "size_bytes": "d",
+    "duration_s": "f",
+    "number": "i",
+    "part": "i",
+    "rank": "i",
+    "peer": "i",
+    "lane": "H",
+    "name": "H",
+    "kind": "B",
+}
 """Name and type of each column, widest first, so that in a packed block every column is aligned."""
 
 ROW_BYTES: Final = sum(array(code).itemsize for code in COLUMNS.values())
@@ -66,18 +74,36 @@ class Bars:
         return self.end - self.first
 
     def add(
-        self, kind: Kind, start_s: float, end_s: float, *, lane: int, size_bytes: float = 0.0,
-        number: int = -1, part: int = -1, rank: int = -1, peer: int = -1, name: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        start_s: float,
+        end_s: float,
+        *,
+        lane: int,
+        size_bytes: float = 0.0,
+        number: int = -1,
+        part: int = -1,
+        rank: int = -1,
+        peer: int = -1,
+        name: int = 0,
+    ) -> None:
         """Add one bar; constant time on average.
 
         Raises:
             OverflowError: A value does not fit its column; then nothing was added.
         """
         row = (
-            start_s, size_bytes, max(0.0, end_s - start_s), number, part,
-            rank, peer, lane, name, kind,
-        )  # fmt: skip
+            start_s,
+            size_bytes,
+            max(0.0, end_s - start_s),
+            number,
+            part,
+            rank,
+            peer,
+            lane,
+            name,
+            kind,
+        )
         try:
             for append, value in zip(self._appends, row, strict=True):
                 append(value)

@@ -22,9 +22,14 @@ from gemini_lab.log.events import (
 from gemini_lab.report.reducers.checks import MOST_RANKS
 
 Phase = Literal[
-    "waiting for events", "starting", "training", "recovering", "waiting for machines",
-    "finished", "failed",
-]  # fmt: skip
+    "waiting for events",
+    "starting",
+    "training",
+    "recovering",
+    "waiting for machines",
+    "finished",
+    "failed",
+]
 STEPS: Final = {
     "detect": "detection",
     "fence": "fencing",

@@ -60,15 +60,19 @@ class Iterations:
         before = ranks.get(rank)
         if before is not None and (before[0] > epoch or done.restored) and not before[1]:
             return
-        ranks[rank] = epoch, done.restored, Iteration(
-            rank=rank,
-            number=number,
-            node=entry.node,
-            ended_at_s=seconds(entry.at_s),
-            duration_s=seconds(done.duration_s),
-            waited_s=seconds(done.waited_s),
-            loss=done.value("loss"),
-        )  # fmt: skip
+        ranks[rank] = (
+            epoch,
+            done.restored,
+            Iteration(
+                rank=rank,
+                number=number,
+                node=entry.node,
+                ended_at_s=seconds(entry.at_s),
+                duration_s=seconds(done.duration_s),
+                waited_s=seconds(done.waited_s),
+                loss=done.value("loss"),
+            ),
+        )
 
     def counted(self) -> tuple[Iteration, ...]:
         """In order of number, then rank."""

@@ -206,9 +206,12 @@ class Recoveries:
 def _exit(entry: Entry, event: events.WorkerExited) -> WorkerExit:
     how = event.signal or f"exit code {event.exit_code}"
     return WorkerExit(
-        at_s=seconds(entry.at_s), node=entry.node, rank=whole(event.rank), how=how,
+        at_s=seconds(entry.at_s),
+        node=entry.node,
+        rank=whole(event.rank),
+        how=how,
         output=event.output,
-    )  # fmt: skip
+    )
 
 
 def _receipt(event: events.ShardRestored) -> Receipt:

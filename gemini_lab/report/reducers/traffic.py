@@ -158,9 +158,15 @@ class Traffic:
             start_s, end_s = seconds(event.began_s + from_s), seconds(event.began_s + to_s)
             self._use(lane, (start_s, end_s))
             self.bars.add(
-                Kind.COLLECTIVE, start_s, end_s, lane=lane, size_bytes=float(size_bytes),
-                number=event.iteration, rank=event.rank, name=self._name(name),
-            )  # fmt: skip
+                Kind.COLLECTIVE,
+                start_s,
+                end_s,
+                lane=lane,
+                size_bytes=float(size_bytes),
+                number=event.iteration,
+                rank=event.rank,
+                name=self._name(name),
+            )
         if self.basis == "waits":
             self.basis = "collectives"
             self._changes += 1
@@ -173,9 +179,14 @@ class Traffic:
         rank.done = key
         self._judge(event.rank, rank, until_s=start_s, keep_s=start_s - event.duration_s)
         self.bars.add(
-            Kind.ITERATION, start_s, at_s, lane=rank.lane, number=event.iteration, rank=event.rank,
+            Kind.ITERATION,
+            start_s,
+            at_s,
+            lane=rank.lane,
+            number=event.iteration,
+            rank=event.rank,
             part=min(round(waited_s * 1e6), 2**31 - 1),
-        )  # fmt: skip
+        )
         if waited_s > 0:
             end_s = rank.whole_s if start_s <= rank.whole_s <= at_s else at_s
             wait = (end_s - waited_s, end_s)
@@ -190,11 +201,16 @@ class Traffic:
         rank.told = event.version
         peer = self._nodes.node_of(event.peer)
         self._sent(
-            Kind.TRANSFER, event.rank, rank, seconds(event.start_s), seconds(event.end_s),
-            size_bytes=float(event.sent_bytes), version=event.version,
+            Kind.TRANSFER,
+            event.rank,
+            rank,
+            seconds(event.start_s),
+            seconds(event.end_s),
+            size_bytes=float(event.sent_bytes),
+            version=event.version,
             peer=-1 if peer is None else self._lane(peer),
             part=-1 if event.span is None else event.span,
-        )  # fmt: skip
+        )
 
     def _version_complete(self, node: str, at_s: float, event: VersionComplete) -> None:
         rank, size_bytes = self._sit(event.rank, node), float(event.sent_bytes)
@@ -204,22 +220,50 @@ class Traffic:
             rank.waits.append((start_s, at_s))
         if rank.told != event.version and size_bytes > 0:
             self._sent(
-                Kind.VERSION, event.rank, rank, start_s, at_s, size_bytes=size_bytes,
-                version=event.version, peer=-1, part=-1,
-            )  # fmt: skip
+                Kind.VERSION,
+                event.rank,
+                rank,
+                start_s,
+                at_s,
+                size_bytes=size_bytes,
+                version=event.version,
+                peer=-1,
+                part=-1,
+            )
         self.bars.add(
-            Kind.COMPLETE, at_s, at_s, lane=rank.lane, size_bytes=size_bytes,
-            number=event.version, rank=event.rank,
-        )  # fmt: skip
+            Kind.COMPLETE,
+            at_s,
+            at_s,
+            lane=rank.lane,
+            size_bytes=size_bytes,
+            number=event.version,
+            rank=event.rank,
+        )
 
     def _sent(
-        self, kind: Kind, number: int, rank: _Rank, start_s: float, end_s: float, *,
-        size_bytes: float, version: int, peer: int, part: int,
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        number: int,
+        rank: _Rank,
+        start_s: float,
+        end_s: float,
+        *,
+        size_bytes: float,
+        version: int,
+        peer: int,
+        part: int,
+    ) -> None:
         self.bars.add(
-            kind, start_s, end_s, lane=rank.lane, size_bytes=size_bytes, number=version,
-            part=part, rank=number, peer=peer,
-        )  # fmt: skip
+            kind,
+            start_s,
+            end_s,
+            lane=rank.lane,
+            size_bytes=size_bytes,
+            number=version,
+            part=part,
+            rank=number,
+            peer=peer,
+        )
         rank.open.append(
             Sending(start_s=start_s, end_s=end_s, size_bytes=size_bytes, version=version, peer=peer)
         )
@@ -228,10 +272,15 @@ class Traffic:
         start_s = at_s - seconds(event.retrieve_s + event.verify_s + event.load_s)
         receiver = self._nodes.node_of(event.shard) if node == LAB else node
         self.bars.add(
-            Kind.RESTORE, start_s, start_s + event.retrieve_s, lane=self._lane(str(event.holder)),
-            size_bytes=float(event.size_bytes), number=event.version, rank=event.shard,
+            Kind.RESTORE,
+            start_s,
+            start_s + event.retrieve_s,
+            lane=self._lane(str(event.holder)),
+            size_bytes=float(event.size_bytes),
+            number=event.version,
+            rank=event.shard,
             peer=self._lane(receiver or node),
-        )  # fmt: skip
+        )
 
     # -- hidden or exposed ---------------------------------------------------------------------
 
@@ -269,9 +318,15 @@ class Traffic:
                 continue
             share = (end_s - start_s) / whole_s if whole_s > 0 else 1.0
             self.bars.add(
-                Kind.EXPOSED, start_s, end_s, lane=lane, size_bytes=sending.size_bytes * share,
-                number=sending.version, rank=number, peer=sending.peer,
-            )  # fmt: skip
+                Kind.EXPOSED,
+                start_s,
+                end_s,
+                lane=lane,
+                size_bytes=sending.size_bytes * share,
+                number=sending.version,
+                rank=number,
+                peer=sending.peer,
+            )
 
     # -- names ---------------------------------------------------------------------------------
 

@@ -70,9 +70,11 @@ def iterations(
     if pace.late:
         notes.append(f"{pace.late} events came too late to be counted")
     return Iterations(
-        series=tuple(series), marks=tuple(marks), notes=tuple(notes),
+        series=tuple(series),
+        marks=tuple(marks),
+        notes=tuple(notes),
         overhead=overhead(kinds["with"][1], without, kinds["with"][2]),
-    )  # fmt: skip
+    )
 
 
 def _series(
@@ -81,10 +83,16 @@ def _series(
     shown = sample(durations_s, POINTS)
     low_s, high_s = np.quantile(median_draws(durations_s), (0.025, 0.975)).tolist()
     return IterationSeries(
-        name=name, run=run, kind=kind, numbers=tuple(numbers[shown].tolist()),
-        durations_s=tuple(durations_s[shown].tolist()), median_s=float(np.median(durations_s)),
-        low_s=low_s, high_s=high_s, count=int(durations_s.size),
-    )  # fmt: skip
+        name=name,
+        run=run,
+        kind=kind,
+        numbers=tuple(numbers[shown].tolist()),
+        durations_s=tuple(durations_s[shown].tolist()),
+        median_s=float(np.median(durations_s)),
+        low_s=low_s,
+        high_s=high_s,
+        count=int(durations_s.size),
+    )
 
 
 def sample(values: Floats, most: int) -> npt.NDArray[np.int64]:
@@ -121,12 +129,16 @@ def overhead(with_s: Floats, without_s: Floats, waited_s: Floats) -> Overhead | 
         return None
     if without_s.size < ENOUGH:
         return Overhead(
-            share=float(waited_s.sum() / (with_s - waited_s).sum()), low=None, high=None,
+            share=float(waited_s.sum() / (with_s - waited_s).sum()),
+            low=None,
+            high=None,
             how="time that updates waited for checkpoints; nothing to compare with",
-        )  # fmt: skip
+        )
     ratios = median_draws(with_s) / np.random.default_rng(0).permutation(median_draws(without_s))
     low, high = np.quantile(ratios, (0.025, 0.975)).tolist()
     return Overhead(
-        share=float(np.median(with_s) / np.median(without_s)) - 1, low=low - 1, high=high - 1,
+        share=float(np.median(with_s) / np.median(without_s)) - 1,
+        low=low - 1,
+        high=high - 1,
         how=f"medians of {with_s.size} iterations with and {without_s.size} without checkpoints",
-    )  # fmt: skip
+    )

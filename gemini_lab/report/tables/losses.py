@@ -72,6 +72,8 @@ def _persistent(
     checkpoint_s = median(duration_s for _, duration_s in persisted)
     read_s = [r.retrieval_s for r in recoveries if r.tier == "persistent" and r.retrieval_s]
     return WastedTime(
-        checkpoint_s=checkpoint_s, interval_s=median(between_s),
-        retrieval_s=fmean(read_s) if read_s else checkpoint_s, measured_s=(),
-    )  # fmt: skip
+        checkpoint_s=checkpoint_s,
+        interval_s=median(between_s),
+        retrieval_s=fmean(read_s) if read_s else checkpoint_s,
+        measured_s=(),
+    )

@@ -207,11 +207,16 @@ def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:
     sizes = _sizes(copies)
     return tuple(
         _memory_row(
-            nodes.members[p] or "no node", p, copies.placement.kept_by(p), sizes, whole[p],
-            is_writing=p in newer, is_gone=p in nodes.gone,
+            nodes.members[p] or "no node",
+            p,
+            copies.placement.kept_by(p),
+            sizes,
+            whole[p],
+            is_writing=p in newer,
+            is_gone=p in nodes.gone,
         )
         for p in range(copies.positions)
-    )  # fmt: skip
+    )
 
 
 def _sizes(copies: Copies) -> list[int]:
@@ -239,6 +244,9 @@ def _memory_row(
     peers = sum(sizes[shard] for shard in whole if shard != position)
     writing = total if is_writing else 0
     return MemoryRow(
-        node=node, own_bytes=own, peers_bytes=peers, writing_bytes=writing,
+        node=node,
+        own_bytes=own,
+        peers_bytes=peers,
+        writing_bytes=writing,
         free_bytes=2 * total - own - peers - writing,
-    )  # fmt: skip
+    )

@@ -16,13 +16,38 @@ SHAPES = (
     Shape(nodes=4, standbys=1, has_tier=False),
 )
 FAULTS = (
-    ("kill", 6, 2), ("kill", 6, 2), ("freeze", 6), ("freeze", 6), ("thaw", 6), ("thaw", 6),
-    ("cut", 6, 3, 3), ("cut", 6, 3, 3), ("part", 6, 2), ("join", 6), ("store_down",),
-    ("store_up", 2), ("tier_down",), ("tier_up",), ("tier_full",), ("flip", 6, 4),
-    ("kill_worker", 6), ("hang_worker", 6), ("fuse", 12, 3), ("fuse", 12, 3), ("add",), ("add",),
-    ("kill_group", 4), ("freeze_group", 4), ("freeze_group", 4), ("give_up",), ("tier_down",),
-    ("wait", 30), ("wait", 30), ("wait", 700), ("wait", 9500),
-)  # fmt: skip
+    ("kill", 6, 2),
+    ("kill", 6, 2),
+    ("freeze", 6),
+    ("freeze", 6),
+    ("thaw", 6),
+    ("thaw", 6),
+    ("cut", 6, 3, 3),
+    ("cut", 6, 3, 3),
+    ("part", 6, 2),
+    ("join", 6),
+    ("store_down",),
+    ("store_up", 2),
+    ("tier_down",),
+    ("tier_up",),
+    ("tier_full",),
+    ("flip", 6, 4),
+    ("kill_worker", 6),
+    ("hang_worker", 6),
+    ("fuse", 12, 3),
+    ("fuse", 12, 3),
+    ("add",),
+    ("add",),
+    ("kill_group", 4),
+    ("freeze_group", 4),
+    ("freeze_group", 4),
+    ("give_up",),
+    ("tier_down",),
+    ("wait", 30),
+    ("wait", 30),
+    ("wait", 700),
+    ("wait", 9500),
+)
 _TOGETHER = (
     (("freeze_group", 4), ("give_up",), ("thaw_all",), ("kill_group", 4), ("wait", 30)),
     (("kill_group", 4), ("tier_down",), ("tier_up",), ("wait", 700)),
@@ -83,9 +108,12 @@ def run(shape: Shape, schedule: Sequence[Action], rules: Rules | None = None) ->
 
 
 def explore(
-    *, first_seed: int, limit_s: float | None = None, schedules: int | None = None,
+    *,
+    first_seed: int,
+    limit_s: float | None = None,
+    schedules: int | None = None,
     rules: Rules | None = None,
-) -> tuple[Found | None, int]:  # fmt: skip
+) -> tuple[Found | None, int]:
     """Try schedules until one breaks the world; gives it, and how many were tried."""
     began_s, tried = time.monotonic(), 0
     while schedules is None or tried < schedules:

@@ -76,13 +76,17 @@ def describe(table: Replicas) -> str:
     copies = f"{whole} of {len(table.copies)} copies are whole"
     if whole == len(table.copies):
         copies = f"all {whole} copies are whole"
-    version = "no version is whole in memory" if table.version is None else (
-        f"memory would give version {table.version:,}"
-    )  # fmt: skip
+    version = (
+        "no version is whole in memory"
+        if table.version is None
+        else (f"memory would give version {table.version:,}")
+    )
     stored = table.persistent_version
-    persistent = "the persistent tier has none" if stored is None else (
-        f"the persistent tier version {stored:,}"
-    )  # fmt: skip
+    persistent = (
+        "the persistent tier has none"
+        if stored is None
+        else (f"the persistent tier version {stored:,}")
+    )
     kinds = {"group": "groups", "mixed": "groups and a ring", "uneven": "places by memory"}
     return (
         f"{len(table.nodes)} nodes in {kinds.get(table.strategy, table.strategy)}, "

@@ -35,17 +35,33 @@ class IterationsView(View):
         self.medians = source("name", "low", "high", "median", "colour", "marker", "text", "count")
         self.plot = self._figure(height=320)
         self.plot.xaxis.axis_label, self.plot.yaxis.axis_label = "iteration", "seconds"
-        lines = self.plot.segment(x0="x", y0=0, x1="x", y1="top", source=self.marks,
-                                  line_color=RED, line_width=1.5, line_dash=[5, 4])  # fmt: skip
-        flags = self.plot.scatter("x", "top", marker="inverted_triangle", size=13,
-                                  source=self.marks, color=RED)  # fmt: skip
+        lines = self.plot.segment(
+            x0="x",
+            y0=0,
+            x1="x",
+            y1="top",
+            source=self.marks,
+            line_color=RED,
+            line_width=1.5,
+            line_dash=[5, 4],
+        )
+        flags = self.plot.scatter(
+            "x", "top", marker="inverted_triangle", size=13, source=self.marks, color=RED
+        )
         dots = [
             self.plot.scatter(
-                "x", "y", marker=MARKERS[kind], size=8, source=data, line_color=COLOURS[kind],
-                fill_color=COLOURS[kind], fill_alpha="fill", legend_label=LEGEND[kind],
+                "x",
+                "y",
+                marker=MARKERS[kind],
+                size=8,
+                source=data,
+                line_color=COLOURS[kind],
+                fill_color=COLOURS[kind],
+                fill_alpha="fill",
+                legend_label=LEGEND[kind],
             )
             for kind, data in self.points.items()
-        ]  # fmt: skip
+        ]
         hover(self.plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
         hover(self.plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
         self._legend(self.plot, columns=3)
@@ -53,14 +69,35 @@ class IterationsView(View):
         self.side.sizing_mode, self.side.width = "fixed", 470
         self.side.xaxis.axis_label = "median and 95 % interval, seconds"
         self.side.ygrid.visible = False
-        bars = self.side.segment(x0="low", x1="high", y0="name", y1="name", source=self.medians,
-                                 line_color="colour", line_width=5, line_alpha=0.55)  # fmt: skip
-        dots = self.side.scatter("median", "name", marker="marker", size=13, source=self.medians,
-                                 color="colour")  # fmt: skip
-        self._text(self.side, "median", "name", self.medians, colour="ink", y_offset=-12,
-                   text_align="center")  # fmt: skip
-        hover(self.side, [bars, dots], ("kind", "@name"), ("median", "@text"),
-              ("iterations", "@count"))  # fmt: skip
+        bars = self.side.segment(
+            x0="low",
+            x1="high",
+            y0="name",
+            y1="name",
+            source=self.medians,
+            line_color="colour",
+            line_width=5,
+            line_alpha=0.55,
+        )
+        dots = self.side.scatter(
+            "median", "name", marker="marker", size=13, source=self.medians, color="colour"
+        )
+        self._text(
+            self.side,
+            "median",
+            "name",
+            self.medians,
+            colour="ink",
+            y_offset=-12,
+            text_align="center",
+        )
+        hover(
+            self.side,
+            [bars, dots],
+            ("kind", "@name"),
+            ("median", "@text"),
+            ("iterations", "@count"),
+        )
         self.plot.min_width = 420
         both = row(self.plot, self.side, sizing_mode="stretch_width")
         both.styles = {"flex-wrap": "wrap"}
@@ -74,11 +111,15 @@ class IterationsView(View):
         for (kind, data), item in zip(self.points.items(), self.plot.legend[0].items, strict=True):
             put(data, _points([one for one in series if one.kind == kind], top))
             item.visible = any(one.kind == kind for one in series)
-        put(self.marks, {
-            "x": [mark.iteration for mark in table.marks], "y": [0.0] * len(table.marks),
-            "text": [shown(mark.text, longest=80) for mark in table.marks],
-            "top": [top * 0.985] * len(table.marks),
-        })  # fmt: skip
+        put(
+            self.marks,
+            {
+                "x": [mark.iteration for mark in table.marks],
+                "y": [0.0] * len(table.marks),
+                "text": [shown(mark.text, longest=80) for mark in table.marks],
+                "top": [top * 0.985] * len(table.marks),
+            },
+        )
         self._medians([one for one in series if one.kind != "first"])
         numbers = [number for one in series for number in one.numbers]
         stretch(self.plot.x_range, 0.0, max(numbers, default=1) * 1.02 + 0.5)
@@ -99,16 +140,19 @@ class IterationsView(View):
             for one in series
             if one.median_s is not None and one.low_s is not None and one.high_s is not None
         ]
-        put(self.medians, {
-            "name": [_name(one) for one, *_ in known],
-            "median": [median_s for _, median_s, _, _ in known],
-            "low": [low_s for *_, low_s, _ in known],
-            "high": [high_s for *_, high_s in known],
-            "colour": [COLOURS[one.kind] for one, *_ in known],
-            "marker": [MARKERS[one.kind] for one, *_ in known],
-            "text": [format_seconds(median_s) for _, median_s, _, _ in known],
-            "count": [one.count for one, *_ in known],
-        })  # fmt: skip
+        put(
+            self.medians,
+            {
+                "name": [_name(one) for one, *_ in known],
+                "median": [median_s for _, median_s, _, _ in known],
+                "low": [low_s for *_, low_s, _ in known],
+                "high": [high_s for *_, high_s in known],
+                "colour": [COLOURS[one.kind] for one, *_ in known],
+                "marker": [MARKERS[one.kind] for one, *_ in known],
+                "text": [format_seconds(median_s) for _, median_s, _, _ in known],
+                "count": [one.count for one, *_ in known],
+            },
+        )
         names = [_name(one) for one, *_ in known][::-1]
         if self.side.y_range.factors != names:
             self.side.y_range.factors = names

@@ -31,27 +31,53 @@ class MemoryView(View):
     title: ClassVar[str] = "Memory for checkpoints"
 
     def _build(self) -> Sequence[Any]:
-        self.bars = source("node", *(name for _, name, _, _ in PARTS), "taken", "text",
-                           *(f"{name}_{end}" for _, name, _, _ in PARTS for end in ("from", "to")),
-                           *(f"{name}_text" for _, name, _, _ in PARTS))  # fmt: skip
+        self.bars = source(
+            "node",
+            *(name for _, name, _, _ in PARTS),
+            "taken",
+            "text",
+            *(f"{name}_{end}" for _, name, _, _ in PARTS for end in ("from", "to")),
+            *(f"{name}_text" for _, name, _, _ in PARTS),
+        )
         self.limits = source("x")
         self.plot = self._figure(height=200, y=FactorRange(factors=[]))
         self.plot.ygrid.visible = False
         drawn = []
         for label, name, colour, hatch in PARTS:
             bar = self.plot.hbar(
-                y="node", left=f"{name}_from", right=f"{name}_to", height=0.62, source=self.bars,
-                fill_color=colour, hatch_pattern=hatch, hatch_color="white", hatch_scale=8,
-                line_width=1, legend_label=label,
-            )  # fmt: skip
+                y="node",
+                left=f"{name}_from",
+                right=f"{name}_to",
+                height=0.62,
+                source=self.bars,
+                fill_color=colour,
+                hatch_pattern=hatch,
+                hatch_color="white",
+                hatch_scale=8,
+                line_width=1,
+                legend_label=label,
+            )
             self._follow(bar.glyph, line_color="rule")
             drawn.append(bar)
-        self.plot.ray(x="x", y=0, length=0, angle=1.5708, source=self.limits, line_width=3,
-                      line_dash="dashed", line_color="#d55e00")  # fmt: skip
-        self._text(self.plot, "taken", "node", self.bars, colour="dim", x_offset=8,
-                   text_baseline="middle")  # fmt: skip
-        hover(self.plot, drawn, ("node", "@node"),
-              *((label, f"@{name}_text") for label, name, _, _ in PARTS))  # fmt: skip
+        self.plot.ray(
+            x="x",
+            y=0,
+            length=0,
+            angle=1.5708,
+            source=self.limits,
+            line_width=3,
+            line_dash="dashed",
+            line_color="#d55e00",
+        )
+        self._text(
+            self.plot, "taken", "node", self.bars, colour="dim", x_offset=8, text_baseline="middle"
+        )
+        hover(
+            self.plot,
+            drawn,
+            ("node", "@node"),
+            *((label, f"@{name}_text") for label, name, _, _ in PARTS),
+        )
         self._legend(self.plot, columns=2)
         return (self.plot,)
 

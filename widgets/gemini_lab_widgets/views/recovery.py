@@ -38,17 +38,33 @@ class RecoveryView(View):
         self.plot.ygrid.visible = False
         self._bars = {
             step: self.plot.hbar(
-                y="row", left="start", right="end", height=0.6, source=self.steps[step],
-                fill_color=COLOURS[step], fill_alpha="alpha", line_color=COLOURS[step],
-                hatch_pattern=HATCHES.get(step), hatch_color="white", hatch_scale=6,
+                y="row",
+                left="start",
+                right="end",
+                height=0.6,
+                source=self.steps[step],
+                fill_color=COLOURS[step],
+                fill_alpha="alpha",
+                line_color=COLOURS[step],
+                hatch_pattern=HATCHES.get(step),
+                hatch_color="white",
+                hatch_scale=6,
                 legend_label=label,
             )
             for step, label in STEPS.items()
-        }  # fmt: skip
-        self._text(self.plot, "x", "row", self.ends, colour="ink", x_offset=8,
-                   text_baseline="middle")  # fmt: skip
-        hover(self.plot, list(self._bars.values()), ("recovery", "@row"), ("cause", "@cause"),
-              ("step", "@step"), ("took", "@took"), ("origin", "@origin"))  # fmt: skip
+        }
+        self._text(
+            self.plot, "x", "row", self.ends, colour="ink", x_offset=8, text_baseline="middle"
+        )
+        hover(
+            self.plot,
+            list(self._bars.values()),
+            ("recovery", "@row"),
+            ("cause", "@cause"),
+            ("step", "@step"),
+            ("took", "@took"),
+            ("origin", "@origin"),
+        )
         self._legend(self.plot, columns=4)
         self.errors = Div(
             disable_math=True, stylesheets=[CSS, printed.CSS], sizing_mode="stretch_width"

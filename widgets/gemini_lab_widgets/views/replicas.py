@@ -73,15 +73,54 @@ class ReplicasView(View):
     title: ClassVar[str] = "Who keeps whose replica"
 
     def _build(self) -> Sequence[Any]:
-        self.nodes = source("x", "y", "marker", "colour", "name", "position", "key", "html",
-                            "touches", "cells", "what_if", "lost", "comes_from")  # fmt: skip
+        self.nodes = source(
+            "x",
+            "y",
+            "marker",
+            "colour",
+            "name",
+            "position",
+            "key",
+            "html",
+            "touches",
+            "cells",
+            "what_if",
+            "lost",
+            "comes_from",
+        )
         self.labels = source("x", "y", "text", "align", "baseline")
-        self.copies = source("x0", "y0", "x1", "y1", "cx", "cy", "angle", "dash", "colour", "head",
-                             "shard", "holder", "state", "version")  # fmt: skip
+        self.copies = source(
+            "x0",
+            "y0",
+            "x1",
+            "y1",
+            "cx",
+            "cy",
+            "angle",
+            "dash",
+            "colour",
+            "head",
+            "shard",
+            "holder",
+            "state",
+            "version",
+        )
         self.bands = source("start", "end")
         self.standbys = source("x", "y", "text", "label_y")
-        self.cells = source("x", "y", "marker", "colour", "size", "position", "shard", "holder",
-                            "tier", "state", "version", "what_if")  # fmt: skip
+        self.cells = source(
+            "x",
+            "y",
+            "marker",
+            "colour",
+            "size",
+            "position",
+            "shard",
+            "holder",
+            "tier",
+            "state",
+            "version",
+            "what_if",
+        )
         self.select = Select(title="What if this node dies?", options=[("", "no node")], value="")
         self.select.width = 320
         self.details = Div(text=NOTHING, disable_math=True, stylesheets=[DETAILS], width=360)
@@ -102,60 +141,151 @@ class ReplicasView(View):
         stretch(plot.y_range, -1.8, 1.42)
         plot.axis.visible = plot.grid.visible = False
         band = plot.annular_wedge(
-            x=0, y=0, inner_radius=0.84, outer_radius=1.16, start_angle="start", end_angle="end",
-            source=self.bands, line_color=None,
-        )  # fmt: skip
+            x=0,
+            y=0,
+            inner_radius=0.84,
+            outer_radius=1.16,
+            start_angle="start",
+            end_angle="end",
+            source=self.bands,
+            line_color=None,
+        )
         self._follow(band.glyph, fill_color="pale")
         lines = plot.quadratic(
-            "x0", "y0", "x1", "y1", "cx", "cy", source=self.copies, line_color="colour",
-            line_dash="dash", line_width=2.4, nonselection_line_alpha=0.18,
-        )  # fmt: skip
+            "x0",
+            "y0",
+            "x1",
+            "y1",
+            "cx",
+            "cy",
+            source=self.copies,
+            line_color="colour",
+            line_dash="dash",
+            line_width=2.4,
+            nonselection_line_alpha=0.18,
+        )
         plot.scatter(
-            "x1", "y1", marker="triangle", angle="angle", size=11, source=self.copies,
-            line_color="colour", fill_color="head", nonselection_alpha=0.18,
-        )  # fmt: skip
+            "x1",
+            "y1",
+            marker="triangle",
+            angle="angle",
+            size=11,
+            source=self.copies,
+            line_color="colour",
+            fill_color="head",
+            nonselection_alpha=0.18,
+        )
         marks = plot.scatter(
-            "x", "y", marker="marker", size=34, source=self.nodes, fill_color="colour",
-            line_width=2, selection_line_width=6, selection_line_color=ORANGE,
-        )  # fmt: skip
+            "x",
+            "y",
+            marker="marker",
+            size=34,
+            source=self.nodes,
+            fill_color="colour",
+            line_width=2,
+            selection_line_width=6,
+            selection_line_color=ORANGE,
+        )
         marks.nonselection_glyph = None
         self._follow(marks.glyph, line_color="ink")
-        self._text(plot, "x", "y", self.nodes, colour="white", text="key", text_align="center",
-                   text_baseline="middle", text_font_style="bold")  # fmt: skip
-        self._text(plot, "x", "y", self.labels, colour="ink", text_align="align",
-                   text_baseline="baseline", text_font_size=value("14px"))  # fmt: skip
+        self._text(
+            plot,
+            "x",
+            "y",
+            self.nodes,
+            colour="white",
+            text="key",
+            text_align="center",
+            text_baseline="middle",
+            text_font_style="bold",
+        )
+        self._text(
+            plot,
+            "x",
+            "y",
+            self.labels,
+            colour="ink",
+            text_align="align",
+            text_baseline="baseline",
+            text_font_size=value("14px"),
+        )
         self._spares(plot)
-        hover(plot, [marks], ("node", "@name"), ("if it dies", "@what_if"),
-              ("lost from memory", "@lost"), ("its shard comes from", "@comes_from"))  # fmt: skip
-        hover(plot, [lines], ("shard", "@shard"), ("kept by", "@holder"), ("copy", "@state"),
-              ("version", "@version"))  # fmt: skip
+        hover(
+            plot,
+            [marks],
+            ("node", "@name"),
+            ("if it dies", "@what_if"),
+            ("lost from memory", "@lost"),
+            ("its shard comes from", "@comes_from"),
+        )
+        hover(
+            plot,
+            [lines],
+            ("shard", "@shard"),
+            ("kept by", "@holder"),
+            ("copy", "@state"),
+            ("version", "@version"),
+        )
         plot.add_tools(TapTool(renderers=[marks]))
         return plot
 
     def _spares(self, plot: Any) -> None:
-        marks = plot.scatter("x", "y", marker="square", size=20, source=self.standbys,
-                             fill_color=None, line_width=2, line_dash=[4, 3])  # fmt: skip
+        marks = plot.scatter(
+            "x",
+            "y",
+            marker="square",
+            size=20,
+            source=self.standbys,
+            fill_color=None,
+            line_width=2,
+            line_dash=[4, 3],
+        )
         self._follow(marks.glyph, line_color="rule")
-        self._text(plot, "x", "label_y", self.standbys, colour="dim", text_align="center",
-                   text_baseline="top")  # fmt: skip
+        self._text(
+            plot,
+            "x",
+            "label_y",
+            self.standbys,
+            colour="dim",
+            text_align="center",
+            text_baseline="top",
+        )
 
     def _grid(self) -> Any:
         plot = self._figure(height=460)
         plot.sizing_mode, plot.width, plot.visible = "fixed", GRID_WIDTH, False
         plot.axis.visible = plot.grid.visible = False
         cells = plot.scatter(
-            "x", "y", marker="marker", size="size", source=self.cells, fill_color="colour",
-            line_width=1, nonselection_alpha=0.22,
-        )  # fmt: skip
+            "x",
+            "y",
+            marker="marker",
+            size="size",
+            source=self.cells,
+            fill_color="colour",
+            line_width=1,
+            nonselection_alpha=0.22,
+        )
         self._follow(cells.glyph, line_color="paper")
-        hover(plot, [cells], ("shard", "@shard"), ("copy", "@tier on @holder, @state"),
-              ("version", "@version"), ("if this node dies", "@what_if"))  # fmt: skip
+        hover(
+            plot,
+            [cells],
+            ("shard", "@shard"),
+            ("copy", "@tier on @holder, @state"),
+            ("version", "@version"),
+            ("if this node dies", "@what_if"),
+        )
         plot.add_tools(TapTool(renderers=[cells]))
         return plot
 
     def _connect(self) -> None:
-        args = {"nodes": self.nodes, "copies": self.copies, "cells": self.cells,
-                "select": self.select, "details": self.details, "nothing": NOTHING}  # fmt: skip
+        args = {
+            "nodes": self.nodes,
+            "copies": self.copies,
+            "cells": self.cells,
+            "select": self.select,
+            "details": self.details,
+            "nothing": NOTHING,
+        }
         pick = CustomJS(args=args, code=PICK)
         self.nodes.selected.js_on_change("indices", pick)
         self.nodes.js_on_change("data", pick)
@@ -187,48 +317,71 @@ class ReplicasView(View):
         put(self.bands, ring.bands(table.groups, where))
         points = [where[p].at(1.0) for p in range(len(table.nodes))]
         own = {copy.shard: copy.state for copy in table.copies if copy.is_own}
-        put(self.nodes, {
-            "x": [x for x, _ in points], "y": [y for _, y in points],
-            "marker": [MARKERS[node.health] for node in table.nodes],
-            "colour": [BLUE if own.get(p) == "whole" else COLOURS.get(own.get(p, "lost"), GREY)
-                       for p in range(len(table.nodes))],
-            "touches": _touched(peers, len(table.nodes)),
-            "cells": [[] for _ in table.nodes],
-            **answers.questions(table),
-        })  # fmt: skip
+        put(
+            self.nodes,
+            {
+                "x": [x for x, _ in points],
+                "y": [y for _, y in points],
+                "marker": [MARKERS[node.health] for node in table.nodes],
+                "colour": [
+                    BLUE if own.get(p) == "whole" else COLOURS.get(own.get(p, "lost"), GREY)
+                    for p in range(len(table.nodes))
+                ],
+                "touches": _touched(peers, len(table.nodes)),
+                "cells": [[] for _ in table.nodes],
+                **answers.questions(table),
+            },
+        )
         put(self.labels, _labels(table, where))
         names = [shown(node.name, longest=14) for node in table.standbys[:STANDBYS]]
         if len(table.standbys) > STANDBYS:
             names.append(f"and {len(table.standbys) - STANDBYS} more")
         left = -0.62 * (len(names) - 1) / 2
-        put(self.standbys, {
-            "x": [left + 0.62 * i for i in range(len(names))], "y": [-1.52] * len(names),
-            "label_y": [-1.6] * len(names), "text": names,
-        })  # fmt: skip
+        put(
+            self.standbys,
+            {
+                "x": [left + 0.62 * i for i in range(len(names))],
+                "y": [-1.52] * len(names),
+                "label_y": [-1.6] * len(names),
+                "text": names,
+            },
+        )
         return 0
 
     def _draw_grid(self, table: Replicas) -> int:
         plan = ring.grid(table)
         size = min(18.0, 0.86 * (GRID_WIDTH - 20) / plan.columns)
         what = {answer.position: answers.answer_of(answer, table)[0] for answer in table.what_if}
-        put(self.cells, {
-            "x": plan.x, "y": plan.y, "size": [size] * len(plan.x),
-            "marker": [CELLS[copy.state] for copy in plan.copies],
-            "colour": [_tier_colour(copy) for copy in plan.copies],
-            "position": [copy.position for copy in plan.copies],
-            "shard": [copy.shard for copy in plan.copies],
-            "holder": [shown(copy.holder) for copy in plan.copies],
-            "tier": ["own" if copy.is_own else "replica" for copy in plan.copies],
-            "state": [_words(copy) for copy in plan.copies],
-            "version": [_version(copy.version) for copy in plan.copies],
-            "what_if": [what.get(copy.position, "") for copy in plan.copies],
-        })  # fmt: skip
+        put(
+            self.cells,
+            {
+                "x": plan.x,
+                "y": plan.y,
+                "size": [size] * len(plan.x),
+                "marker": [CELLS[copy.state] for copy in plan.copies],
+                "colour": [_tier_colour(copy) for copy in plan.copies],
+                "position": [copy.position for copy in plan.copies],
+                "shard": [copy.shard for copy in plan.copies],
+                "holder": [shown(copy.holder) for copy in plan.copies],
+                "tier": ["own" if copy.is_own else "replica" for copy in plan.copies],
+                "state": [_words(copy) for copy in plan.copies],
+                "version": [_version(copy.version) for copy in plan.copies],
+                "what_if": [what.get(copy.position, "") for copy in plan.copies],
+            },
+        )
         count = len(table.nodes)
-        put(self.nodes, {
-            "x": [0.0] * count, "y": [0.0] * count, "marker": ["circle"] * count,
-            "colour": [BLUE] * count, "touches": [[] for _ in table.nodes],
-            "cells": _touched(plan.copies, count), **answers.questions(table),
-        })  # fmt: skip
+        put(
+            self.nodes,
+            {
+                "x": [0.0] * count,
+                "y": [0.0] * count,
+                "marker": ["circle"] * count,
+                "colour": [BLUE] * count,
+                "touches": [[] for _ in table.nodes],
+                "cells": _touched(plan.copies, count),
+                **answers.questions(table),
+            },
+        )
         stretch(self.grid.x_range, -1.0, float(plan.columns))
         stretch(self.grid.y_range, plan.rows, -1.0)
         self.grid.height = max(

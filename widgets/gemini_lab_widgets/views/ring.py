@@ -122,6 +122,10 @@ def grid(replicas: Replicas) -> Grid:
             ys.append(line * (most + 0.7) + row)
     lines = -(-len(drawn) // columns)
     return Grid(
-        copies=tuple(copies), x=tuple(xs), y=tuple(ys), columns=columns,
-        rows=lines * (most + 0.7), left_out=len(by_shard) - len(drawn),
-    )  # fmt: skip
+        copies=tuple(copies),
+        x=tuple(xs),
+        y=tuple(ys),
+        columns=columns,
+        rows=lines * (most + 0.7),
+        left_out=len(by_shard) - len(drawn),
+    )

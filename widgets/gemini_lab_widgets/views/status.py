@@ -87,15 +87,17 @@ class StatusView(View):
         status = tables.status
         tiles = _tiles(status)
         self._say("; ".join(f"{name}: {value}, {note}" for name, value, note, _ in tiles))
-        text = "".join((
-            f"<h2>{esc(shown(status.run or 'no run yet', longest=80))}{_badge(status)}</h2>",
-            "<dl class=tiles>",
-            *(_tile(*tile) for tile in tiles),
-            "</dl>",
-            _failure(status),
-            f"<ul aria-label='Nodes'>{''.join(_node(node) for node in _named(status))}</ul>",
-            *(f"<p>{esc(line)}</p>" for line in _lines(status)),
-        ))  # fmt: skip
+        text = "".join(
+            (
+                f"<h2>{esc(shown(status.run or 'no run yet', longest=80))}{_badge(status)}</h2>",
+                "<dl class=tiles>",
+                *(_tile(*tile) for tile in tiles),
+                "</dl>",
+                _failure(status),
+                f"<ul aria-label='Nodes'>{''.join(_node(node) for node in _named(status))}</ul>",
+                *(f"<p>{esc(line)}</p>" for line in _lines(status)),
+            )
+        )
         if self.strip.text != text:
             self.strip.text = text
 

@@ -73,10 +73,17 @@ class View:
     def _figure(self, *, height: int, x: Any = None, y: Any = None, **options: Any) -> Any:
         """An empty figure in the view's style, with ranges that stand still."""
         plot = figure(
-            height=height, sizing_mode="stretch_width", toolbar_location=None, tools="",
-            x_range=Range1d(0, 1) if x is None else x, y_range=Range1d(0, 1) if y is None else y,
-            background_fill_color=None, border_fill_color=None, outline_line_color=None, **options,
-        )  # fmt: skip
+            height=height,
+            sizing_mode="stretch_width",
+            toolbar_location=None,
+            tools="",
+            x_range=Range1d(0, 1) if x is None else x,
+            y_range=Range1d(0, 1) if y is None else y,
+            background_fill_color=None,
+            border_fill_color=None,
+            outline_line_color=None,
+            **options,
+        )
         plot.min_border = 6
         for axis in plot.axis:
             axis.axis_label_text_font_style = "normal"

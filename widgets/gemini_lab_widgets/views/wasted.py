@@ -34,18 +34,35 @@ class WastedView(View):
         self.plot.ygrid.visible = False
         bars = [
             self.plot.hbar(
-                y="row", left="start", right="end", height=0.56, source=self.parts[part],
-                fill_color=colour, fill_alpha="alpha", line_color=colour, hatch_pattern=hatch,
-                hatch_color="white", hatch_scale=7, legend_label=part,
+                y="row",
+                left="start",
+                right="end",
+                height=0.56,
+                source=self.parts[part],
+                fill_color=colour,
+                fill_alpha="alpha",
+                line_color=colour,
+                hatch_pattern=hatch,
+                hatch_color="white",
+                hatch_scale=7,
+                legend_label=part,
             )
             for part, (colour, hatch) in PARTS.items()
-        ]  # fmt: skip
-        dots = self.plot.scatter("x", "row", marker="circle", size=9, source=self.each,
-                                 fill_color="white", line_width=1.5,
-                                 legend_label="each failure")  # fmt: skip
+        ]
+        dots = self.plot.scatter(
+            "x",
+            "row",
+            marker="circle",
+            size=9,
+            source=self.each,
+            fill_color="white",
+            line_width=1.5,
+            legend_label="each failure",
+        )
         self._follow(dots.glyph, line_color="ink")
-        self._text(self.plot, "x", "row", self.ends, colour="ink", x_offset=12,
-                   text_baseline="middle")  # fmt: skip
+        self._text(
+            self.plot, "x", "row", self.ends, colour="ink", x_offset=12, text_baseline="middle"
+        )
         hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
         hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
         self._legend(self.plot, columns=3)
@@ -58,8 +75,14 @@ class WastedView(View):
         for part, data in self.parts.items():
             put(data, _columns(table.rows, names, part))
         each = table.each_s if names else ()
-        put(self.each, {"row": names[:1] * len(each), "x": each,
-                        "took": [format_seconds(value) for value in each]})  # fmt: skip
+        put(
+            self.each,
+            {
+                "row": names[:1] * len(each),
+                "x": each,
+                "took": [format_seconds(value) for value in each],
+            },
+        )
         ends = [row.total_s for row in table.rows]
         reach = [max([ends[0], *each]), *ends[1:]] if ends else []
         put(self.ends, {"row": names, "x": reach, "text": [format_seconds(end) for end in ends]})
@@ -108,9 +131,12 @@ def describe(table: Wasted) -> str:
     """The bars in words."""
     if not table.rows:
         return "Nothing to show yet."
-    return "; ".join(
-        f"{_name(row)} {format_seconds(row.total_s)} ("
-        + " + ".join(f"{label} {format_seconds(seconds)}" for label, seconds in row.parts)
-        + f"; {row.how})"
-        for row in table.rows
-    ) + "."  # fmt: skip
+    return (
+        "; ".join(
+            f"{_name(row)} {format_seconds(row.total_s)} ("
+            + " + ".join(f"{label} {format_seconds(seconds)}" for label, seconds in row.parts)
+            + f"; {row.how})"
+            for row in table.rows
+        )
+        + "."
+    )
