@@ -30,12 +30,19 @@ class IterationsView(View):
     title: ClassVar[str] = "Iteration time"
 
     def _build(self) -> Sequence[Any]:
-        self.points = {kind: source("x", "y", "took", "name", "fill") for kind in COLOURS}
-        self.marks = source("x", "y", "text", "top")
-        self.medians = source("name", "low", "high", "median", "colour", "marker", "text", "count")
-        self.plot = self._figure(height=320)
-        self.plot.xaxis.axis_label, self.plot.yaxis.axis_label = "iteration", "seconds"
-        lines = self.plot.segment(
+        self.points = {kind: source("x y took name fill") for kind in COLOURS}
+        self.marks = source("x y text top")
+        self.medians = source("name low high median colour marker text count")
+        self.plot, self.side = self._every_one(), self._middles()
+        both = row(self.plot, self.side, sizing_mode="stretch_width")
+        both.styles = {"flex-wrap": "wrap"}
+        return (both,)
+
+    def _every_one(self) -> Any:
+        plot = self._figure(height=320)
+        plot.min_width = 420
+        plot.xaxis.axis_label, plot.yaxis.axis_label = "iteration", "seconds"
+        lines = plot.segment(
             x0="x",
             y0=0,
             x1="x",
@@ -45,11 +52,11 @@ class IterationsView(View):
             line_width=1.5,
             line_dash=[5, 4],
         )
-        flags = self.plot.scatter(
+        flags = plot.scatter(
             "x", "top", marker="inverted_triangle", size=13, source=self.marks, color=RED
         )
         dots = [
-            self.plot.scatter(
+            plot.scatter(
                 "x",
                 "y",
                 marker=MARKERS[kind],
@@ -62,14 +69,17 @@ class IterationsView(View):
             )
             for kind, data in self.points.items()
         ]
-        hover(self.plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
-        hover(self.plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
-        self._legend(self.plot, columns=3)
-        self.side = self._figure(height=320, y=FactorRange(factors=[]))
-        self.side.sizing_mode, self.side.width = "fixed", 470
-        self.side.xaxis.axis_label = "median and 95 % interval, seconds"
-        self.side.ygrid.visible = False
-        bars = self.side.segment(
+        hover(plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
+        hover(plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
+        self._legend(plot, columns=3)
+        return plot
+
+    def _middles(self) -> Any:
+        plot = self._figure(height=320, y=FactorRange(factors=[]))
+        plot.sizing_mode, plot.width = "fixed", 470
+        plot.xaxis.axis_label = "median and 95 % interval, seconds"
+        plot.ygrid.visible = False
+        bars = plot.segment(
             x0="low",
             x1="high",
             y0="name",
@@ -79,29 +89,14 @@ class IterationsView(View):
             line_width=5,
             line_alpha=0.55,
         )
-        dots = self.side.scatter(
+        dots = plot.scatter(
             "median", "name", marker="marker", size=13, source=self.medians, color="colour"
         )
-        self._text(
-            self.side,
-            "median",
-            "name",
-            self.medians,
-            colour="ink",
-            y_offset=-12,
-            text_align="center",
-        )
-        hover(
-            self.side,
-            [bars, dots],
-            ("kind", "@name"),
-            ("median", "@text"),
-            ("iterations", "@count"),
-        )
-        self.plot.min_width = 420
-        both = row(self.plot, self.side, sizing_mode="stretch_width")
-        both.styles = {"flex-wrap": "wrap"}
-        return (both,)
+        over = {"y_offset": -12, "text_align": "center"}
+        self._text(plot, "median", "name", self.medians, colour="ink", **over)
+        said = (("kind", "@name"), ("median", "@text"), ("iterations", "@count"))
+        hover(plot, [bars, dots], *said)
+        return plot
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's iteration times."""

@@ -31,14 +31,9 @@ class MemoryView(View):
     title: ClassVar[str] = "Memory for checkpoints"
 
     def _build(self) -> Sequence[Any]:
-        self.bars = source(
-            "node",
-            *(name for _, name, _, _ in PARTS),
-            "taken",
-            "text",
-            *(f"{name}_{end}" for _, name, _, _ in PARTS for end in ("from", "to")),
-            *(f"{name}_text" for _, name, _, _ in PARTS),
-        )
+        parts = [name for _, name, _, _ in PARTS]
+        columns = [f"{name} {name}_from {name}_to {name}_text" for name in parts]
+        self.bars = source(" ".join(["node taken text", *columns]))
         self.limits = source("x")
         self.plot = self._figure(height=200, y=FactorRange(factors=[]))
         self.plot.ygrid.visible = False

@@ -30,9 +30,9 @@ class RecoveryView(View):
     title: ClassVar[str] = "Recoveries"
 
     def _build(self) -> Sequence[Any]:
-        columns = ("row", "start", "end", "step", "took", "cause", "origin", "alpha")
-        self.steps = {step: source(*columns) for step in STEPS}
-        self.ends = source("row", "x", "text")
+        columns = "row start end step took cause origin alpha"
+        self.steps = {step: source(columns) for step in STEPS}
+        self.ends = source("row x text")
         self.plot = self._figure(height=200, y=FactorRange(factors=[]))
         self.plot.xaxis.axis_label = "seconds since the failure"
         self.plot.ygrid.visible = False

@@ -74,52 +74,14 @@ class ReplicasView(View):
 
     def _build(self) -> Sequence[Any]:
         self.nodes = source(
-            "x",
-            "y",
-            "marker",
-            "colour",
-            "name",
-            "position",
-            "key",
-            "html",
-            "touches",
-            "cells",
-            "what_if",
-            "lost",
-            "comes_from",
+            "x y marker colour name position key html touches cells what_if lost comes_from"
         )
-        self.labels = source("x", "y", "text", "align", "baseline")
-        self.copies = source(
-            "x0",
-            "y0",
-            "x1",
-            "y1",
-            "cx",
-            "cy",
-            "angle",
-            "dash",
-            "colour",
-            "head",
-            "shard",
-            "holder",
-            "state",
-            "version",
-        )
-        self.bands = source("start", "end")
-        self.standbys = source("x", "y", "text", "label_y")
+        self.labels = source("x y text align baseline")
+        self.copies = source("x0 y0 x1 y1 cx cy angle dash colour head shard holder state version")
+        self.bands = source("start end")
+        self.standbys = source("x y text label_y")
         self.cells = source(
-            "x",
-            "y",
-            "marker",
-            "colour",
-            "size",
-            "position",
-            "shard",
-            "holder",
-            "tier",
-            "state",
-            "version",
-            "what_if",
+            "x y marker colour size position shard holder tier state version what_if"
         )
         self.select = Select(title="What if this node dies?", options=[("", "no node")], value="")
         self.select.width = 320
@@ -140,6 +102,13 @@ class ReplicasView(View):
         stretch(plot.x_range, -2.0, 2.0)
         stretch(plot.y_range, -1.8, 1.42)
         plot.axis.visible = plot.grid.visible = False
+        self._groups(plot)
+        self._arrows(plot)
+        self._members(plot)
+        self._spares(plot)
+        return plot
+
+    def _groups(self, plot: Any) -> None:
         band = plot.annular_wedge(
             x=0,
             y=0,
@@ -151,13 +120,10 @@ class ReplicasView(View):
             line_color=None,
         )
         self._follow(band.glyph, fill_color="pale")
+
+    def _arrows(self, plot: Any) -> None:
         lines = plot.quadratic(
-            "x0",
-            "y0",
-            "x1",
-            "y1",
-            "cx",
-            "cy",
+            *("x0", "y0", "x1", "y1", "cx", "cy"),
             source=self.copies,
             line_color="colour",
             line_dash="dash",
@@ -175,6 +141,16 @@ class ReplicasView(View):
             fill_color="head",
             nonselection_alpha=0.18,
         )
+        hover(
+            plot,
+            [lines],
+            ("shard", "@shard"),
+            ("kept by", "@holder"),
+            ("copy", "@state"),
+            ("version", "@version"),
+        )
+
+    def _members(self, plot: Any) -> None:
         marks = plot.scatter(
             "x",
             "y",
@@ -188,28 +164,18 @@ class ReplicasView(View):
         )
         marks.nonselection_glyph = None
         self._follow(marks.glyph, line_color="ink")
-        self._text(
-            plot,
-            "x",
-            "y",
-            self.nodes,
-            colour="white",
-            text="key",
-            text_align="center",
-            text_baseline="middle",
-            text_font_style="bold",
-        )
-        self._text(
-            plot,
-            "x",
-            "y",
-            self.labels,
-            colour="ink",
-            text_align="align",
-            text_baseline="baseline",
-            text_font_size=value("14px"),
-        )
-        self._spares(plot)
+        inside = {
+            "text_align": "center",
+            "text_baseline": "middle",
+            "text_font_style": "bold",
+        }
+        self._text(plot, "x", "y", self.nodes, colour="white", text="key", **inside)
+        around = {
+            "text_align": "align",
+            "text_baseline": "baseline",
+            "text_font_size": value("14px"),
+        }
+        self._text(plot, "x", "y", self.labels, colour="ink", **around)
         hover(
             plot,
             [marks],
@@ -218,16 +184,7 @@ class ReplicasView(View):
             ("lost from memory", "@lost"),
             ("its shard comes from", "@comes_from"),
         )
-        hover(
-            plot,
-            [lines],
-            ("shard", "@shard"),
-            ("kept by", "@holder"),
-            ("copy", "@state"),
-            ("version", "@version"),
-        )
         plot.add_tools(TapTool(renderers=[marks]))
-        return plot
 
     def _spares(self, plot: Any) -> None:
         marks = plot.scatter(

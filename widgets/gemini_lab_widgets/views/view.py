@@ -142,9 +142,9 @@ def put(source: ColumnDataSource, data: Mapping[str, Sequence[Any]]) -> None:
         source.data = columns
 
 
-def source(*names: str) -> ColumnDataSource:
-    """An empty source with these columns."""
-    return ColumnDataSource({name: [] for name in names})
+def source(columns: str) -> ColumnDataSource:
+    """An empty source with these columns, their names set apart by spaces."""
+    return ColumnDataSource({name: [] for name in columns.split()})
 
 
 def stretch(span: Any, start: float, end: float) -> None:

@@ -25,10 +25,9 @@ class WastedView(View):
     title: ClassVar[str] = "Wasted time of a failure"
 
     def _build(self) -> Sequence[Any]:
-        columns = ("row", "start", "end", "took", "how", "alpha")
-        self.parts = {part: source(*columns) for part in PARTS}
-        self.ends = source("row", "x", "text")
-        self.each = source("row", "x", "took")
+        self.parts = {part: source("row start end took how alpha") for part in PARTS}
+        self.ends = source("row x text")
+        self.each = source("row x took")
         self.plot = self._figure(height=180, y=FactorRange(factors=[]))
         self.plot.xaxis.axis_label = "seconds wasted by a failure"
         self.plot.ygrid.visible = False
