@@ -367,6 +367,10 @@ class PersistentTier:
                     f"{what}: writing or reading is not allowed there ({error}); mount it "
                     "writable, mend its permissions or name another store"
                 ) from error
+            if error.errno == errno.ENOTDIR:
+                raise ConfigError(
+                    f"{what}: a part of that path is a file ({error}); name another folder"
+                ) from error
             raise GeminiError(f"{what}: {error}; check that it is reachable") from error
         except Exception as error:  # drivers of object stores raise their own kinds
             raise GeminiError(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,8 @@ from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.report import RunReport
 
 HERE = Path(__file__).parent
+LONGEST = 80
+"""Iterations of the longest job here."""
 
 
 def pytest_collection_modifyitems(items):
@@ -57,24 +60,37 @@ def leaves_nothing() -> Iterator[None]:
     assert alive == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory) -> Iterator[Lab]:
     """Four nodes and a standby; runs come one after the other."""
     with Lab(4, 1, folder=tmp_path_factory.mktemp("lab")) as opened:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def pair(tmp_path_factory) -> Iterator[Lab]:
+    """Two nodes; runs come one after the other."""
+    with Lab(2, 0, folder=tmp_path_factory.mktemp("pair")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
 def undisturbed(tmp_path_factory) -> Callable[..., RunReport]:
-    """The report of a job that never fails, by its arguments."""
-    known: dict[tuple[int, int], RunReport] = {}
+    """The report of a job that never fails, by its arguments.
+
+    How long a job is to be changes nothing in its iterations: one long run stands for all.
+    """
+    known: dict[int, RunReport] = {}
 
     def report(*, iterations: int, nodes: int = 4) -> RunReport:
-        if (iterations, nodes) not in known:
+        assert iterations <= LONGEST
+        if nodes not in known:
             with Lab(nodes, 0, folder=tmp_path_factory.mktemp("undisturbed")) as quiet:
-                run = quiet.train(gpt_job(size="tiny", iterations=iterations), persistent_url=None)
-                known[iterations, nodes] = run.wait(200).report()
-        return known[iterations, nodes]
+                run = quiet.train(gpt_job(size="tiny", iterations=LONGEST), persistent_url=None)
+                known[nodes] = run.wait(200).report()
+        whole = known[nodes]
+        done = tuple(each for each in whole.iterations if each.number <= iterations)
+        return replace(whole, iterations=done)
 
     return report
 

@@ -7,13 +7,6 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.experiments.quickstart import gpt_job
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Two nodes."""
-    with Lab(2, 0, folder=tmp_path_factory.mktemp("pair")) as opened:
-        yield opened
-
-
 def test_a_lab_profiles_a_job_and_stops_it(pair):
     job = gpt_job(size="tiny", iterations=100_000)
     profile = pair.profile(job, profile_iterations=3)

@@ -15,13 +15,6 @@ ITERATIONS = 18
 PACED = {"link_bytes_per_s": "80 MB/s", "profile_iterations": 2}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Two nodes; runs come one after the other."""
-    with Lab(2, 0, folder=tmp_path_factory.mktemp("pair")) as opened:
-        yield opened
-
-
 def events_of(run, *kinds: str):
     return [entry.event for entry in read_log(run.log) if entry.kind in kinds]
 
