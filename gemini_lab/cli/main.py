@@ -1,6 +1,7 @@
 """The `gemini-lab` command: one table of sub-commands, each in the module that owns its work."""
 
 import importlib
+import os
 import signal
 import sys
 from typing import Final, NoReturn
@@ -48,13 +49,18 @@ def main(arguments: list[str] | None = None) -> int:
     module, _, function = COMMANDS[name][0].partition(":")
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        return int(getattr(importlib.import_module(module), function)(rest))
+        code = int(getattr(importlib.import_module(module), function)(rest))
+        sys.stdout.flush()  # here, and not when Python ends: who reads may have left
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except GeminiError as error:
         print(f"gemini-lab {name}: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
         print(f"\ngemini-lab {name}: interrupted", file=sys.stderr)  # noqa: T201
         return 130
+    return code
 
 
 def _terminated(number: int, _frame: object) -> NoReturn:

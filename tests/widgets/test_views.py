@@ -213,6 +213,12 @@ def test_the_chip_of_a_node_whose_worker_failed_is_not_green() -> None:
     assert GREEN not in text.partition("<ul")[2]
 
 
+def test_only_a_live_run_says_what_it_survives_now() -> None:
+    live = ToldRun().protect().train(1, 3)
+    assert "failures survivable now" in drawn(StatusView, live).strip.text
+    assert "failures survivable at its end" in drawn(StatusView, live.finish(3)).strip.text
+
+
 def test_a_run_without_a_bug_shows_no_output() -> None:
     assert "<pre" not in drawn(StatusView, with_one_loss()).strip.text
     assert not drawn(RecoveryView, with_one_loss()).errors.visible

@@ -130,7 +130,7 @@ def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
         ("phase", status.phase, _moment(status), busy),
         ("iteration", f"{status.iteration:,}", "done by every rank", ""),
         ("last whole version", *_whole(status), ""),
-        ("failures survivable now", *_survivable(status)),
+        (f"failures survivable {_when(status)}", *_survivable(status)),
         ("nodes", *_nodes(status), ""),
         ("checkpoint overhead", *_overhead(status), ""),
         ("wasted time", format_seconds(status.wasted_s), _times(status.recoveries), ""),
@@ -155,6 +155,11 @@ def _whole(status: Status) -> tuple[str, str]:
         return "none", f"in memory; persistent: {beside}"
     age = "" if status.whole_age_s is None else f"{format_seconds(status.whole_age_s)} old; "
     return f"{status.whole_version:,}", f"{age}persistent: {beside}"
+
+
+def _when(status: Status) -> str:
+    """When the other tiles hold: what is over has no "now"."""
+    return "at its end" if status.phase in {"finished", "failed"} else "now"
 
 
 def _survivable(status: Status) -> tuple[str, str, str]:
