@@ -58,7 +58,13 @@ class LabConfig:
         if self.hosts.names and len(self.hosts.names) < machines:
             raise ConfigError(
                 f"{machines} nodes and standbys were asked for, but there are only "
-                f"{len(self.hosts.names)} hosts; name more, or ask for fewer"
+                f"{len(self.hosts.names)} hosts; name more, or ask for fewer (a host takes one "
+                "node, whatever its slots; name it twice for two)"
+            )
+        if crowded := self.hosts.without_room(self.workers_per_node):
+            raise ConfigError(
+                f"{self.workers_per_node} workers a node do not fit the slots of "
+                f"{', '.join(crowded)}; lower workers_per_node, or raise their slots"
             )
 
     @property

@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +34,20 @@ class Hosts:
     """Machines that agents may start on; without any, all start on this one.
 
     Attributes:
-        names: Host names, one for each agent that can be placed; spare ones are for standbys.
+        names: Host names, one for each agent that can be placed; spare ones are for standbys. Twice
+            the same name asks for two agents on one machine, which can then be lost together.
+        slots: How many workers a host has room for, where a hostfile says so.
     """
 
     names: tuple[str, ...] = ()
+    slots: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Hosts":
-        """The hosts in an MPI hostfile: a name a line, `slots=K` for K agents on it.
+        """The hosts in a hostfile of MPI or DeepSpeed: `host` or `host slots=8` on each line.
+
+        A line is a machine, and gets one agent. Its slots are processors or GPUs: room for workers,
+        not for replicas.
 
         Raises:
             ConfigError: The file cannot be read, names no host, or has a line that is no host.
@@ -51,15 +57,25 @@ class Hosts:
         except OSError as error:
             raise ConfigError(f"cannot read the hostfile {path}: {error.strerror}") from error
         names: list[str] = []
+        room: dict[str, int] = {}
         for line in lines:
             name, *options = line.partition("#")[0].split() or [""]
             slots = [o.removeprefix("slots=") for o in options if o.startswith("slots=")]
             if slots and not slots[0].isdecimal():
-                raise ConfigError(f"cannot read {line!r} in {path}; write `host` or `host slots=2`")
-            names += [name] * (int(slots[0]) if slots else 1) if name else []
+                raise ConfigError(f"cannot read {line!r} in {path}; write `host` or `host slots=8`")
+            if name:
+                names.append(name)
+            if slots:
+                room[name] = room.get(name, 0) + int(slots[0])
         if not names:
             raise ConfigError(f"the hostfile {path} names no host; write one on each line")
-        return cls(names=tuple(names))
+        return cls(names=tuple(names), slots=room)
+
+    def without_room(self, workers: int) -> list[str]:
+        """Hosts that are said to have fewer slots than their agents would start workers."""
+        return [
+            name for name, slots in self.slots.items() if self.names.count(name) * workers > slots
+        ]
 
 
 def mpi_environment() -> dict[str, str]:
