@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -105,6 +106,12 @@ def script(tmp_path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+def random_seeds(count: int) -> list[int]:
+    """Other ones in each run of the tests; they stand in the tests' names."""
+    draw = random.Random(os.environ["GEMINI_LAB_TEST_SEED"])
+    return [draw.randrange(10**6) for _ in range(count)]
 
 
 def finish(run: Run, timeout_s: float = 200) -> RunReport:

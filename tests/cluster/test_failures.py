@@ -1,7 +1,6 @@
 """Each kind of failure, for real, on training nodes: the losses stay those of a quiet run."""
 
 import contextlib
-import random
 import threading
 from pathlib import Path
 
@@ -24,6 +23,8 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Collectives, RecoveryWaiting, Transfer
 from gemini_lab.log.file import read_log
+
+from .conftest import random_seeds
 
 ITERATIONS = 16
 
@@ -171,7 +172,7 @@ def _name(agent: psutil.Process) -> str:
     return Path(f"/proc/{agent.pid}/fd/2").readlink().stem
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6) for _ in range(2)])
+@pytest.mark.parametrize("seed", random_seeds(2))
 def test_random_failures_at_random_moments_leave_the_losses_alone(lab, undisturbed, seed):
     """The seed stands in the test's name: the same one draws the same failures."""
     scenario = Scenario.random(seed, ranks=4, duration_s=25.0, rate_per_s=0.15)

@@ -11,6 +11,8 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.log.file import read_log
 
+from .conftest import random_seeds
+
 ITERATIONS = 18
 PACED = {"link_bytes_per_s": "80 MB/s", "profile_iterations": 2}
 
@@ -75,7 +77,7 @@ def test_a_naive_piece_larger_than_the_buffer_is_refused_and_training_goes_on(pa
     assert any("refused" in note and "in one piece" in note for note in run.report().notes)
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("seed", random_seeds(1))
 def test_a_worker_killed_at_a_random_chunk_changes_no_loss(pair, undisturbed, seed):
     """A slow link keeps chunks on the way nearly all the time; the seed stands in the name."""
     iterations = 42
