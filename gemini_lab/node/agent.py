@@ -20,6 +20,7 @@ import psutil
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
+from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
@@ -77,6 +78,7 @@ class Agent:
         self.config = config
         self.name = config.name
         self.epoch = 0
+        self._began_at_s = time.time()
         self.lab = LabLink(config.name)
         self.bulk = BulkProcesses()
         self.keeper = MemoryKeeper(self.bulk)
@@ -347,6 +349,7 @@ class Agent:
                 await self.keeper.free()
 
     async def _take_inventory(self, order: TakeInventory) -> None:
+        self._clear_build_locks()
         try:
             found = await self.keeper.inventory(order.run)
         except GeminiError as error:
@@ -380,6 +383,21 @@ class Agent:
             return answer.versions, ""
         self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
         return None, unread
+
+    def _clear_build_locks(self) -> None:
+        """Take away what a worker left that was killed while it compiled; no node has one now."""
+        left = left_locks(build_root(os.environ), since_s=self._began_at_s)
+        for lock in left.ours:
+            lock.unlink(missing_ok=True)
+            self.lab.emit(Note(text=f"removed {lock}: a worker was killed while it compiled there"))
+        for lock in left.older:
+            self.lab.emit(
+                Note(
+                    text=f"{lock} is older than this lab, and no process of {self.name} holds it: "
+                    "a worker that compiles there waits until it is gone; if no other machine "
+                    "does, remove it"
+                )
+            )
 
     def _start_workers(self, order: StartWorkers) -> None:
         interface = interface_of(self.address.rpartition(":")[0])
