@@ -19,7 +19,7 @@ _ABOVE_ZERO: Final = (
     "chunk_bytes",
     "keep_versions",
     "min_progress_s",
-    "start_s",
+    "idle_s",
     "persist_limit_s",
     "profile_iterations",
     "sub_buffers",
@@ -50,9 +50,12 @@ class Settings:
         give_up_progress_after_s: How long a run waits for versions that may come back (a silent
             node's memory, a persistent tier that cannot be read) before it goes on from an older
             one, or from its start. `None`: until a person says so.
-        min_progress_s: A worker that finishes no iteration for this long, or for ten times the
-            median iteration if that is longer, counts as hung.
-        start_s: A worker that has not finished its first iteration by then counts as hung.
+        min_progress_s: A worker that stands still in a step for this long, or for ten times the
+            median iteration if that is longer, counts as hung; so does one whose process is
+            stopped for this long.
+        idle_s: A worker that does nothing at all outside its steps for this long (it starts, loads
+            data, evaluates), or from which no word comes, counts as hung. `protected.pause` is for
+            what may take longer.
         scheme: When a version's chunks leave. `"background"`: at once, as fast as the link takes
             them. `"gemini"`, `"interleaved"`, `"naive"`: in the idle spans of a profile (paper,
             Fig. 16). `"blocking"`: while training waits. `"none"`: there are no versions, and a
@@ -80,7 +83,7 @@ class Settings:
     keep_versions: int = 2
     give_up_progress_after_s: float | None = None
     min_progress_s: float = 30.0
-    start_s: float = 900.0
+    idle_s: float = 300.0
     scheme: str = "background"
     profile_iterations: int = 20
     mu: float = 0.8

@@ -1,6 +1,7 @@
 """What `protect` is given and what it gives, as far as either side relies on it."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -55,4 +56,15 @@ class Protected(Protocol):
 
         Called before `engine.step()`, they are also kept in the version, and a node that dies takes
         none of them along.
+        """
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Say that this rank does long work of its own inside the `with` block.
+
+        A worker that stands still for too long counts as hung and is started anew. Work between
+        steps, such as an evaluation, has `idle_s` for each of its silences; inside this block any
+        time is right, for this rank and for those that wait for it.
+
+        Args:
+            reason: What it does, for people: `with protected.pause("evaluation"):`.
         """

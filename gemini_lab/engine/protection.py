@@ -7,6 +7,7 @@ for it (`shard_memory`), what is put back after a failure (`restore`), the traff
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Protected, Stateful, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
@@ -84,6 +86,11 @@ class Unprotected:
     def log(self, **values: float) -> None:
         """Nobody listens."""
 
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Nobody watches."""
+        del reason
+        return nullcontext()
+
 
 class LiveProtection:
     """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step.
@@ -92,6 +99,7 @@ class LiveProtection:
         state: The engine's.
         traffic: Sends versions.
         iterations: Says what an iteration took.
+        pulse: Says what training does.
         lineage: The history in which versions are made.
 
     Attributes:
@@ -103,6 +111,7 @@ class LiveProtection:
         state: EngineState,
         traffic: CheckpointTraffic,
         iterations: IterationLog,
+        pulse: Pulse,
         *,
         lineage: Lineage,
     ) -> None:
@@ -110,18 +119,26 @@ class LiveProtection:
         self._state = state
         self._traffic = traffic
         self._iterations = iterations
+        self._pulse = pulse
         self._lineage = lineage
 
     def log(self, **values: float) -> None:
         """Attach values to the iteration that is computed, or was just done; see `Protected`."""
         self._iterations.add(values)
 
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Long work of the script's own; see `Protected`."""
+        return self._pulse.pause(reason)
+
     def begin_forward(self) -> None:
-        """An iteration computes."""
+        """An iteration computes; without gradients it is an evaluation between two of them."""
+        if torch.is_grad_enabled():
+            self._pulse.enter("step")
         self._iterations.begin_forward()
 
     def before_update(self) -> float:
         """Wait until the version on its way is whole: its tensors are about to change."""
+        self._pulse.enter("step")
         return self._traffic.wait()
 
     def after_update(self, waited_s: float) -> None:
@@ -129,6 +146,7 @@ class LiveProtection:
         self._iterations.end(self._state.version, waited_s=waited_s)
         if self._traffic.end_iteration(self._state.version):
             self.send_version()
+        self._pulse.enter("between steps")
 
     def send_version(self) -> None:
         """Begin to send the engine's state as it is now."""
@@ -192,7 +210,8 @@ def start_protection(
         lineage=lineage,
         layout=state.layout,
     )
-    newest = _restore(session, state, place)
+    with session.pulse.within("restoring", start.plan.tier):
+        newest = _restore(session, state, place)
     traffic = open_traffic(
         settings,
         group,
@@ -211,11 +230,13 @@ def start_protection(
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
     iterations = IterationLog(session.emit, newest=newest)
-    protection = LiveProtection(state, traffic, iterations, lineage=lineage)
+    session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
+    protection = LiveProtection(state, traffic, iterations, session.pulse, lineage=lineage)
     hook_step(engine, protection)
     session.on_finish = protection.finish
     if start.plan.version is None and not traffic.is_sent(0):
         protection.send_version()
+    session.pulse.enter("between steps")
     return protection
 
 

@@ -1,12 +1,12 @@
 """The tie between a worker and its agent: who we are in the job, and whom to tell what happens."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from gemini_lab.engine.pulse import Pulse
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
@@ -28,15 +28,18 @@ class WorkerSession:
     Attributes:
         start: What the agent said at the start.
         store: The rendezvous store of the job, shared by all ranks.
+        pulse: Says what the training thread does.
         on_finish: Called when the script has ended, to let the last version become whole.
     """
 
-    def __init__(self, *, start: WorkerStart, channel: LocalChannel, store: Any) -> None:
+    def __init__(
+        self, *, start: WorkerStart, channel: LocalChannel, store: Any, pulse: Pulse
+    ) -> None:
         self.start = start
         self.store = store
+        self.pulse = pulse
         self.on_finish: Callable[[], None] | None = None
         self._channel = channel
-        self._lock = threading.Lock()  # the training thread and the transfer thread both speak
 
     def emit(self, event: AnyEvent) -> None:
         """Say an event of this worker; whose it is, and when it was, is added here."""
@@ -44,8 +47,7 @@ class WorkerSession:
         if isinstance(event, OfWorker):
             event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
         entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
-        with self._lock:
-            self._channel.send(EventSaid(entry=entry))
+        self._channel.send(EventSaid(entry=entry))
 
     def request_slab(
         self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout
@@ -62,9 +64,8 @@ class WorkerSession:
             ConfigError: The slab that is there was made for another model.
         """
         wanted = [SlotWanted(shard, size_bytes) for shard, size_bytes in slots]
-        with self._lock:
-            self._channel.send(SlabRequest(slots=wanted, chunk_bytes=chunk_bytes, layout=layout))
-            answer = self._channel.receive()
+        self._channel.send(SlabRequest(slots=wanted, chunk_bytes=chunk_bytes, layout=layout))
+        answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
         message, fds = answer
@@ -74,17 +75,16 @@ class WorkerSession:
 
     def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
         """Tell the root agent that a copy could not be used, so that it plans without it."""
-        with self._lock:
-            self._channel.send(
-                RestoreFailed(
-                    rank=self.start.rank,
-                    epoch=self.start.epoch,
-                    shard=shard,
-                    version=version,
-                    holder=holder,
-                    reason=reason,
-                )
+        self._channel.send(
+            RestoreFailed(
+                rank=self.start.rank,
+                epoch=self.start.epoch,
+                shard=shard,
+                version=version,
+                holder=holder,
+                reason=reason,
             )
+        )
 
     def finish(self) -> None:
         """The script has ended: wait for the last version, or say that nothing was protected."""

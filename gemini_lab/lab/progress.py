@@ -100,6 +100,8 @@ def describe(entry: Entry) -> str | None:
             how = f"exit code {gone.exit_code}"
             said = [f"    rank {gone.rank} on {entry.node} ended ({how}): {error_line(output)}"]
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
+        case events.WorkerHung(seen=seen) if seen:
+            return f"    hung: {seen}"
         case events.RecoveryStarted(lost=lost) as started:
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"

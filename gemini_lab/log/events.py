@@ -426,12 +426,14 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
     """A worker made no progress for too long.
 
     Attributes:
-        silent_s: Time since its last iteration.
+        silent_s: How long it has stood still, or said nothing.
         deadline_s: How long that may be.
+        seen: What was seen of it and of the others, in words.
     """
 
     silent_s: float
     deadline_s: float
+    seen: str = ""
 
 
 # -- recovery --------------------------------------------------------------------------------------

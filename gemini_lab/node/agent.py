@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
+from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
@@ -31,6 +32,7 @@ from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.strike import strike
+from gemini_lab.node.watch import WorkerWatch
 from gemini_lab.recovery.messages import (
     CloseLab,
     Commit,
@@ -61,6 +63,7 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
     VersionsListed,
     WorkerExited,
+    WorkerPulse,
     WorkerStart,
 )
 from gemini_lab.recovery.plan import Stored
@@ -88,6 +91,7 @@ class Agent:
             on_output=self._on_worker_output,
             on_exit=self._on_worker_exit,
         )
+        self._watch = WorkerWatch()
         self._stop = asyncio.Event()
         self._lab_seen_s = time.monotonic()
         self._root: Channel | None = None
@@ -123,6 +127,7 @@ class Agent:
         self._background(self._say_when_ready())
         self._background(self._keep_lease())
         self._background(self._watch_store())
+        self._background(self._watch_workers())
         await self._stop.wait()
         server.close()
         await self._leave()
@@ -165,6 +170,12 @@ class Agent:
         await self.membership.register()
         self.lab.emit(Note(text=f"{self.name} lost its lease and took another"))
         await self._end_older_workers(await self.membership.read())
+
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for pulse in self._watch.look(self.host.workers.values()):
+                self._to_root(pulse)
 
     async def _watch_store(self) -> None:
         is_away = False
@@ -277,6 +288,7 @@ class Agent:
         self._root = channel
         workers = {rank: worker.status for rank, worker in self.host.workers.items()}
         channel.send(Joined(epoch=self.epoch, workers=workers))
+        self._watch.forget_told()
         while (message := await channel.receive()) is not None:
             if isinstance(message, RootOrder):
                 await self._obey(message)
@@ -427,6 +439,8 @@ class Agent:
                     self.writer.begin_if_whole()
                 elif isinstance(message.entry.event, Protected):
                     self._protected = message.entry.event
+            case WorkerPulse():
+                self._watch.hear(message)
             case SlabRequest():
                 self._background(self._give_slab(worker, message))
             case ScriptFinished() | RestoreFailed():

@@ -13,6 +13,7 @@ import msgspec
 
 from gemini_lab.engine import session
 from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.engine.pulse import Pulse
 from gemini_lab.job import Job
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.wire.local import LocalChannel
@@ -84,12 +85,16 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
     channel = LocalChannel.adopt(channel_fd)
+    pulse = Pulse(channel.send, rank=start.rank, epoch=start.epoch)
+    pulse.start()
     # DeepSpeed calls torch by its older names: nothing that a script's author could mend.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     try:
         avoid_shared_memory_collectives()
         store = join_rendezvous(start.rendezvous, listen_fd)
-        session.current = session.WorkerSession(start=start, channel=channel, store=store)
+        session.current = session.WorkerSession(
+            start=start, channel=channel, store=store, pulse=pulse
+        )
         run_script(job)
         finish()
     except SystemExit as leave:
@@ -111,6 +116,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
 def finish() -> None:
     """The script has ended: let the last version become whole."""
     if session.current is not None:
+        session.current.pulse.enter("finishing")
         session.current.finish()
 
 

@@ -33,6 +33,8 @@ from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 JsonValue = object  # whatever JSON has
 WorkerStatus = Literal["running", "finished"]
+Doing = Literal["starting", "restoring", "step", "between steps", "paused", "finishing"]
+"""What a worker's training thread does; `starting` until `protect` has returned."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -581,6 +583,33 @@ class ScriptFinished(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class WorkerPulse(Message, frozen=True, kw_only=True):
+    """What a worker's training thread does: once a second to its agent, and on when it matters.
+
+    Attributes:
+        detail: Why it is paused, or where it restores from.
+        calls: Collectives that it has called in this iteration, where they are watched.
+        still_s: Since it last got on: with an update, a collective, a chunk of a version.
+        idle_s: Since it last did anything at all: got on, ran another line, used a processor.
+        waits_in: The collective in which it is; empty if in none.
+        where: Its place in the script.
+        silent_s: The agent's: since the worker's last word, where that is long.
+        is_stopped: The agent's: whether the silent process is stopped, as by SIGSTOP.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    doing: Doing = "starting"
+    detail: str = ""
+    calls: int = 0
+    still_s: float = 0.0
+    idle_s: float = 0.0
+    waits_in: str = ""
+    where: str = ""
+    silent_s: float = 0.0
+    is_stopped: bool = False
+
+
 FromAgentMessage = (
     Fenced
     | Inventory
@@ -591,6 +620,7 @@ FromAgentMessage = (
     | WorkerExited
     | ScriptFinished
     | RestoreFailed
+    | WorkerPulse
     | EventSaid
 )
 """What the root agent hears from an agent that has joined."""

@@ -26,6 +26,7 @@ from gemini_lab.recovery.faults import (
     reason_to_give_up,
     rejections,
 )
+from gemini_lab.recovery.hangs import Limits, Pulses
 from gemini_lab.recovery.messages import (
     Committed,
     EventSaid,
@@ -42,6 +43,7 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     TakeInventory,
     WorkerExited,
+    WorkerPulse,
 )
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import hopes, make_plan
@@ -81,6 +83,12 @@ FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
 LONGEST_RETRY_S: Final = 30.0
 
 
+WAY_OUT: Final = (
+    "if that was healthy, raise min_progress_s (in a step) or idle_s (elsewhere), or do long work "
+    "inside `with protected.pause(...)`"
+)
+
+
 class RootAgent:
     """The root agent, as a state machine.
 
@@ -100,6 +108,7 @@ class RootAgent:
         self._waits_for = ""  # what was last said of that
         self._retry_s = FIRST_RETRY_S
         self._progress = Progress()
+        self._pulses = Pulses()
         self._protected: set[int] = set()
         self._restored: set[int] = set()
         self._finished: set[int] = set()
@@ -252,6 +261,8 @@ class RootAgent:
                 yield from self._finish_if_all_did(said.at_s)
             case RestoreFailed():
                 yield from self._on_failed_restore(said.at_s, message)
+            case WorkerPulse():
+                self._pulses.hear(message, at_s=said.at_s)
             case Persisted() | PersistFailed() | Committed():
                 yield from self._on_persistence(said.at_s, said.node, message)
 
@@ -452,6 +463,7 @@ class RootAgent:
         self.state = replace(self.state, is_unsure=False)
         yield from self._enter("starting", at_s)
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0, at_s=at_s)
+        self._pulses.restart()
         order = StartWorkers(
             epoch=self.state.epoch,
             order=self.state.job,
@@ -507,6 +519,7 @@ class RootAgent:
 
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
         self._progress.note(event.rank, event.iteration, at_s=at_s, duration_s=event.duration_s)
+        self._pulses.note_iteration(event.rank, event.iteration)
         done = self._progress.done
         started_from = (self._plan.version or 0) if self._plan else 0
         if self.state.phase == "starting" and done > started_from:
@@ -589,29 +602,36 @@ class RootAgent:
             yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
 
     def _check_progress(self, at_s: float) -> Iterator[Instruction]:
-        """Hung workers (SIGSTOP, deadlock): no iteration within the deadline."""
-        is_running = self.state.phase == "running"
-        if is_running and not self._protected:
-            return  # a script without protect tells nothing of its iterations
-        limit_s = self._progress.limit_s(self.state.read_settings(), is_running=is_running)
-        hung = self._progress.hung(at_s, limit_s, finished=self._finished)
+        """Hung workers (SIGSTOP, deadlock): end them all, and start anew."""
+        settings = self.state.read_settings()
+        is_running = self.state.phase == "running"  # the first step after a start has no pace
+        limits = Limits(
+            stopped_s=settings.min_progress_s,
+            step_s=self._progress.step_limit_s(settings) if is_running else None,
+            idle_s=settings.idle_s,
+        )
+        hung = self._pulses.hung(at_s, limits, ranks=self.state.ranks, finished=self._finished)
         if not hung:
             return
-        for rank, silent_s in hung.items():
+        for one in hung:
             yield Emit(
                 event=events.WorkerHung(
-                    rank=rank, epoch=self.state.epoch, silent_s=silent_s, deadline_s=limit_s
+                    rank=one.rank,
+                    epoch=self.state.epoch,
+                    silent_s=one.quiet_s,
+                    deadline_s=one.limit_s,
+                    seen=one.seen,
                 )
             )
-        self._note_attempt([self.state.seats.node_of(rank) for rank in hung])
-        if self.state.attempts >= MAX_ATTEMPTS:
-            reason = f"no worker made progress for {limit_s:.0f} s, repeatedly"
-            if (left := self._node_to_leave(None)) is not None:
-                yield from self._leave_node(at_s, left, reason)
-            else:
-                yield from self._fail(at_s, reason)
-        else:
+        self._note_attempt([self.state.seats.node_of(one.rank) for one in hung])
+        if self.state.attempts < MAX_ATTEMPTS:
             yield from self._begin(at_s, cause="worker_hung", lost=[])
+            return
+        reason = f"workers stood still repeatedly: {hung[0].seen}; {WAY_OUT}"
+        if (left := self._node_to_leave(None)) is not None:
+            yield from self._leave_node(at_s, left, reason)
+        else:
+            yield from self._fail(at_s, reason)
 
     # -- the persistent tier -------------------------------------------------------------------
 

@@ -19,11 +19,15 @@ class CheckpointGroup:
         rank: This one.
         world_size: How many there are.
         timeout_s: After this, a transfer whose peer says nothing fails.
+
+    Attributes:
+        messages: How many this rank has begun to send and to receive.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, timeout_s: float = 1800) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.messages = 0
         torch_distributed: Any = dist  # its stubs leave out what this class stands on
         self._group: Any = torch_distributed.ProcessGroupGloo(
             torch_distributed.PrefixStore("gemini_lab", store),
@@ -34,10 +38,12 @@ class CheckpointGroup:
 
     def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:
         """Begin to send; `wait()` ends it. Messages of a tag between two ranks keep order."""
+        self.messages += 1
         return self._group.send([tensor], to, tag)
 
     def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Any:
         """Begin to receive into `tensor`."""
+        self.messages += 1
         return self._group.recv([tensor], source, tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:

@@ -53,6 +53,11 @@ class CheckpointTraffic:
         self._emit = emit
         self._newest_sent: int | None = None
 
+    @property
+    def collectives(self) -> int:
+        """A number that every collective of training changes, where they are watched."""
+        return 0 if self._seam is None else self._seam.calls
+
     def wait(self) -> float:
         """Training has come to its update: let everything go, and wait until it is whole.
 

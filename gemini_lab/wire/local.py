@@ -4,6 +4,7 @@ A message is one line: a number, how many descriptors come along, and its JSON.
 """
 
 import socket
+import threading
 from collections import deque
 
 from gemini_lab.recovery.messages import Message, decode, encode
@@ -15,7 +16,8 @@ _MAX_FDS = 253  # the kernel's limit for one message
 class LocalChannel:
     """One end of a socket pair; a message may carry open file descriptors along.
 
-    `send` and `receive` block; an event loop calls `poll` when the socket is readable.
+    `send` and `receive` block; an event loop calls `poll` when the socket is readable. Any thread
+    may send; one receives.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -23,6 +25,7 @@ class LocalChannel:
         self._buffer = bytearray()
         self._lines: deque[bytes] = deque()
         self._fds: deque[int] = deque()
+        self._sending = threading.Lock()
 
     @classmethod
     def pair(cls) -> tuple["LocalChannel", "LocalChannel"]:
@@ -43,8 +46,9 @@ class LocalChannel:
         """Send one message; says whether the other end still listens."""
         line = b"%d%b\n" % (len(fds), encode(message))
         try:
-            sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
-            self._socket.sendall(line[sent:])
+            with self._sending:
+                sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
+                self._socket.sendall(line[sent:])
         except (BrokenPipeError, ConnectionError, OSError):
             return False
         return True

@@ -5,6 +5,7 @@ from torch import nn
 
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.protection import LiveProtection
+from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.stepping import hook_step
 from gemini_lab.shard.lineage import Lineage
 
@@ -128,7 +129,9 @@ class Traffic:
 
 def protect(engine: Engine, told: list) -> LiveProtection:
     log = IterationLog(lambda _: None)
-    return LiveProtection(State(engine, told), Traffic(told), log, lineage=Lineage(run=7, epoch=2))
+    pulse = Pulse(lambda _: None, rank=0, epoch=2)
+    lineage = Lineage(run=7, epoch=2)
+    return LiveProtection(State(engine, told), Traffic(told), log, pulse, lineage=lineage)
 
 
 def test_a_version_leaves_after_its_update_and_is_whole_before_the_next() -> None:

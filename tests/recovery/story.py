@@ -22,6 +22,7 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     TakeInventory,
     WorkerExited,
+    WorkerPulse,
 )
 from gemini_lab.recovery.plan import RecoveryPlan, Stored
 from gemini_lab.recovery.protocol import (
@@ -113,6 +114,11 @@ class Story:
             reason="wrong bytes",
         )
         self.say(holder, said)
+
+    def pulse(self, rank: int, **seen: str | float | bool) -> None:
+        """An agent tells what its worker does; a tick must follow."""
+        said = WorkerPulse(rank=rank, epoch=self.epoch, **seen)  # type: ignore[arg-type]
+        self.say(self.members()[rank], said)
 
     def tick(self, at_s: float) -> None:
         self.now_s = at_s

@@ -202,12 +202,17 @@ def test_an_agent_that_dies_while_storage_is_read_is_asked_for_by_another():
     assert asked_storage(story)[-1] == "node-3"
 
 
-def test_a_worker_without_progress_counts_as_hung():
+def test_a_worker_that_stands_still_in_its_step_counts_as_hung():
     story = Story().start(iterations=4)
+    story.pulse(1, doing="step", still_s=3.0, idle_s=3.0)
+    for rank in (0, 2, 3):
+        story.pulse(rank, doing="step", still_s=3.0, idle_s=3.0, waits_in="all_reduce")
     story.tick(story.now_s + 20)
     assert "worker_hung" not in story.kinds()
     story.tick(story.now_s + 11)
-    assert "worker_hung" in story.kinds()
+    (told,) = story.of(events.WorkerHung)
+    assert told.rank == 1
+    assert "ranks 0, 2, 3 wait in all_reduce" in told.seen
     assert story.of(events.RecoveryStarted)[-1].cause == "worker_hung"
 
 

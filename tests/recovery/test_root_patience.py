@@ -8,13 +8,14 @@ from gemini_lab.log import events
 from gemini_lab.recovery.messages import Committed, Persist, ScriptError
 from gemini_lab.recovery.protocol import (
     JobCancelled,
+    JobSubmitted,
     NodeJoined,
     NodeLost,
     ProgressGivenUp,
     RootState,
 )
 
-from .story import Story
+from .story import Story, job
 from .test_root import commits, written
 
 # -- two histories ---------------------------------------------------------------------------------
@@ -197,8 +198,44 @@ def test_a_hang_is_noticed_though_the_root_changed_meanwhile():
         )
     second.now_s = 9.0
     second.do(second.root.take_over(9.0))
-    second.tick(9.0 + 901)
+    second.pulse(2, silent_s=20.0, is_stopped=True)  # the agents tell it again to every root
+    second.tick(9.0 + 9)
+    assert "worker_hung" not in second.kinds()
+    second.tick(9.0 + 11)
     assert "worker_hung" in second.kinds()
+
+
+def test_a_healthy_evaluation_of_any_length_between_steps_is_left_alone():
+    story = Story().start(iterations=4)
+    story.pulse(0, doing="between steps", still_s=3.0, idle_s=0.0)
+    for rank in (1, 2, 3):
+        story.pulse(rank, doing="step", still_s=3.0, idle_s=3.0, waits_in="all_gather")
+    story.tick(story.now_s + 4000)
+    assert "worker_hung" not in story.kinds()
+
+
+def test_a_worker_stuck_before_its_first_iteration_is_found_in_five_minutes():
+    story = Story()
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=job())))
+    story.pulse(2, doing="starting", still_s=3.0, idle_s=3.0, where="train.py:9 in main")
+    for rank in (0, 1, 3):
+        story.pulse(rank, doing="starting", still_s=3.0, idle_s=3.0, waits_in="init_process_group")
+    story.tick(296.0)
+    assert "worker_hung" not in story.kinds()
+    story.tick(298.0)
+    (told,) = story.of(events.WorkerHung)
+    assert told.rank == 2
+    assert "starting, at train.py:9 in main" in told.seen
+
+
+def test_a_run_that_hangs_again_and_again_ends_with_what_was_seen():
+    story = Story(nodes=4).start(iterations=2)
+    for _ in range(3):
+        story.pulse(1, silent_s=3.0, is_stopped=True)
+        story.tick(story.now_s + 31)
+    (ending,) = story.of(events.RunFailed)
+    assert "rank 1 has said nothing for 34 s, its process is stopped" in ending.reason
+    assert "protected.pause" in ending.reason
 
 
 def test_an_agent_that_does_not_answer_is_not_at_once_a_standby_again():

@@ -173,6 +173,8 @@ class Worker:
     buffers: list[Held] = field(default_factory=list)
     status: WorkerStatus = "running"
     is_hung: bool = False
+    moved_s: float = 0.0
+    told: tuple[str, object] = ("", None)  # what its agent said of it last, and over which link
 
 
 class Link:

@@ -29,6 +29,7 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     TakeInventory,
     WorkerExited,
+    WorkerPulse,
 )
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
@@ -159,7 +160,7 @@ class Node:
         job = self.world.jobs.get(key)
         if job is None:
             job = self.world.jobs[key] = Job(order=order)
-        self.worker = Worker(rank=rank, epoch=order.epoch, job=job)
+        self.worker = Worker(rank=rank, epoch=order.epoch, job=job, moved_s=self.world.now_s)
 
     def kill_worker(self) -> None:
         """End the worker, if there is one."""
@@ -253,7 +254,32 @@ class Node:
             self._restore,
             self._train,
         )
-        return moves[worker.stage](worker)
+        has_moved = moves[worker.stage](worker)
+        if has_moved:
+            worker.moved_s = self.world.now_s
+        return has_moved
+
+    def watch(self) -> None:
+        """The agent tells when its worker comes to stand still, and when it gets on again."""
+        worker = self.worker
+        if not self.can_act or worker is None or worker.status == "finished":
+            return
+        still_s = self.world.now_s - worker.moved_s
+        seen = "stopped" if worker.is_hung else "waits" if still_s >= 3 else "gets on"
+        if worker.told != (seen, self.link):
+            worker.told = (seen, self.link)
+            self.say(
+                WorkerPulse(
+                    rank=worker.rank,
+                    epoch=worker.epoch,
+                    doing="step" if worker.stage == 4 else "starting",
+                    still_s=still_s if seen == "waits" else 0.0,
+                    idle_s=still_s if seen == "waits" else 0.0,
+                    waits_in="a collective" if seen == "waits" else "",
+                    silent_s=max(still_s, 3.0) if seen == "stopped" else 0.0,
+                    is_stopped=seen == "stopped",
+                )
+            )
 
     def notice_gone_peers(self) -> bool:
         """A collective fails where a rank is gone."""

@@ -303,6 +303,7 @@ class World:
         """An agent reads the store, and acts on what it says."""
         if not node.can_act:
             return
+        node.watch()
         if node.link is not None and node.link.is_broken and not node.link.to_agent:
             node.link = None
         if not node.reaches_store:

@@ -1,0 +1,173 @@
+"""A worker's pulse: once a second a thread of its own says what the training thread does.
+
+That thread's own life proves nothing of training. So it looks at the training thread: at what that
+counts (iterations, updates, collectives, chunks), at where in the script it is, and at the time
+that it has used of a processor. Which of that is a hang is decided elsewhere, in `recovery.hangs`.
+"""
+
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from gemini_lab.recovery.messages import Doing, WorkerPulse
+
+BEAT_S: Final = 1.0
+WORKING_SHARE: Final = 0.001
+"""Of a processor: who uses less only polls, or waits for good."""
+_COLLECTIVES: Final = ("torch.distributed.", "deepspeed.comm.", "gemini_lab.transfer.group")
+_WRAPPERS: Final = frozenset({"wrapper", "log_wrapper"})
+_OWN_WAITS: Final = {
+    "gemini_lab.transfer.calls": "a collective",
+    "gemini_lab.transfer.mover": "the transfer of a version",
+}
+_NOT_THE_SCRIPTS: Final = (sysconfig.get_paths()["stdlib"], "<", str(Path(__file__).parents[1]))
+
+
+class Pulse:
+    """What a worker's training thread does now.
+
+    The thread that makes it is the one that is watched; it calls `enter`, `within` and `pause`.
+
+    Args:
+        say: Tells the agent; called on the pulse's own thread.
+        rank, epoch: The worker's.
+        clock: Seconds, of a clock that nobody sets.
+        used_s: Seconds of a processor that the watched thread has used.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[WorkerPulse], object],
+        *,
+        rank: int,
+        epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+        used_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._say = say
+        self._rank, self._epoch = rank, epoch
+        self._clock = clock
+        self._thread_id = threading.get_ident()
+        self._used_s = used_s or _processor_time_of(self._thread_id)
+        self._activity: tuple[Doing, str] = ("starting", "")
+        self._pauses: list[str] = []
+        self._moves = 0
+        self._calls: Callable[[], int] = lambda: 0
+        self._messages: Callable[[], int] = lambda: 0
+        now = clock()
+        self._moved_s = self._worked_s = self._looked_s = now
+        self._seen: tuple[object, float, object] = (None, self._used_s(), None)
+
+    # -- the training thread -------------------------------------------------------------------
+
+    def enter(self, doing: Doing, detail: str = "") -> None:
+        """From here on it does this."""
+        self._activity = (doing, detail)
+        self._moves += 1
+
+    @contextmanager
+    def within(self, doing: Doing, detail: str = "") -> Iterator[None]:
+        """It does this inside the block, and then again what it did before."""
+        before = self._activity
+        self.enter(doing, detail)
+        try:
+            yield
+        finally:
+            self.enter(*before)
+
+    @contextmanager
+    def pause(self, reason: str) -> Iterator[None]:
+        """Whatever it does inside the block, it is paused."""
+        self._pauses.append(reason)
+        try:
+            yield
+        finally:
+            self._pauses.pop()
+            self._moves += 1
+
+    def watch(self, *, calls: Callable[[], int], messages: Callable[[], int]) -> None:
+        """Look at the traffic, too: collectives of the iteration, messages of checkpoints."""
+        self._calls, self._messages = calls, messages
+
+    # -- the pulse's thread --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Say it once a second, for as long as the process lives."""
+        threading.Thread(target=self._beat, name="gemini-pulse", daemon=True).start()
+
+    def _beat(self) -> None:
+        while True:
+            self._say(self.look())
+            time.sleep(BEAT_S)
+
+    def look(self) -> WorkerPulse:
+        """What the training thread does now, and since when it has not got on."""
+        now = self._clock()
+        frames = list(_frames(sys._current_frames().get(self._thread_id)))  # noqa: SLF001 - documented
+        calls = self._calls()
+        moves = (self._moves, calls, self._messages())
+        used_s, place = self._used_s(), [(frame.f_code, frame.f_lasti) for frame in frames]
+        before_moves, before_used_s, before_place = self._seen
+        self._seen = (moves, used_s, place)
+        if moves != before_moves:
+            self._moved_s = now
+        has_used = used_s - before_used_s > WORKING_SHARE * (now - self._looked_s)
+        if moves != before_moves or has_used or place != before_place:
+            self._worked_s = now
+        self._looked_s = now
+        doing, detail = self._activity
+        if pauses := self._pauses[-1:]:
+            doing, detail = "paused", pauses[0]
+        return WorkerPulse(
+            rank=self._rank,
+            epoch=self._epoch,
+            doing=doing,
+            detail=detail,
+            calls=calls,
+            still_s=now - self._moved_s,
+            idle_s=now - self._worked_s,
+            waits_in=_collective(frames),
+            where=_place(frames),
+        )
+
+
+def _processor_time_of(thread_id: int) -> Callable[[], float]:
+    """How to read a thread's time; where no such clock is, that of the process."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:
+        return time.process_time
+    clock = clock_of(thread_id)
+    return lambda: time.clock_gettime(clock)
+
+
+def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
+
+
+def _collective(frames: list[FrameType]) -> str:
+    """What the thread does together with other ranks' now, if it does."""
+    for frame in frames:
+        name = frame.f_code.co_name
+        module = str(frame.f_globals.get("__name__"))
+        if module in _OWN_WAITS:
+            return _OWN_WAITS[module]
+        if module.startswith(_COLLECTIVES) and name not in _WRAPPERS and name[0] != "_":
+            return name
+    return ""
+
+
+def _place(frames: list[FrameType]) -> str:
+    """Where in the script the thread is, such as `train.py:88 in evaluate`."""
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith(_NOT_THE_SCRIPTS):
+            return f"{Path(file).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return ""

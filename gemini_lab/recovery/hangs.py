@@ -1,0 +1,181 @@
+"""When a worker counts as hung: what was last seen of each of them, and how long that may last.
+
+A rank that waits for another one in a collective stands still, too, and is healthy. So as long as
+anybody gets on, or may still take its time, nobody is hung who speaks. When all stand still for
+longer than they may, those are hung that do not wait for the others; where all wait, those that are
+furthest behind. A worker that says nothing at all is judged by itself.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from gemini_lab.recovery.messages import Doing, WorkerPulse
+
+STILL_S: Final = 3.0
+"""Who is still for less gets on, as far as anybody is told."""
+DOING: Final[dict[Doing, str]] = {
+    "starting": "starting",
+    "restoring": "restoring its shard",
+    "step": "in a step",
+    "between steps": "between two steps",
+    "paused": "paused",
+    "finishing": "finishing",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a worker may stand still.
+
+    Attributes:
+        stopped_s: While its process is stopped, and in what should go on by itself.
+        step_s: In a step; `None` while no pace is known, as in the first one.
+        idle_s: In the script's own code, without doing anything at all; and without a word.
+    """
+
+    stopped_s: float
+    step_s: float | None
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """A worker that is to be started anew.
+
+    Attributes:
+        quiet_s: How long it has stood still, or said nothing.
+        limit_s: How long that may be.
+        seen: What was seen of it and of the others, in words.
+    """
+
+    rank: int
+    quiet_s: float
+    limit_s: float
+    seen: str
+
+
+class Pulses:
+    """What was last seen of each rank; of a rank that is not in here it gets on."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[WorkerPulse, float]] = {}  # and when
+        self._iterations: dict[int, int] = {}
+
+    def restart(self) -> None:
+        """All workers begin."""
+        self._heard, self._iterations = {}, {}
+
+    def hear(self, pulse: WorkerPulse, *, at_s: float) -> None:
+        """An agent tells what it sees of a worker."""
+        self._heard[pulse.rank] = (pulse, at_s)
+
+    def note_iteration(self, rank: int, iteration: int) -> None:
+        """A rank has finished one: whatever was seen of it before is over."""
+        self._heard.pop(rank, None)
+        self._iterations[rank] = iteration
+
+    def hung(
+        self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
+    ) -> list[Hung]:
+        """Who is hung, in order; nobody in most cases.
+
+        Args:
+            at_s: Now.
+            limits: How long a worker may stand still.
+            ranks: All of them.
+            finished: Those whose scripts have ended.
+        """
+        seen = [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
+        culprits = [one for one in seen if one.is_overdue and one.pulse.silent_s > 0]
+        if not culprits and seen and all(one.is_overdue for one in seen):
+            culprits = [one for one in seen if not one.pulse.waits_in] or self._last_of(seen)
+        named = {one.pulse.rank for one in culprits}
+        waiting = [one for one in seen if one.pulse.rank not in named]
+        return [
+            Hung(
+                rank=one.pulse.rank,
+                quiet_s=one.quiet_s,
+                limit_s=one.limit_s,
+                seen=f"{_told(one)}{_told_of_others(waiting)}",
+            )
+            for one in culprits
+        ]
+
+    def _standing(self, rank: int, at_s: float, limits: Limits) -> "_Standing":
+        pulse, heard_s = self._heard.get(rank, (WorkerPulse(rank=rank, epoch=0), at_s))
+        quiet_s, limit_s = _quiet_and_limit(pulse, limits)
+        if quiet_s >= STILL_S:  # and ever since, or its agent would have told
+            quiet_s += at_s - heard_s
+        return _Standing(pulse=pulse, quiet_s=quiet_s, limit_s=limit_s)
+
+    def _last_of(self, seen: list["_Standing"]) -> list["_Standing"]:
+        """Those that are furthest behind, by iterations and by collectives in the newest."""
+
+        def done(one: _Standing) -> tuple[int, int]:
+            return self._iterations.get(one.pulse.rank, 0), one.pulse.calls
+
+        least = min(map(done, seen))
+        return [one for one in seen if done(one) == least]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """What one rank does, since when, and how long it may."""
+
+    pulse: WorkerPulse
+    quiet_s: float
+    limit_s: float
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.quiet_s > self.limit_s
+
+
+def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
+    """How long a worker had been quiet when it was seen so, and how long it may be."""
+    if pulse.silent_s > 0 and pulse.is_stopped:
+        return pulse.silent_s, limits.stopped_s
+    if pulse.doing == "paused":
+        return pulse.still_s, inf
+    if pulse.silent_s > 0:  # one call that lets no other thread run says nothing, either
+        return pulse.silent_s, max(limits.stopped_s, limits.idle_s)
+    match pulse.doing:
+        case "step" if limits.step_s is not None:
+            return pulse.still_s, limits.step_s
+        case "restoring" if pulse.detail != "persistent":
+            return pulse.idle_s, limits.stopped_s
+        case "finishing":
+            return pulse.idle_s, limits.step_s or limits.idle_s
+    # What a device's collective spins away is no work.
+    return pulse.still_s if pulse.waits_in else pulse.idle_s, limits.idle_s
+
+
+def _told(one: _Standing) -> str:
+    pulse = one.pulse
+    if pulse.silent_s == 0:
+        return f"rank {pulse.rank} has been {_activity(pulse)} for {one.quiet_s:.0f} s"
+    stopped = ", its process is stopped" if pulse.is_stopped else ""
+    said = f"rank {pulse.rank} has said nothing for {one.quiet_s:.0f} s{stopped}"
+    return f"{said}; it was {_activity(pulse)}"
+
+
+def _activity(pulse: WorkerPulse) -> str:
+    words = [DOING[pulse.doing]]
+    if pulse.waits_in:
+        words.append(f"in {pulse.waits_in}")
+    if pulse.where:
+        words.append(f"at {pulse.where}")
+    return ", ".join(words)
+
+
+def _told_of_others(others: list[_Standing]) -> str:
+    """In which collectives the others wait, such as `; ranks 0, 2 wait in all_reduce for 31 s`."""
+    told = ""
+    for place in dict.fromkeys(one.pulse.waits_in for one in others if one.pulse.waits_in):
+        there = [one for one in others if one.pulse.waits_in == place]
+        ranks = ", ".join(str(one.pulse.rank) for one in there)
+        they_wait = f"rank {ranks} waits" if len(there) == 1 else f"ranks {ranks} wait"
+        told += f"; {they_wait} in {place} for {min(one.quiet_s for one in there):.0f} s"
+    return told

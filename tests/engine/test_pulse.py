@@ -1,0 +1,114 @@
+"""What a worker says of its training thread."""
+
+import threading
+
+import pytest
+
+from gemini_lab.engine.pulse import Pulse
+
+
+class Clocks:
+    """Time, and what of it the watched thread used."""
+
+    def __init__(self):
+        self.now_s = self.used_s = 0.0
+
+    def wait(self, seconds, *, works=False):
+        self.now_s += seconds
+        self.used_s += seconds / 2 if works else 0.0
+
+
+@pytest.fixture
+def clocks():
+    return Clocks()
+
+
+@pytest.fixture
+def pulse(clocks):
+    return Pulse(print, rank=1, epoch=2, clock=lambda: clocks.now_s, used_s=lambda: clocks.used_s)
+
+
+def stood(pulse):
+    seen = pulse.look()
+    return seen.still_s, seen.idle_s
+
+
+def looks(pulse, clocks, count, **how):
+    """Always from the same line of this thread, which is the one that is looked at."""
+    return [(clocks.wait(1, **how), stood(pulse))[1] for _ in range(count)]
+
+
+def test_who_does_nothing_stands_still(pulse, clocks):
+    assert looks(pulse, clocks, 4)[1:] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_who_uses_a_processor_is_not_idle_yet_does_not_get_on(pulse, clocks):
+    assert looks(pulse, clocks, 4, works=True)[1:] == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_what_the_traffic_counts_is_getting_on(pulse, clocks):
+    counts = iter(range(100))
+    pulse.watch(calls=lambda: next(counts), messages=lambda: 0)
+    assert looks(pulse, clocks, 3) == [(0, 0), (0, 0), (0, 0)]
+
+
+def test_entering_an_activity_is_getting_on(pulse, clocks):
+    looks(pulse, clocks, 5)
+    pulse.enter("step")
+    seen = pulse.look()
+    assert (seen.doing, seen.still_s) == ("step", 0)
+
+
+def test_a_block_ends_in_what_was_done_before_it(pulse):
+    with pulse.within("restoring", "memory"):
+        seen = pulse.look()
+        assert (seen.doing, seen.detail) == ("restoring", "memory")
+    assert pulse.look().doing == "starting"
+
+
+def test_a_paused_worker_is_paused_whatever_it_does_inside(pulse):
+    with pulse.pause("evaluation"):
+        pulse.enter("step")
+        seen = pulse.look()
+        assert (seen.doing, seen.detail) == ("paused", "evaluation")
+    assert pulse.look().doing == "step"
+
+
+def test_a_pause_ends_with_an_error_inside_it(pulse):
+    with pytest.raises(ValueError, match="no"), pulse.pause("evaluation"):
+        raise ValueError("no")
+    assert pulse.look().doing == "starting"
+
+
+def test_the_place_in_the_script_and_the_collective_are_named():
+    import torch.distributed as dist
+
+    reached, go_on, seen = threading.Event(), threading.Event(), []
+
+    class Group:
+        def size(self):
+            reached.set()
+            assert go_on.wait(20)
+            return 1
+
+    def train():
+        pulses.append(Pulse(print, rank=0, epoch=1))
+        dist.get_world_size(Group())
+
+    pulses = []
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert reached.wait(20)
+    seen = pulses[0].look()
+    go_on.set()
+    thread.join(20)
+    assert seen.waits_in == "get_world_size"
+    assert seen.where.startswith("test_pulse.py:")
+    assert seen.where.endswith(" in size")
+
+
+def test_it_is_said_by_a_thread_of_its_own():
+    said = threading.Event()
+    pulse = Pulse(lambda _: said.set(), rank=0, epoch=1)
+    pulse.start()
+    assert said.wait(20)

@@ -1,0 +1,140 @@
+"""Who counts as hung, and what is said of it."""
+
+import pytest
+
+from gemini_lab.recovery.hangs import Limits, Pulses
+from gemini_lab.recovery.messages import WorkerPulse
+
+LIMITS = Limits(stopped_s=30, step_s=60, idle_s=300)
+FIRST_STEP = Limits(stopped_s=30, step_s=None, idle_s=300)
+RANKS = range(3)
+
+
+def pulse(rank, doing="step", *, waits_in="", idle_s=3.0, **seen):
+    return WorkerPulse(
+        rank=rank, epoch=1, doing=doing, waits_in=waits_in, still_s=3.0, idle_s=idle_s, **seen
+    )
+
+
+def waiting(rank, **seen):
+    return pulse(rank, waits_in="all_reduce", **seen)
+
+
+def hung(seen, *, at_s, limits=LIMITS, finished=()):
+    pulses = Pulses()
+    for one in seen:
+        pulses.hear(one, at_s=0.0)
+    return pulses.hung(at_s, limits, ranks=RANKS, finished=finished)
+
+
+def ranks(found):
+    return [one.rank for one in found]
+
+
+def test_a_rank_stuck_in_its_step_is_hung_and_not_those_that_wait_for_it():
+    seen = [waiting(0), pulse(1, where="train.py:8 in main"), waiting(2)]
+    assert hung(seen, at_s=56) == []
+    (found,) = hung(seen, at_s=58)
+    assert found.rank == 1
+    assert found.seen == (
+        "rank 1 has been in a step, at train.py:8 in main for 61 s; "
+        "ranks 0, 2 wait in all_reduce for 61 s"
+    )
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        pulse(1, "between steps"),
+        pulse(1, "between steps", idle_s=0.0),
+        pulse(1, "paused"),
+        pulse(1, "starting"),
+        pulse(1, silent_s=3.0),
+    ],
+    ids=["asleep between steps", "at work between steps", "paused", "starting", "holds the lock"],
+)
+def test_nobody_is_hung_while_one_rank_may_take_its_time(healthy):
+    assert hung([waiting(0), healthy, waiting(2)], at_s=200) == []
+
+
+def test_nobody_is_hung_while_one_rank_gets_on():
+    assert hung([waiting(0), waiting(2)], at_s=10_000) == []
+
+
+def test_a_pause_has_no_end_but_a_stopped_process():
+    seen = [waiting(0), pulse(1, "paused"), waiting(2)]
+    assert hung(seen, at_s=1e6) == []
+    seen[1] = pulse(1, "paused", silent_s=3.0)
+    assert hung(seen, at_s=1e6) == []
+    seen[1] = pulse(1, "paused", silent_s=3.0, is_stopped=True)
+    assert ranks(hung(seen, at_s=28)) == [1]
+
+
+def test_who_does_nothing_between_steps_is_hung_in_the_end():
+    seen = [waiting(0), pulse(1, "between steps"), waiting(2)]
+    assert hung(seen, at_s=296) == []
+    assert ranks(hung(seen, at_s=298)) == [1]
+
+
+def test_a_stopped_process_is_hung_whatever_the_others_do():
+    found = hung([pulse(1, silent_s=3.0, is_stopped=True, waits_in="all_reduce")], at_s=28)
+    assert ranks(found) == [1]
+    assert found[0].seen == (
+        "rank 1 has said nothing for 31 s, its process is stopped; it was in a step, in all_reduce"
+    )
+
+
+def test_a_silent_worker_that_is_not_stopped_may_hold_the_interpreter_for_long():
+    seen = [waiting(0), pulse(1, silent_s=3.0), waiting(2)]
+    assert hung(seen, at_s=290) == []
+    assert ranks(hung(seen, at_s=298)) == [1]
+
+
+def test_where_all_wait_those_are_hung_that_are_furthest_behind():
+    pulses = Pulses()
+    for rank in RANKS:
+        pulses.note_iteration(rank, 7 if rank != 2 else 6)
+        pulses.hear(waiting(rank, calls=4), at_s=0.0)
+    found = pulses.hung(58, LIMITS, ranks=RANKS, finished=())
+    assert ranks(found) == [2]
+    assert "ranks 0, 1 wait in all_reduce for 61 s" in found[0].seen
+
+
+def test_a_rank_that_calls_one_collective_less_is_the_one_behind():
+    seen = [waiting(0, calls=5), waiting(1, calls=4), waiting(2, calls=5)]
+    assert ranks(hung(seen, at_s=58)) == [1]
+
+
+def test_all_are_hung_where_nobody_is_behind():
+    assert ranks(hung([waiting(rank) for rank in RANKS], at_s=58)) == [0, 1, 2]
+
+
+def test_the_first_step_may_compile_for_as_long_as_it_works():
+    seen = [pulse(rank, idle_s=0.0) for rank in RANKS]
+    assert hung(seen, at_s=299, limits=FIRST_STEP) == []
+    seen = [pulse(rank) for rank in RANKS]
+    assert ranks(hung(seen, at_s=298, limits=FIRST_STEP)) == [0, 1, 2]
+
+
+def test_a_retrieval_from_memory_that_stands_still_is_noticed_soon():
+    seen = [pulse(rank, "restoring", detail="memory") for rank in RANKS]
+    assert ranks(hung(seen, at_s=28, limits=FIRST_STEP)) == [0, 1, 2]
+    seen[1] = pulse(1, "restoring", detail="persistent")  # a store may be slow
+    assert hung(seen, at_s=28, limits=FIRST_STEP) == []
+
+
+def test_who_has_finished_is_neither_hung_nor_waited_for():
+    assert ranks(hung([waiting(0), pulse(1)], at_s=58, finished={2})) == [1]
+
+
+def test_an_iteration_proves_that_a_rank_got_on():
+    pulses = Pulses()
+    for rank in RANKS:
+        pulses.hear(pulse(rank), at_s=0.0)
+    pulses.note_iteration(1, 5)
+    assert pulses.hung(1000, LIMITS, ranks=RANKS, finished=()) == []
+
+
+def test_a_rank_that_is_told_to_get_on_does_until_more_is_told():
+    seen = [waiting(0), waiting(2), WorkerPulse(rank=1, epoch=1, doing="step", still_s=1.0)]
+    assert hung(seen, at_s=1000) == []
