@@ -21,6 +21,7 @@ from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.01
+MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent may take READY_S
 
 
 def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
@@ -74,12 +75,17 @@ def wait_asleep(request: Any) -> Any:
 
     Open MPI's own waits keep a processor busy; on a small machine they have starved the very
     agents that were waited for, for a minute.
+
+    Raises:
+        TimeoutError: Nothing came: a rank is gone, and the launcher has not noticed.
     """
-    while True:
+    give_up_s = time.monotonic() + MESSAGE_S
+    while time.monotonic() < give_up_s:
         is_done, message = request.test()
         if is_done:
             return message
         time.sleep(POLL_S)
+    raise TimeoutError(f"another machine's MPI process said nothing for {MESSAGE_S:.0f} s")
 
 
 def main() -> None:

@@ -18,8 +18,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.programs import find_program
@@ -27,6 +29,11 @@ from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailab
 
 START_S: Final = 20.0
 LOOK_S: Final = 0.5
+COMMAND_S: Final = 20.0
+HEALTH_S: Final = 3.0
+ASK_S: Final = 2.0  # for an answer to whether it is well
+HUNG_S: Final = 30.0  # without one for so long, it is started again
+END_S: Final = 10.0  # for all of it to be gone, at the lab's end
 
 
 def find_etcd() -> str:
@@ -78,7 +85,8 @@ def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
         yield address
     finally:
         keeper.stdin.close()  # it ends the server and removes the folder
-        keeper.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            keeper.wait(END_S)
 
 
 def _wait_until_ready(keeper: subprocess.Popen[bytes], folder: str, address: EtcdAddress) -> None:
@@ -104,28 +112,55 @@ def _close_to_strangers(binary: str, address: EtcdAddress) -> None:
         ["user", "grant-role", "root", "root"],
         ["auth", "enable"],
     ):
-        done = subprocess.run(
-            [str(control), f"--endpoints={address.endpoints[0]}", *command],
-            text=True,
-            input=address.password,
-            capture_output=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [str(control), f"--endpoints={address.endpoints[0]}", *command],
+                text=True,
+                input=address.password,
+                capture_output=True,
+                timeout=COMMAND_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError(f"etcd took no password within {COMMAND_S:.0f} s") from error
         if done.returncode:
             raise LaunchError(f"etcd refused to take a password: {done.stderr.strip()}")
 
 
-def keep(binary: str, folder: str, client: str, peer: str) -> None:
-    """Run etcd until standard input closes; one that dies is started again on its data."""
+def keep(binary: str, folder: str, client: str, peer: str, hung_s: float = HUNG_S) -> None:
+    """Run etcd until standard input closes; one that dies or hangs is started again on its data."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     etcd = _run(binary, folder, client, peer)
+    heard_s = asked_s = time.monotonic()
     while not _is_closed(0, within_s=LOOK_S):
+        now = time.monotonic()
+        if now - asked_s > HEALTH_S:
+            asked_s = now
+            heard_s = time.monotonic() if answers(client) else heard_s
+        if now - heard_s > hung_s:
+            etcd.kill()
         if etcd.poll() is not None:
             etcd = _run(binary, folder, client, peer)
+            heard_s = time.monotonic()
     etcd.kill()
     etcd.wait()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def answers(url: str) -> bool:
+    """Whether the etcd at `url` says how it is, be that well or ill."""
+    at = urlsplit(url)
+    asked = HTTPConnection(str(at.hostname), at.port, timeout=ASK_S)
+    try:
+        asked.request("GET", "/health")
+        asked.getresponse()
+    except (OSError, HTTPException):
+        return False
+    else:
+        return True
+    finally:
+        asked.close()
 
 
 def _run(binary: str, folder: str, client: str, peer: str) -> subprocess.Popen[bytes]:
@@ -152,4 +187,4 @@ def _is_closed(fd: int, *, within_s: float) -> bool:
 
 
 if __name__ == "__main__":
-    keep(*sys.argv[1:])
+    keep(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4])

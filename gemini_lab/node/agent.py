@@ -90,6 +90,7 @@ class Agent:
             on_message=self._on_worker_message,
             on_output=self._on_worker_output,
             on_exit=self._on_worker_exit,
+            on_note=lambda text: self.lab.emit(Note(text=f"{config.name}: {text}")),
         )
         self._watch = WorkerWatch()
         self._stop = asyncio.Event()
@@ -101,6 +102,7 @@ class Agent:
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
         self._protected: Protected | None = None  # what a worker of this node said last
+        self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=self._to_root, background=self._background
@@ -339,15 +341,13 @@ class Agent:
         self.epoch = order.epoch
         match order:
             case Fence():
-                self.writer.cancel()
+                self._give_up_work()
                 await self.host.kill_all(epoch=self.epoch)
                 self._to_root(Fenced(epoch=order.epoch))
-            case TakeInventory():
-                await self._take_inventory(order)
-            case HoldPort():
-                host = self.address.rpartition(":")[0]
-                port = await self.host.hold_port(host=host, epoch=order.epoch)
-                self._to_root(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
+            case TakeInventory():  # it may take minutes, and a fence must not wait for it
+                self._inventory = self._background(self._take_inventory(order))
+            case HoldPort():  # its warm parent may still be importing
+                self._background(self._hold_port(order))
             case StartWorkers():
                 self._start_workers(order)
             case Persist():
@@ -355,10 +355,22 @@ class Agent:
             case Commit():
                 self.writer.commit(order)
             case Release():
-                self.writer.cancel()
+                self._give_up_work()
                 self.writer.is_full = False
                 await self.host.kill_all(epoch=self.epoch)
                 await self.keeper.free()
+
+    async def _hold_port(self, order: HoldPort) -> None:
+        host = self.address.rpartition(":")[0]
+        port = await self.host.hold_port(host=host, epoch=order.epoch)
+        self._to_root(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
+
+    def _give_up_work(self) -> None:
+        """Nobody waits any more for what is being saved or read."""
+        self.writer.cancel()
+        if self._inventory is not None:
+            self._inventory.cancel()
+            self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
         self._clear_build_locks()

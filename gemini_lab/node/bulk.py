@@ -11,14 +11,28 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+import psutil
+
 from gemini_lab.errors import GeminiError
-from gemini_lab.recovery.messages import BulkRequest, Message, Refused
+from gemini_lab.recovery.messages import (
+    BulkRequest,
+    ListVersions,
+    Message,
+    Refused,
+    WriteManifest,
+    WriteShards,
+)
 from gemini_lab.wire.local import LocalChannel
 
 Answer = TypeVar("Answer", bound=Message)
+LOOK_S: Final = 5.0
+IDLE_S: Final = 60.0
+OUTSIDE: Final = (WriteShards, WriteManifest, ListVersions)
+"""What waits for a store: who asks for it decides how long."""
 REAP_S: Final = 2.0  # for killed processes to be gone; a disk that hangs may hold one for longer
 
 
@@ -27,9 +41,14 @@ class BulkEndedError(GeminiError):
 
 
 class BulkProcesses:
-    """The bulk processes of one node: as many as there are questions at once."""
+    """The bulk processes of one node: as many as there are questions at once.
 
-    def __init__(self) -> None:
+    Args:
+        idle_s: One that works on memory and uses no processor for so long hangs, and is ended.
+    """
+
+    def __init__(self, *, idle_s: float = IDLE_S) -> None:
+        self._idle_s = idle_s
         self._all: set[_BulkProcess] = set()
         self._idle: list[_BulkProcess] = []
         self._ended: set[asyncio.Task[int]] = set()  # killed, and not gone yet
@@ -100,7 +119,7 @@ class BulkProcesses:
         return await self._start()
 
     async def _start(self) -> "_BulkProcess":
-        process = await _BulkProcess.start()
+        process = await _BulkProcess.start(self._idle_s)
         self._all.add(process)
         return process
 
@@ -114,8 +133,11 @@ class BulkProcesses:
 class _BulkProcess:
     """The agent's end of one bulk process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: LocalChannel) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: LocalChannel, idle_s: float
+    ) -> None:
         self.is_open = True
+        self._idle_s = idle_s
         self._process = process
         self._channel = channel
         self._is_ready = False
@@ -124,7 +146,7 @@ class _BulkProcess:
         asyncio.get_running_loop().add_reader(channel, self._read)
 
     @classmethod
-    async def start(cls) -> "_BulkProcess":
+    async def start(cls, idle_s: float) -> "_BulkProcess":
         """A new process; it dies with this one."""
         channel, theirs = LocalChannel.pair()
         try:
@@ -139,12 +161,12 @@ class _BulkProcess:
             )
         finally:
             theirs.close()
-        return cls(process, channel)
+        return cls(process, channel, idle_s)
 
     async def ready(self) -> None:
         """Wait for its `BulkReady`: sent before it reads, a long question would block us."""
         if not self._is_ready:
-            await self._next("its imports")
+            await self._next("its imports", idle_s=self._idle_s)
             self._is_ready = True
 
     def send(self, request: BulkRequest, fds: tuple[int, ...]) -> None:
@@ -155,9 +177,10 @@ class _BulkProcess:
         """Wait for the answer.
 
         Raises:
-            BulkEndedError: The process is gone.
+            BulkEndedError: The process is gone, or hangs.
         """
-        return await self._next(type(request).__name__)
+        idle_s = None if isinstance(request, OUTSIDE) else self._idle_s
+        return await self._next(type(request).__name__, idle_s=idle_s)
 
     def signal(self, signal_number: int) -> None:
         """Send it a signal, if it still is."""
@@ -172,8 +195,10 @@ class _BulkProcess:
             self._process.kill()
         return self._gone
 
-    async def _next(self, purpose: str) -> tuple[Message, list[int]]:
-        heard = await self._heard.get() if self.is_open or not self._heard.empty() else None
+    async def _next(self, purpose: str, *, idle_s: float | None) -> tuple[Message, list[int]]:
+        heard = None
+        if self.is_open or not self._heard.empty():
+            heard = await self._hear(purpose, idle_s=idle_s)
         if heard is not None:
             return heard
         code = await self._gone
@@ -181,6 +206,33 @@ class _BulkProcess:
             f"a bulk process ended ({-code if code < 0 else code}) before it had done "
             f"{purpose}; nothing but that is lost: it can be asked again"
         )
+
+    async def _hear(
+        self, purpose: str, *, idle_s: float | None
+    ) -> tuple[Message, list[int]] | None:
+        """The next thing it says, for as long as it works."""
+        used_s, idle_since_s = self._used_s(), time.monotonic()
+        look_s = min(LOOK_S, idle_s or LOOK_S)
+        while True:
+            try:
+                return await asyncio.wait_for(self._heard.get(), look_s)
+            except TimeoutError:
+                before_s, used_s = used_s, self._used_s()
+            if used_s != before_s:
+                idle_since_s = time.monotonic()
+            if idle_s is not None and time.monotonic() - idle_since_s > idle_s:
+                raise BulkEndedError(
+                    f"a bulk process did nothing for {idle_s:.0f} s and was ended before it had "
+                    f"done {purpose}; nothing but that is lost: it can be asked again"
+                )
+
+    def _used_s(self) -> float:
+        """Seconds of a processor that it has used."""
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
 
     def _read(self) -> None:
         messages, is_open = self._channel.poll()

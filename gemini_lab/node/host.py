@@ -8,8 +8,11 @@ import subprocess
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+import psutil
 
 from gemini_lab.recovery.messages import (
     Fork,
@@ -30,6 +33,10 @@ from gemini_lab.wire.local import LocalChannel
 
 Answer = TypeVar("Answer", Listening, Killed)
 OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of its end
+GONE_LOOK_S: Final = 0.05
+IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
+ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for a fence
+CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +63,8 @@ class WorkerHost:
         on_message: Called with a worker, what it said, and the descriptors it sent along.
         on_output: Called with a worker and the lines that it printed.
         on_exit: Called with a worker that ended, and its exit code (negative: the signal).
+        on_note: Called with what a person should know.
+        answer_s: How long the warm parent may take to answer.
     """
 
     def __init__(
@@ -65,10 +74,14 @@ class WorkerHost:
         on_message: Callable[[Worker, Message, list[int]], None],
         on_output: Callable[[Worker, list[str]], None],
         on_exit: Callable[[Worker, int], None],
+        on_note: Callable[[str], None],
+        answer_s: float = ANSWER_S,
     ) -> None:
         self.workers: dict[int, Worker] = {}
         self._warm = warm
         self._on_message, self._on_output, self._on_exit = on_message, on_output, on_exit
+        self._on_note, self._answer_s = on_note, answer_s
+        self._dying: set[int] = set()  # workers whose parent was ended before it had seen them go
         # By epoch, and in the order of the questions: several may wait for the same.
         self._listening: defaultdict[int, deque[asyncio.Future[Listening]]] = defaultdict(deque)
         self._killed: defaultdict[int, deque[asyncio.Future[Killed]]] = defaultdict(deque)
@@ -86,11 +99,15 @@ class WorkerHost:
     async def kill_all(self, *, epoch: int) -> None:
         """Kill the workers, and wait until none is left.
 
-        A node without any does not wait for its warm parent, which may still be importing.
+        A node without any does not wait for its warm parent, which may still be importing. One
+        that the kernel does not let go is waited for however long it takes: it may still write
+        to the node's memory. The root agent does without this node then.
         """
-        if not self.workers:
-            return
-        await self._ask(Kill(epoch=epoch), self._killed[epoch])
+        if self.workers:
+            await self._ask(Kill(epoch=epoch), self._killed[epoch])
+        while self._dying:
+            self._dying = {pid for pid in self._dying if _runs(pid)}
+            await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
 
     def start(self, start: WorkerStart) -> None:
         """Start one worker."""
@@ -124,7 +141,10 @@ class WorkerHost:
         """End the warm parent; it kills the workers."""
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()
-        self._process.wait()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._kill_parent()
 
     def signal_all(self, signal_number: int) -> None:
         """Send a signal to every process of this node but the agent itself, at once."""
@@ -146,11 +166,34 @@ class WorkerHost:
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
     async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:
+        """What the warm parent answers; one that does not is ended, and the next is asked."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        waiting.append(future)
-        await self.ready()
-        self._parent.send(question)
-        return await future
+        while not future.done():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ready(), IMPORTS_S)
+            if self._is_ready.is_set():
+                waiting.append(future)
+                self._parent.send(question)
+                await asyncio.wait([future], timeout=self._answer_s)
+            if not future.done():
+                self._on_note(
+                    f"the warm parent {self._process.pid} does not answer: it is ended with its "
+                    "workers, and another one started"
+                )
+                self._kill_parent()
+                self._replace_parent()  # which answers who wants the workers to end
+                with suppress(ValueError):
+                    waiting.remove(future)
+        return future.result()
+
+    def _kill_parent(self) -> None:
+        """End the warm parent and its workers, as far as the kernel does it at once."""
+        self._process.kill()
+        for worker in self.workers.values():
+            if worker.pid is not None:
+                self._dying.add(worker.pid)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(worker.pid, signal.SIGKILL)
 
     def _read_parent(self) -> None:
         messages, is_open = self._parent.poll()
@@ -231,6 +274,14 @@ def _answer(waiting: deque[asyncio.Future[Answer]], answer: Answer) -> None:
     """Give the answer to whoever asked first."""
     if waiting and not (future := waiting.popleft()).done():
         future.set_result(answer)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not only its exit status."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _is_readable(fd: int) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab
-from gemini_lab.node.bulk import BulkEndedError, BulkProcesses
+from gemini_lab.node.bulk import IDLE_S, BulkEndedError, BulkProcesses
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.recovery.messages import (
@@ -75,8 +75,8 @@ def fill(slab: Slab, shard: int, version: int) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def a_node() -> AsyncIterator[tuple[BulkProcesses, MemoryKeeper]]:
-    bulk = BulkProcesses()
+async def a_node(idle_s: float = IDLE_S) -> AsyncIterator[tuple[BulkProcesses, MemoryKeeper]]:
+    bulk = BulkProcesses(idle_s=idle_s)
     keeper = MemoryKeeper(bulk)
     await bulk.warm_up()
     try:
@@ -86,11 +86,13 @@ async def a_node() -> AsyncIterator[tuple[BulkProcesses, MemoryKeeper]]:
         keeper.close()
 
 
-def on_a_node(story: Callable[[BulkProcesses, MemoryKeeper], Awaitable[None]]) -> None:
+def on_a_node(
+    story: Callable[[BulkProcesses, MemoryKeeper], Awaitable[None]], *, idle_s: float = IDLE_S
+) -> None:
     """Tell a story on a node of its own; no process may be left of it."""
 
     async def tell() -> None:
-        async with a_node() as (bulk, keeper):
+        async with a_node(idle_s) as (bulk, keeper):
             await asyncio.wait_for(story(bulk, keeper), PATIENCE_S)
 
     asyncio.run(tell())
@@ -258,6 +260,16 @@ def test_a_bulk_process_killed_in_an_inventory_costs_no_copy():
         assert (await inventory).copies == [KeptCopy(0, 3, MADE_IN)]
 
     on_a_node(story)
+
+
+def test_a_bulk_process_that_stands_still_in_an_inventory_is_ended_and_costs_no_copy():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=4)
+        bulk.signal_all(signal.SIGSTOP)
+        found = await keeper.inventory(RUN)
+        assert found.copies == [KeptCopy(0, 4, MADE_IN)]
+
+    on_a_node(story, idle_s=2.0)
 
 
 def test_a_bulk_process_killed_while_idle_is_replaced_before_anyone_notices():

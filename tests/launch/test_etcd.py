@@ -1,0 +1,62 @@
+"""The embedded etcd's keeper: whatever happens to etcd, it comes back on its data."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.launch.etcd import answers, find_etcd, free_port
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, patiently
+
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def kept(folder: Path, hung_s: float) -> Iterator[tuple[str, psutil.Process]]:
+    """An etcd with its keeper: its URL, and the keeper."""
+    try:
+        binary = find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    folder.mkdir()
+    client, peer = (f"http://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2))
+    code = textwrap.dedent(f"""
+        from gemini_lab.launch.etcd import keep
+        keep({binary!r}, {str(folder)!r}, {client!r}, {peer!r}, hung_s={hung_s})
+    """)
+    keeper = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        until(lambda: answers(client))
+        yield client, psutil.Process(keeper.pid)
+    finally:
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        keeper.wait(PATIENCE_S)
+
+
+def until(holds) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("failure", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
+def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
+    with kept(tmp_path / "etcd", hung_s=3.0) as (client, keeper):
+        store = EtcdStore(EtcdAddress(endpoints=(client.removeprefix("http://"),)), "test")
+        patiently(lambda: store.put("key", "kept"))
+        (server,) = keeper.children()
+        server.send_signal(failure)
+        server.wait(PATIENCE_S)  # whatever it is that ends it
+        until(lambda: answers(client))
+        assert patiently(store.items) == {"key": "kept"}
+        store.close()
