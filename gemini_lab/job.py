@@ -19,7 +19,7 @@ class Job:
         module: Run it as `python -m` does.
         name: What the run is called; by default after the script.
         cwd: Working directory of the workers.
-        env: Environment variables for the workers, beside the inherited ones.
+        env: Environment variables for the workers, beside the inherited ones; not shown.
     """
 
     script: str
@@ -27,7 +27,7 @@ class Job:
     module: bool = False
     name: str = ""
     cwd: str = field(default_factory=os.getcwd)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))

@@ -24,6 +24,7 @@ from gemini_lab.log.events import (
     RunFinished,
     RunStarted,
 )
+from gemini_lab.log.file import OWNERS_FOLDER
 from gemini_lab.recovery.messages import GiveUpProgress, JobOrder, StopRun
 from gemini_lab.seats import in_order
 
@@ -158,7 +159,7 @@ def run_started(order: JobOrder) -> Entry:
 
 
 def fresh_folder(folder: Path) -> Path:
-    """`folder`, made; or with a number where it exists already.
+    """`folder`, made for its owner alone; or with a number where it exists already.
 
     Raises:
         ConfigError: It cannot be made.
@@ -166,7 +167,7 @@ def fresh_folder(folder: Path) -> Path:
     numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
     found = folder if not folder.exists() else next(f for f in numbered if not f.exists())
     try:
-        found.mkdir(parents=True)
+        found.mkdir(parents=True, mode=OWNERS_FOLDER)
     except OSError as error:
         raise ConfigError(f"cannot make the run's folder {found}: {error.strerror}") from error
     return found

@@ -5,6 +5,8 @@ But a launcher ends the whole job when a machine dies, so the agents, whose memo
 that, leave the MPI job: they start in a session of their own, and MPI is finalised.
 
 Rank 0 reads a `BootOrder` from standard input and prints the agents' answers as one line of JSON.
+Open MPI encrypts nothing, and the configurations have the lab's secrets in them: so each rank makes
+a key pair and tells rank 0 the public one, and what comes back only that rank can open.
 """
 
 import os
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
 
@@ -28,7 +31,7 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     """Start one agent; returns its answer."""
     log = Path(log_folder) / f"{config.name}.log"
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         output: Any = log.open("ab")
     except OSError:
         output = subprocess.DEVNULL  # a node that does not see the lab's folder
@@ -88,21 +91,37 @@ def wait_asleep(request: Any) -> Any:
     raise TimeoutError(f"another machine's MPI process said nothing for {MESSAGE_S:.0f} s")
 
 
+def hand_out(world: Any, order: BootOrder | None) -> tuple[BootOrder, list[Any]]:
+    """Have every rank's own part of the order reach it, and nobody else.
+
+    Args:
+        world: The MPI communicator.
+        order: What rank 0 was told; `None` on the others.
+
+    Returns:
+        This rank's part, with one configuration, and sends that are still to be waited for.
+    """
+    own_key = PrivateKey.generate()
+    sent = [world.isend(bytes(own_key.public_key), dest=0)]
+    if order is not None:
+        for rank, config in enumerate(order.agents):
+            key = PublicKey(wait_asleep(world.irecv(source=rank)))
+            part = msgspec.json.encode(BootOrder(agents=[config], log_folder=order.log_folder))
+            sent.append(world.isend(SealedBox(key).encrypt(part), dest=rank))
+    opened = SealedBox(own_key).decrypt(wait_asleep(world.irecv(source=0)))
+    return msgspec.json.decode(opened, type=BootOrder), sent
+
+
 def main() -> None:
     """Start this rank's agent; rank 0 hands out the configurations and gathers the answers."""
     from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
 
     world = MPI.COMM_WORLD
-    sent = []
-    if world.rank == 0:
-        order = msgspec.json.decode(sys.stdin.readline(), type=BootOrder)
-        sent = [
-            world.isend((config, order.log_folder), dest=rank)
-            for rank, config in enumerate(order.agents)
-        ]
-    config, log_folder = wait_asleep(world.irecv(source=0))
-    sent.append(world.isend(start_agent(config, log_folder), dest=0))
-    if world.rank == 0:
+    is_first = world.rank == 0
+    order = msgspec.json.decode(sys.stdin.readline(), type=BootOrder) if is_first else None
+    own, sent = hand_out(world, order)
+    sent.append(world.isend(start_agent(own.agents[0], own.log_folder), dest=0))
+    if is_first:
         answers = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
         sys.stdout.write(msgspec.json.encode(answers).decode() + "\n")
         sys.stdout.flush()

@@ -27,6 +27,7 @@ from gemini_lab.errors import LaunchError
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
 
+LOOPBACK: Final = "127.0.0.1"
 START_S: Final = 20.0
 LOOK_S: Final = 0.5
 COMMAND_S: Final = 20.0
@@ -56,7 +57,7 @@ def free_port(host: str) -> int:
 
 
 @contextlib.contextmanager
-def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
+def start_etcd(host: str = LOOPBACK) -> Iterator[EtcdAddress]:
     """A one-member etcd whose data lives as long as the `with` block; gives its address.
 
     It wants a password: whoever could write to it could have nodes run any script.
@@ -69,7 +70,8 @@ def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
     """
     binary = find_etcd()
     folder = tempfile.mkdtemp(prefix="gemini_lab-etcd-")
-    client, peer = (f"http://{host}:{free_port(host)}" for _ in range(2))
+    client = f"http://{host}:{free_port(host)}"
+    peer = f"http://{LOOPBACK}:{free_port(LOOPBACK)}"  # it asks for no password, and has no peers
     open_to_all = EtcdAddress(endpoints=(client.removeprefix("http://"),))
     keeper = subprocess.Popen(
         [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],

@@ -8,9 +8,12 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.log import schema_1
 from gemini_lab.log.entry import Entry, EventError, decode_entry, encode_entry, read_record
 from gemini_lab.log.events import SCHEMA, LogOpened
+from gemini_lab.log.hiding import line_of
 
 LOG_FILE: Final = "events.jsonl"
 """The log in a run's folder."""
+OWNERS_FILE: Final = 0o600
+OWNERS_FOLDER: Final = 0o700
 RUNS_FOLDER: Final = Path("gemini-runs")
 """Where runs keep their folders, unless another one is named."""
 
@@ -18,12 +21,14 @@ RUNS_FOLDER: Final = Path("gemini-runs")
 class EventLog:
     """A run's entries on disk, one JSON line each, in order of arrival.
 
-    The first line says with which schema the log is written, at the moment of the first entry.
+    The first line says with which schema the log is written, at the moment of the first entry. Its
+    owner alone can read it, and secrets never enter it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=OWNERS_FILE)
         self._file: BinaryIO = path.open("ab", buffering=0)
 
     def append(self, entry: Entry) -> None:
@@ -32,7 +37,7 @@ class EventLog:
         if self._file.tell() == 0:
             opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
             head = encode_entry(opened) + b"\n"
-        self._file.write(head + encode_entry(entry) + b"\n")
+        self._file.write(head + line_of(entry) + b"\n")
 
     def close(self) -> None:
         """Close the file; the log can be read on."""

@@ -132,6 +132,7 @@ def test_a_refusal_says_why_and_a_run_that_is_over_has_no_door(lab, job):
     with pytest.raises(ConfigError, match="no node 'node-9' is there"):
         ask(run.folder, InjectFailure(failure=NodeLoss("node-9").to_json()))
     assert (run.folder / CONTROL_FILE).stat().st_mode & 0o077 == 0
+    assert run.folder.stat().st_mode & 0o077 == 0
     tell(run, RunFinished(iteration=1))
     with pytest.raises(ConfigError, match="no live run"):
         ask(run.folder, StopRun())

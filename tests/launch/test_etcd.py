@@ -7,14 +7,20 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.etcd import answers, find_etcd, free_port
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, patiently
+from gemini_lab.launch.etcd import answers, find_etcd, free_port, start_etcd
+from gemini_lab.node.control_store import (
+    EtcdAddress,
+    EtcdStore,
+    StoreUnavailableError,
+    patiently,
+)
 
 PATIENCE_S = 60.0
 
@@ -59,4 +65,21 @@ def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
         server.wait(PATIENCE_S)  # whatever it is that ends it
         until(lambda: answers(client))
         assert patiently(store.items) == {"key": "kept"}
+        store.close()
+
+
+def test_the_embedded_etcd_wants_its_password():
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    with start_etcd() as address:
+        for user, password in ((None, None), ("root", "guessed")):
+            stranger = EtcdStore(replace(address, user=user, password=password), "test")
+            with pytest.raises(StoreUnavailableError):
+                stranger.put("key", "forged")
+            with pytest.raises(StoreUnavailableError):
+                stranger.items()
+        store = EtcdStore(address, "test")
+        assert patiently(store.items) == {}
         store.close()

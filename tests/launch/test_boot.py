@@ -1,0 +1,70 @@
+"""What crosses MPI while nodes start."""
+
+import queue
+import threading
+from collections import defaultdict
+
+from gemini_lab.launch.boot import hand_out
+from gemini_lab.node.config import AgentConfig, BootOrder
+from gemini_lab.node.control_store import EtcdAddress
+
+RANKS = 3
+
+
+class Request:
+    """A send or receive under way, as mpi4py gives it."""
+
+    def __init__(self, take):
+        self._take = take
+
+    def test(self):
+        try:
+            return True, self._take()
+        except queue.Empty:
+            return False, None
+
+
+class World:
+    """Stands for MPI's: one rank's end of a network on which somebody listens."""
+
+    def __init__(self, rank, boxes, heard):
+        self.rank, self.size, self._boxes, self._heard = rank, RANKS, boxes, heard
+
+    def isend(self, message, dest):
+        self._heard.append(message)
+        self._boxes[self.rank, dest].put(message)
+        return Request(lambda: None)
+
+    def irecv(self, source):
+        return Request(self._boxes[source, self.rank].get_nowait)
+
+
+def config(number):
+    return AgentConfig(
+        name=f"node-{number}",
+        token="the token",
+        etcd=EtcdAddress(endpoints=("host:1",), user="root", password="the password"),
+        prefix="lab",
+        lease_s=2.0,
+        warm=True,
+        threads=None,
+    )
+
+
+def test_each_rank_is_told_its_own_part_and_who_listens_learns_no_secret():
+    order = BootOrder(agents=[config(rank) for rank in range(RANKS)], log_folder="/logs")
+    boxes, heard, told = defaultdict(queue.Queue), [], {}
+
+    def be(rank):
+        told[rank], _ = hand_out(World(rank, boxes, heard), order if rank == 0 else None)
+
+    threads = [threading.Thread(target=be, args=[rank]) for rank in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {rank: own.agents for rank, own in told.items()} == {
+        rank: [config(rank)] for rank in range(RANKS)
+    }
+    assert len(heard) == 2 * RANKS
+    assert not any(word in message for message in heard for word in (b"token", b"password"))
