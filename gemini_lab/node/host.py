@@ -39,6 +39,10 @@ ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for
 CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
 
 
+class _ParentEndedError(Exception):
+    """The warm parent ended before it had answered."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """A worker of this node."""
@@ -94,7 +98,12 @@ class WorkerHost:
 
     async def hold_port(self, *, host: str, epoch: int) -> int:
         """Hold a free port of `host` for the job's rendezvous; the next worker listens there."""
-        return (await self._ask(Listen(epoch=epoch, host=host), self._listening[epoch])).port
+        question = Listen(epoch=epoch, host=host)
+        while True:
+            try:
+                return (await self._ask(question, self._listening[epoch])).port
+            except _ParentEndedError:
+                pass  # and a port with it: the next one, which is on its way, holds another
 
     async def kill_all(self, *, epoch: int) -> None:
         """Kill the workers, and wait until none is left.
@@ -229,6 +238,9 @@ class WorkerHost:
         for epoch, waiting in self._killed.items():
             while waiting:
                 _answer(waiting, Killed(epoch=epoch))
+        for asking in self._listening.values():
+            while asking:
+                _refuse(asking)
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)
@@ -282,6 +294,12 @@ def _runs(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+
+
+def _refuse(waiting: deque[asyncio.Future[Answer]]) -> None:
+    """Tell whoever asked first that no answer comes."""
+    if not (future := waiting.popleft()).done():
+        future.set_exception(_ParentEndedError())
 
 
 def _is_readable(fd: int) -> bool:
