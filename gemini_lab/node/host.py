@@ -90,6 +90,8 @@ class WorkerHost:
         self._listening: defaultdict[int, deque[asyncio.Future[Listening]]] = defaultdict(deque)
         self._killed: defaultdict[int, deque[asyncio.Future[Killed]]] = defaultdict(deque)
         self._is_ready = asyncio.Event()
+        self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
+        self._lost_port: int | None = None  # that of a port that went with the last parent
         self._start_parent()
 
     async def ready(self) -> None:
@@ -101,9 +103,11 @@ class WorkerHost:
         question = Listen(epoch=epoch, host=host)
         while True:
             try:
-                return (await self._ask(question, self._listening[epoch])).port
+                port = (await self._ask(question, self._listening[epoch])).port
             except _ParentEndedError:
-                pass  # and a port with it: the next one, which is on its way, holds another
+                continue  # the next one is on its way
+            self._holds = epoch
+            return port
 
     async def kill_all(self, *, epoch: int) -> None:
         """Kill the workers, and wait until none is left.
@@ -134,9 +138,12 @@ class WorkerHost:
         loop = asyncio.get_running_loop()
         loop.add_reader(channel, self._read_worker, worker)
         loop.add_reader(output_fd, self._read_output, worker)
-        self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
+        if start.epoch != self._lost_port:
+            self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
         theirs.close()
         os.close(their_output)
+        if start.epoch == self._lost_port:  # nobody would ever meet there
+            self._end(worker, -signal.SIGKILL)
 
     def signal(self, rank: int, signal_number: int) -> int | None:
         """Send a signal to a worker; returns its pid, or `None` when it does not run."""
@@ -232,6 +239,7 @@ class WorkerHost:
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()
         self._is_ready.clear()
+        self._lost_port, self._holds = self._holds, None
         self._start_parent()
         for worker in list(self.workers.values()):
             self._end(worker, -signal.SIGKILL)

@@ -2,18 +2,20 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 
-from gemini_lab.node.host import WorkerHost
+from gemini_lab.job import Job
+from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.recovery.messages import JobOrder, WorkerStart
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.seats import Seats
 
 PATIENCE_S = 120.0
 
 
-def a_host() -> WorkerHost:
+def a_host(on_exit: Callable[[Worker, int], None] = lambda *_: None) -> WorkerHost:
     return WorkerHost(
-        warm=False,
-        on_message=lambda *_: None,
-        on_output=lambda *_: None,
-        on_exit=lambda *_: None,
+        warm=False, on_message=lambda *_: None, on_output=lambda *_: None, on_exit=on_exit
     )
 
 
@@ -49,3 +51,40 @@ def test_a_question_that_its_warm_parent_did_not_live_to_answer_is_put_to_the_ne
             host.close()
 
     assert asyncio.run(ask_a_dying_one()) > 0
+
+
+def test_a_worker_whose_rendezvous_died_with_the_warm_parent_ends_at_once():
+    """Nobody listens on the port that was promised: all ranks would wait there for minutes."""
+
+    async def start_after_a_death() -> list[int]:
+        codes: list[int] = []
+        host = a_host(lambda _, code: codes.append(code))
+        try:
+            port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=8), PATIENCE_S)
+            host.signal_all(signal.SIGKILL)
+            await asyncio.sleep(0.2)
+            await asyncio.wait_for(host.ready(), PATIENCE_S)
+            host.start(a_start(port, epoch=8))
+            assert not host.workers
+            return codes
+        finally:
+            host.close()
+
+    assert asyncio.run(start_after_a_death()) == [-signal.SIGKILL]
+
+
+def a_start(port: int, *, epoch: int) -> WorkerStart:
+    seats = Seats(nodes=1, members=("node-0",))
+    plan = RecoveryPlan(
+        version=None, tier="start", sources=(), members=("node-0",), transfers=(), reason=""
+    )
+    return WorkerStart(
+        rank=0,
+        epoch=epoch,
+        order=JobOrder(number=1, run=1, job=Job(script="train.py"), seats=seats),
+        seats=seats,
+        plan=plan,
+        rendezvous=f"127.0.0.1:{port}",
+        fingerprint=None,
+        interface=None,
+    )
