@@ -346,7 +346,7 @@ class Agent:
                 self._to_root(Fenced(epoch=order.epoch))
             case TakeInventory():  # it may take minutes, and a fence must not wait for it
                 self._inventory = self._background(self._take_inventory(order))
-            case HoldPort():  # its warm parent may still be importing
+            case HoldPort():
                 self._background(self._hold_port(order))
             case StartWorkers():
                 self._start_workers(order)
@@ -361,6 +361,7 @@ class Agent:
                 await self.keeper.free()
 
     async def _hold_port(self, order: HoldPort) -> None:
+        """Beside other orders: a warm parent that still imports must not delay the next fence."""
         host = self.address.rpartition(":")[0]
         port = await self.host.hold_port(host=host, epoch=order.epoch)
         self._to_root(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))

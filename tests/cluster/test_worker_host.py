@@ -5,8 +5,18 @@ import signal
 from collections.abc import Callable
 
 from gemini_lab.job import Job
+from gemini_lab.node.agent import Agent
+from gemini_lab.node.config import AgentConfig
+from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.node.host import Worker, WorkerHost
-from gemini_lab.recovery.messages import JobOrder, WorkerStart
+from gemini_lab.recovery.messages import (
+    Fence,
+    Fenced,
+    HoldPort,
+    JobOrder,
+    Message,
+    WorkerStart,
+)
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
 
@@ -71,6 +81,53 @@ def test_a_worker_whose_rendezvous_died_with_the_warm_parent_ends_at_once():
             host.close()
 
     assert asyncio.run(start_after_a_death()) == [-signal.SIGKILL]
+
+
+def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
+    """An import that takes minutes on a busy machine made a healthy node count as hung."""
+
+    async def fence_a_slow_one() -> list[Message]:
+        agent = Agent(a_config())
+        agent.address = "127.0.0.1:1"
+        agent._root = said = Said()
+        try:
+            agent.host.signal_all(signal.SIGSTOP)
+            for order in (HoldPort(epoch=1), Fence(epoch=2), HoldPort(epoch=2)):
+                await asyncio.wait_for(agent._obey(order), PATIENCE_S / 10)
+            assert said.messages == [Fenced(epoch=2)]
+            agent.host.signal_all(signal.SIGCONT)
+            while len(said.messages) < 3:
+                await asyncio.sleep(0.01)
+            return said.messages
+        finally:
+            agent.host.close()
+            await agent.bulk.close()
+
+    fenced, *held = asyncio.run(asyncio.wait_for(fence_a_slow_one(), PATIENCE_S))
+    assert isinstance(fenced, Fenced)
+    assert [answer.epoch for answer in held] == [1, 2]  # so the second port is the one that stays
+
+
+class Said:
+    """What an agent told its root."""
+
+    def __init__(self):
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+def a_config() -> AgentConfig:
+    return AgentConfig(
+        name="node-0",
+        token="secret",
+        etcd=EtcdAddress(endpoints=("127.0.0.1:1",)),
+        prefix="gemini_lab/test",
+        lease_s=2.0,
+        warm=False,
+        threads=None,
+    )
 
 
 def a_start(port: int, *, epoch: int) -> WorkerStart:
