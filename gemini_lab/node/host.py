@@ -182,25 +182,22 @@ class WorkerHost:
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
     async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:
-        """What the warm parent answers; one that does not is ended, and the next is asked."""
+        """What the warm parent answers; one that does not is ended, and another started."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        while not future.done():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.ready(), IMPORTS_S)
-            if self._is_ready.is_set():
-                waiting.append(future)
-                self._parent.send(question)
-                await asyncio.wait([future], timeout=self._answer_s)
-            if not future.done():
-                self._on_note(
-                    f"the warm parent {self._process.pid} does not answer: it is ended with its "
-                    "workers, and another one started"
-                )
-                self._kill_parent()
-                self._replace_parent()  # which answers who wants the workers to end
-                with suppress(ValueError):
-                    waiting.remove(future)
-        return future.result()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ready(), IMPORTS_S)
+        waiting.append(future)
+        if self._is_ready.is_set():
+            self._parent.send(question)
+            await asyncio.wait([future], timeout=self._answer_s)
+        if not future.done():
+            self._on_note(
+                f"the warm parent {self._process.pid} does not answer: it is ended with its "
+                "workers, and another one started"
+            )
+            self._kill_parent()
+            self._replace_parent()  # which tells all who wait
+        return await future
 
     def _kill_parent(self) -> None:
         """End the warm parent and its workers, as far as the kernel does it at once."""

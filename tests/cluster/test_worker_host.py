@@ -2,19 +2,22 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 
 from gemini_lab.job import Job
 from gemini_lab.node.agent import Agent
 from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.control_store import EtcdAddress
-from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.host import ANSWER_S, Worker, WorkerHost
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     HoldPort,
+    Inventory,
     JobOrder,
     Message,
+    TakeInventory,
     WorkerStart,
 )
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -23,9 +26,19 @@ from gemini_lab.seats import Seats
 PATIENCE_S = 120.0
 
 
-def a_host(on_exit: Callable[[Worker, int], None] = lambda *_: None) -> WorkerHost:
+def a_host(
+    on_exit: Callable[[Worker, int], None] = lambda *_: None,
+    *,
+    on_note: Callable[[str], None] = print,
+    answer_s: float = ANSWER_S,
+) -> WorkerHost:
     return WorkerHost(
-        warm=False, on_message=lambda *_: None, on_output=lambda *_: None, on_exit=on_exit
+        warm=False,
+        on_message=lambda *_: None,
+        on_output=lambda *_: None,
+        on_exit=on_exit,
+        on_note=on_note,
+        answer_s=answer_s,
     )
 
 
@@ -106,6 +119,61 @@ def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
     fenced, *held = asyncio.run(asyncio.wait_for(fence_a_slow_one(), PATIENCE_S))
     assert isinstance(fenced, Fenced)
     assert [answer.epoch for answer in held] == [1, 2]  # so the second port is the one that stays
+
+
+def test_a_warm_parent_that_stands_still_is_replaced_aloud():
+    notes: list[str] = []
+
+    async def ask() -> int:
+        host = a_host(on_note=notes.append, answer_s=1.0)
+        try:
+            await host.ready()
+            host.signal_all(signal.SIGSTOP)
+            return await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=8), PATIENCE_S)
+        finally:
+            host.close()
+
+    assert asyncio.run(ask()) > 0
+    assert notes
+    assert all("does not answer: it is ended with its workers" in note for note in notes)
+
+
+def test_an_agent_ends_though_its_warm_parent_stands_still():
+    async def leave() -> None:
+        host = a_host()
+        await host.ready()
+        host.signal_all(signal.SIGSTOP)
+        host.close()
+
+    began_s = time.monotonic()
+    asyncio.run(leave())
+    assert time.monotonic() - began_s < PATIENCE_S
+
+
+def test_a_fence_is_answered_while_memory_is_read():
+    """An inventory of a large memory takes minutes; a healthy node counted as hung meanwhile."""
+
+    async def fence_a_reader() -> list[Message]:
+        agent = Agent(a_config())
+        agent.address = "127.0.0.1:1"
+        agent._root = said = Said()
+        try:
+            await agent.bulk.warm_up()
+            agent.bulk.signal_all(signal.SIGSTOP)
+            for order in (TakeInventory(epoch=1, run=1), Fence(epoch=2)):
+                await asyncio.wait_for(agent._obey(order), PATIENCE_S / 10)
+            assert said.messages == [Fenced(epoch=2)]
+            await agent._obey(TakeInventory(epoch=2, run=1))
+            while len(said.messages) < 2:
+                await asyncio.sleep(0.01)
+            return said.messages
+        finally:
+            agent.host.close()
+            await agent.bulk.close()
+
+    _, inventory = asyncio.run(asyncio.wait_for(fence_a_reader(), PATIENCE_S))
+    assert isinstance(inventory, Inventory)
+    assert inventory.epoch == 2
 
 
 class Said:
