@@ -20,8 +20,8 @@ from gemini_lab.recovery.messages import Doing, WorkerPulse
 BEAT_S: Final = 1.0
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
-_COLLECTIVES: Final = ("torch.distributed.", "deepspeed.comm.", "gemini_lab.transfer.group")
-_WRAPPERS: Final = frozenset({"wrapper", "log_wrapper"})
+_C10D: Final = "torch.distributed.distributed_c10d"
+_OWN_GROUP: Final = "gemini_lab.transfer.group"
 _OWN_WAITS: Final = {
     "gemini_lab.transfer.calls": "a collective",
     "gemini_lab.transfer.mover": "the transfer of a version",
@@ -154,12 +154,12 @@ def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
 
 def _collective(frames: list[FrameType]) -> str:
     """What the thread does together with other ranks' now, if it does."""
+    public = getattr(sys.modules.get(_C10D), "__all__", ())
     for frame in frames:
-        name = frame.f_code.co_name
-        module = str(frame.f_globals.get("__name__"))
+        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
         if module in _OWN_WAITS:
             return _OWN_WAITS[module]
-        if module.startswith(_COLLECTIVES) and name not in _WRAPPERS and name[0] != "_":
+        if module == _OWN_GROUP or (module == _C10D and name in public):
             return name
     return ""
 
