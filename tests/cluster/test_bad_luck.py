@@ -120,6 +120,23 @@ def test_a_users_own_script_survives_a_crash_with_its_client_state(lab, script, 
     assert "seen 30" in (run.folder / "output" / "rank-0.log").read_text()
 
 
+def test_long_work_between_steps_or_said_to_be_a_pause_is_no_hang(lab, script):
+    """Three times as long as a worker may stand still in a step; the other ranks wait for it."""
+    text = tiny_script(STEPS=12).replace(
+        "    engine.step()",
+        """\
+    if step == 6 and engine.global_rank == 1:
+        with protected.pause("evaluation"):
+            time.sleep(12)
+    engine.step()
+    if step == 6 and engine.global_rank == 0:
+        time.sleep(12)""",
+    )
+    path = script(f"import time\n{text}")
+    run = lab.train(Job(script=str(path)), persistent_url=None, min_progress_s=4.0).wait(200)
+    assert run.report().recoveries == ()
+
+
 def test_a_script_that_never_calls_protect_runs_and_says_so(lab, script):
     path = script("import torch.distributed as dist; dist.init_process_group('gloo'); print(1)")
     run = lab.train(Job(script=str(path)), persistent_url=None).wait(100)
