@@ -90,7 +90,9 @@ class Pulses:
         seen = [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
         culprits = [one for one in seen if one.is_overdue and one.pulse.silent_s > 0]
         if not culprits and seen and all(one.is_overdue for one in seen):
-            culprits = [one for one in seen if not one.pulse.waits_in] or self._last_of(seen)
+            culprits = [one for one in seen if not one.pulse.waits_in]
+            if len(culprits) in {0, len(seen)}:  # a device's waits look like work
+                culprits = self._last_of(seen)
         named = {one.pulse.rank for one in culprits}
         waiting = [one for one in seen if one.pulse.rank not in named]
         return [

@@ -105,6 +105,14 @@ def test_a_rank_that_calls_one_collective_less_is_the_one_behind():
     assert ranks(hung(seen, at_s=58)) == [1]
 
 
+def test_on_a_device_whose_waits_are_not_seen_those_are_hung_that_are_behind():
+    pulses = Pulses()
+    for rank in RANKS:
+        pulses.note_iteration(rank, 7 if rank != 0 else 6)
+        pulses.hear(pulse(rank), at_s=0.0)
+    assert ranks(pulses.hung(58, LIMITS, ranks=RANKS, finished=())) == [0]
+
+
 def test_all_are_hung_where_nobody_is_behind():
     assert ranks(hung([waiting(rank) for rank in RANKS], at_s=58)) == [0, 1, 2]
 
