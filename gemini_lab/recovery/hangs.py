@@ -89,10 +89,8 @@ class Pulses:
         """
         seen = [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
         culprits = [one for one in seen if one.is_overdue and one.pulse.silent_s > 0]
-        if not culprits and seen and all(one.is_overdue for one in seen):
-            culprits = [one for one in seen if not one.pulse.waits_in]
-            if len(culprits) in {0, len(seen)}:  # a device's waits look like work
-                culprits = self._last_of(seen)
+        if not culprits and seen and all(one.quiet_s >= STILL_S for one in seen):
+            culprits = self._culprits(seen)
         named = {one.pulse.rank for one in culprits}
         waiting = [one for one in seen if one.pulse.rank not in named]
         return [
@@ -111,6 +109,15 @@ class Pulses:
         if quiet_s >= STILL_S:  # and ever since, or its agent would have told
             quiet_s += at_s - heard_s
         return _Standing(pulse=pulse, quiet_s=quiet_s, limit_s=limit_s)
+
+    def _culprits(self, seen: list["_Standing"]) -> list["_Standing"]:
+        """Whom the others wait for, if those have stood still for too long; nobody gets on."""
+        active = [one for one in seen if not one.pulse.waits_in]
+        if not all(one.is_overdue for one in active or seen):
+            return []
+        if 0 < len(active) < len(seen):
+            return active
+        return self._last_of(seen)  # all wait, or a device's waits look like work
 
     def _last_of(self, seen: list["_Standing"]) -> list["_Standing"]:
         """Those that are furthest behind, by iterations and by collectives in the newest."""

@@ -117,6 +117,18 @@ def test_all_are_hung_where_nobody_is_behind():
     assert ranks(hung([waiting(rank) for rank in RANKS], at_s=58)) == [0, 1, 2]
 
 
+def test_those_that_wait_before_their_own_step_excuse_nobody_who_is_stuck_in_it():
+    seen = [pulse(0, "between steps", waits_in="broadcast"), pulse(1), waiting(2)]
+    assert hung(seen, at_s=56) == []
+    assert ranks(hung(seen, at_s=58)) == [1]
+
+
+def test_where_all_wait_between_steps_they_may_for_longer():
+    seen = [pulse(rank, "between steps", waits_in="broadcast") for rank in RANKS]
+    assert hung(seen, at_s=290) == []
+    assert ranks(hung(seen, at_s=298)) == [0, 1, 2]
+
+
 def test_the_first_step_may_compile_for_as_long_as_it_works():
     seen = [pulse(rank, idle_s=0.0) for rank in RANKS]
     assert hung(seen, at_s=299, limits=FIRST_STEP) == []
