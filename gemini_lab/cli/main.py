@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "four nodes train, three failures, the same numbers",
     ),
     "run": ("gemini_lab.cli.run:command", "run your own DeepSpeed script, protected"),
+    "node": ("gemini_lab.cli.node:command", "make this machine a node of a lab"),
     "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),
     "report": ("gemini_lab.cli.report:command", "what a run did"),
     "serve": ("gemini_lab.lab.pages:command", "show a run in the browser, live or afterwards"),

@@ -14,6 +14,7 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
+from gemini_lab.launch.join import find_token
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 
@@ -34,6 +35,18 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--hostfile", help="MPI hostfile; in a Slurm allocation, its hosts")
     options.add_argument("--hosts", help="host names, separated by commas")
     options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
+    options.add_argument(
+        "--join",
+        metavar="LAB",
+        help="start no nodes: machines join under this name by `gemini-lab node`; needs --etcd",
+    )
+    options.add_argument("--token-file", type=Path, help="file with the token of those that join")
+    options.add_argument(
+        "--wait",
+        type=float,
+        default=LabConfig.wait_s,
+        help="seconds to wait for those that join (%(default)s)",
+    )
     options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
     options.add_argument("--name", help="of this run; by default the time and the script")
     options.add_argument("--replicas", type=int, help="copies of each shard, the own included")
@@ -67,7 +80,10 @@ def command(arguments: list[str]) -> int:
         options.nodes,
         options.standbys,
         workers_per_node=options.workers_per_node,
-        hosts=hosts_of(options),
+        hosts=None if options.join else hosts_of(options),
+        join=options.join,
+        token=find_token(options.token_file) if options.join else None,
+        wait_s=options.wait,
         etcd=options.etcd,
         folder=options.folder,
         lease_s=options.lease,

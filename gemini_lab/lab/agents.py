@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any, Final
@@ -17,12 +17,14 @@ from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.etcd import start_etcd
+from gemini_lab.launch.join import JoinOperator, prefix_of
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator, Operator
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
 from gemini_lab.node.agent import address_towards
-from gemini_lab.node.config import AgentUp
+from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.membership import node_addresses
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
@@ -55,11 +57,17 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
     """
     with ExitStack() as undo:
         address = config.etcd or _embedded(config.hosts, undo)
-        store = EtcdStore(address, f"gemini_lab/{secrets.token_hex(6)}")
+        store = EtcdStore(address, prefix_of(config.join or secrets.token_hex(6)))
         undo.callback(store.close)
-        operator = config.operator or _mpi_operator(config, store)
+        operator = config.operator or _own_operator(config, store)
         undo.callback(operator.clear)
-        cluster = AgentCluster(store=store, operator=operator, loop=loop, audience=audience)
+        cluster = AgentCluster(
+            store=store,
+            record=record_of(config),
+            operator=operator,
+            loop=loop,
+            audience=audience,
+        )
         undo.callback(cluster.leave)
         cluster.open(config.seats.machines)
         cluster.ends_with(undo.pop_all())
@@ -70,8 +78,15 @@ class AgentCluster:
     """Implements `Cluster` with real agents; `start_cluster` makes one that is up."""
 
     def __init__(
-        self, *, store: EtcdStore, operator: Operator, loop: LoopThread, audience: Audience
+        self,
+        *,
+        store: EtcdStore,
+        record: LabRecord,
+        operator: Operator,
+        loop: LoopThread,
+        audience: Audience,
     ) -> None:
+        self._record = msgspec.json.encode(record).decode()
         self.root: str | None = None
         self._ready: set[str] = set()
         self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
@@ -132,7 +147,16 @@ class AgentCluster:
     def _announce(self) -> int:
         """Tell agents that their lab lives, for as long as the lease is kept."""
         lease = self._store.grant(LAB_LEASE_S)
-        self._store.put("lab", "here", lease=lease)
+        if self._store.create(LAB_KEY, self._record, lease=lease):
+            return lease
+        if self._store.items().get(LAB_KEY) == self._record:  # made before; the answer was lost
+            self._store.put(LAB_KEY, self._record, lease=lease)
+        else:
+            self._store.revoke(lease)
+            raise ConfigError(
+                f"a lab is under way at {self._store.prefix} in the store; give this one another "
+                f"name, or wait {LAB_LEASE_S} s if that one has just been killed"
+            )
         return lease
 
     async def _keep_lease(self) -> None:
@@ -149,7 +173,7 @@ class AgentCluster:
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
             try:
-                await asyncio.to_thread(self._store.items)
+                items = await asyncio.to_thread(self._store.items)
             except StoreUnavailableError as error:
                 if away_since_s is None:
                     away_since_s = time.monotonic()
@@ -159,6 +183,7 @@ class AgentCluster:
                     away_s = time.monotonic() - away_since_s
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
+                await self._meet(node_addresses(items))
             alone_s = 0.0 if self._channels else alone_s + LOOK_S
             if alone_s >= ALONE_S:
                 self._audience.take_end(
@@ -202,16 +227,28 @@ class AgentCluster:
 
     async def _connect(self, agents: Sequence[AgentUp]) -> None:
         for agent in agents:
-            hello = LabHello(at_s=time.time())
             try:
-                channel = await connect(agent.address, self._operator.token, hello, timeout_s=10)
+                await self._open(agent.name, agent.address)
             except (OSError, EOFError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent.name} listens on {agent.address}, which this machine does not "
                     f"reach ({error or 'no answer'}); check the network and firewalls"
                 ) from error
-            self._channels[agent.name] = channel
-            self._spawn(self._listen(agent.name, channel))
+
+    async def _meet(self, addresses: Mapping[str, str]) -> None:
+        """Connect to agents that have joined by themselves; who does not answer is tried again."""
+        for name, address in addresses.items():
+            if name not in self._channels and not self._is_closing:
+                with suppress(OSError, EOFError, TimeoutError, LaunchError):
+                    await self._open(name, address)
+
+    async def _open(self, name: str, address: str) -> None:
+        if name in self._channels:
+            return
+        hello = LabHello(at_s=time.time())
+        channel = await connect(address, self._operator.token, hello, timeout_s=CONNECT_S / 3)
+        self._channels[name] = channel
+        self._spawn(self._listen(name, channel))
 
     async def _listen(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
@@ -223,8 +260,9 @@ class AgentCluster:
                     self._audience.take_output(message.rank, message.lines)
                 case NeedNodes():
                     self._spawn(self._bring(message.wanted))
-        self._channels.pop(name, None)
-        self._ready.discard(name)
+        if self._channels.get(name) is channel:
+            del self._channels[name]
+            self._ready.discard(name)
 
     def _is_heard(self, term: int | None) -> bool:
         """Whether this is not a deposed root's word, which came too late."""
@@ -305,14 +343,29 @@ def _embedded(hosts: Hosts, undo: ExitStack) -> EtcdAddress:
     return undo.enter_context(start_etcd(host))
 
 
-def _mpi_operator(config: LabConfig, store: EtcdStore) -> MpiOperator:
-    workers = config.seats.world_size
+def record_of(config: LabConfig) -> LabRecord:
+    """What a lab says of itself in the store."""
+    seats = config.seats
+    is_local = not config.hosts.names and config.join is None
+    return LabRecord(
+        identity=secrets.token_hex(8),
+        machines=seats.machines,
+        lease_s=config.lease_s,
+        warm=config.warm,
+        threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local else None,
+    )
+
+
+def _own_operator(config: LabConfig, store: EtcdStore) -> Operator:
+    if config.join is not None:
+        return JoinOperator(store=store, token=config.token, wait_s=config.wait_s)
+    record = record_of(config)
     return MpiOperator(
         etcd=store.address,
         prefix=store.prefix.rstrip("/"),
-        lease_s=config.lease_s,
-        warm=config.warm,
+        lease_s=record.lease_s,
+        warm=record.warm,
         hosts=config.hosts,
-        threads=None if config.hosts.names else max(1, (os.cpu_count() or 1) // workers),
+        threads=record.threads,
         log_folder=config.folder / "agents",
     )

@@ -21,6 +21,7 @@ from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
+from gemini_lab.launch.join import find_token
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import Profiled
 from gemini_lab.node.control_store import EtcdAddress
@@ -50,6 +51,10 @@ class Lab:
         operator: Where machines come from; by default `mpiexec` on this machine or `hosts`.
         racks: The rack of each node, in their order, standbys included: replicas are spread over
             racks, and a rack can be lost at once.
+        join: A name under which agents join that were started by themselves, by `gemini-lab node`:
+            nothing is started then, and they are waited for. Needs `etcd`.
+        token: The secret that they were given; by default that in `GEMINI_LAB_TOKEN`.
+        wait_s: How long they are waited for.
         start: Starts the nodes; by default with MPI and etcd.
 
     Raises:
@@ -70,6 +75,9 @@ class Lab:
         warm: bool = LabConfig.warm,
         operator: Operator | None = None,
         racks: Sequence[str] | None = None,
+        join: str | None = None,
+        token: str | None = None,
+        wait_s: float = LabConfig.wait_s,
         start: Starter = start_cluster,
     ) -> None:
         self.config = LabConfig(
@@ -83,6 +91,9 @@ class Lab:
             warm=warm,
             operator=operator,
             racks=None if racks is None else tuple(racks),
+            join=join,
+            token=find_token(None) if join is not None and token is None else token or "",
+            wait_s=wait_s,
         )
         self._dashboard: pages.Dashboard | None = None
         self._is_closed = False

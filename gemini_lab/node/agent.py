@@ -1,8 +1,8 @@
 """A node's agent: owns the node's memory and workers, obeys the root agent, and may become it.
 
-Started by `gemini_lab.launch.boot`; reads its `AgentConfig` as one line of JSON from standard
-input and answers with one line: its name, address and pid. It ends, and ends everything that it
-started, when the lab is closed or gone.
+Started by `gemini_lab.launch.boot`, it reads its `AgentConfig` as one line of JSON from standard
+input and answers with one line: its name, address and pid. `gemini-lab node` is one, too. It ends,
+and ends everything that it started, when the lab is closed or gone.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from gemini_lab.log import events
 from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
 from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
-from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
@@ -72,10 +73,16 @@ STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
 class Agent:
-    """One node's agent."""
+    """One node's agent.
 
-    def __init__(self, config: AgentConfig) -> None:
+    Args:
+        config: What it is told.
+        announce: Called once it listens and is registered.
+    """
+
+    def __init__(self, config: AgentConfig, announce: Callable[[AgentUp], None]) -> None:
         self.config = config
+        self._announce = announce
         self.name = config.name
         self.epoch = 0
         self._began_at_s = time.time()
@@ -116,7 +123,7 @@ class Agent:
             lease_s=self.config.lease_s,
         )
         await self.membership.register()
-        _say(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
+        self._announce(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
         self._background(self.bulk.warm_up())
@@ -215,8 +222,12 @@ class Agent:
             await self.host.kill_all(epoch=self.epoch)
 
     def _watch_lab(self, items: dict[str, str] | None) -> None:
-        """End when the lab is gone: its connection is closed, or its key has run out."""
-        if self.lab.is_open and (items is None or "lab" in items):
+        """End when the lab is gone: its connection is closed, or its key has run out.
+
+        A lab whose other machines are slow to come takes its time before it connects.
+        """
+        is_here = self.lab.is_open or not self.lab.was_opened
+        if is_here and (items is None or LAB_KEY in items):
             self._lab_seen_s = time.monotonic()
         if time.monotonic() - self._lab_seen_s > LAB_GRACE_S:
             self._stop.set()
@@ -501,9 +512,9 @@ def _say(answer: AgentUp) -> None:
     sys.stdout.flush()
 
 
-async def run_agent(config: AgentConfig) -> None:
-    """One agent's life."""
-    await Agent(config).run()
+async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = _say) -> None:
+    """One agent's life; see `Agent`."""
+    await Agent(config, announce).run()
 
 
 def main() -> None:

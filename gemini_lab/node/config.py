@@ -1,5 +1,7 @@
 """What an agent is told at its start, and what it answers."""
 
+from typing import Final
+
 import msgspec
 
 from gemini_lab.node.control_store import EtcdAddress
@@ -25,6 +27,30 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_s: float
     warm: bool
     threads: int | None
+
+
+class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a lab says of itself in the store, under the key `lab`: it stands as long as the lab.
+
+    Agents that join by themselves read there what others are told at their start. No secret is in
+    it.
+
+    Attributes:
+        identity: Random: by it an owner knows its own record.
+        machines: Nodes and standbys that the lab begins with.
+        lease_s: As in `AgentConfig`.
+        warm: As in `AgentConfig`.
+        threads: As in `AgentConfig`.
+    """
+
+    identity: str
+    machines: int
+    lease_s: float
+    warm: bool
+    threads: int | None
+
+
+LAB_KEY: Final = "lab"
 
 
 class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="up"):

@@ -24,8 +24,14 @@ class LabLink:
     def __init__(self, name: str) -> None:
         self._name = name
         self._channel: Channel | None = None
+        self._was_opened = False
         self._backlog: deque[Message] = deque(maxlen=BACKLOG)
         self._clock_offset_s = 0.0
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether the lab has ever been connected."""
+        return self._was_opened
 
     @property
     def is_open(self) -> bool:
@@ -34,7 +40,7 @@ class LabLink:
 
     def open(self, channel: Channel, hello: LabHello) -> None:
         """The lab is here: say what has waited, and follow its clock from now on."""
-        self._channel = channel
+        self._channel, self._was_opened = channel, True
         offset_s = hello.at_s - time.time()
         if abs(offset_s) > CLOCK_TRUST_S:
             self._clock_offset_s = offset_s
