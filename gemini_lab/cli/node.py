@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
     TOKEN_VARIABLE,
@@ -20,7 +21,7 @@ from gemini_lab.launch.join import (
     take_name,
 )
 from gemini_lab.node.agent import run_agent
-from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore
 
 DESCRIPTION = f"""Make this machine a node of a lab, for as long as the lab lasts. Whatever starts
@@ -44,6 +45,8 @@ def command(arguments: Sequence[str]) -> int:
     address = EtcdAddress.parse(options.store)
     store = EtcdStore(address, prefix_of(options.lab))
     record = find_lab(store, options.lab, wait_s=options.wait, tell=say)
+    if (reason := why_blind(record.detached)) is not None:
+        raise LaunchError(reason)
     name = take_name(store, socket.gethostname(), first=int(os.environ.get("SLURM_PROCID", "0")))
     store.close()
     config = AgentConfig(
@@ -54,6 +57,7 @@ def command(arguments: Sequence[str]) -> int:
         lease_s=record.lease_s,
         warm=record.warm,
         threads=record.threads,
+        detached=record.detached,
     )
     _adopt_environment(record.threads)
     asyncio.run(run_agent(config, partial(_is_up, lab=options.lab)))

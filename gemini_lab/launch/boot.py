@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
+from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.01
@@ -25,6 +25,8 @@ POLL_S: Final = 0.01
 
 def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     """Start one agent; returns its answer."""
+    if (reason := why_blind(config.detached)) is not None:
+        return AgentDown(error=reason)
     log = Path(log_folder) / f"{config.name}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import psutil
 
 from gemini_lab.errors import CapacityError
 from gemini_lab.launch.mpi import Hosts, launch_agents
-from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.config import AgentConfig, AgentUp, Detached
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.seats import node_name
 
@@ -55,6 +55,7 @@ class MpiOperator:
     warm: bool
     threads: int | None
     log_folder: Path
+    detached: Detached | None = None
     hosts: Hosts = field(default_factory=Hosts)
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
@@ -80,6 +81,7 @@ class MpiOperator:
                 lease_s=self.lease_s,
                 warm=self.warm,
                 threads=self.threads,
+                detached=self.detached,
             )
             for number in range(first, first + count)
         ]

@@ -1,5 +1,8 @@
 """A run's log on disk: where it is, how it is written, how it is read."""
 
+import os
+import socket
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -11,6 +14,8 @@ from gemini_lab.log.events import SCHEMA, LogOpened
 
 LOG_FILE: Final = "events.jsonl"
 """The log in a run's folder."""
+MOST_SAID_AGAIN: Final = 100_000
+"""Newest lines that a log that was taken over compares with what comes: nobody repeats older."""
 RUNS_FOLDER: Final = Path("gemini-runs")
 """Where runs keep their folders, unless another one is named."""
 
@@ -25,14 +30,45 @@ class EventLog:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("ab", buffering=0)
+        self._known: frozenset[bytes] = frozenset()  # lines that may be said again
 
-    def append(self, entry: Entry) -> None:
-        """Add one entry; it is on its way to the disk when this returns."""
+    @classmethod
+    def taken_over(cls, path: Path) -> "EventLog":
+        """The log at `path`, to go on with in place of a writer that is gone.
+
+        It goes on in a copy that takes the file's name, so that a writer that is not gone after
+        all (its machine had stopped, and went on) writes where nobody reads. A line that was cut
+        short is left out, and what is said again is not written twice.
+        """
+        copy = path.with_name(f"{path.name}.{os.getpid()}-{socket.gethostname()}")
+        known: deque[bytes] = deque(maxlen=MOST_SAID_AGAIN)
+        with path.open("rb") as lines, copy.open("wb") as file:
+            for line in lines:
+                if line.endswith(b"\n"):
+                    file.write(line)
+                    known.append(line[:-1])
+            file.flush()
+            os.fsync(file.fileno())
+        copy.replace(path)
+        log = cls(path)
+        log._known = frozenset(known)
+        return log
+
+    def append(self, entry: Entry) -> bool:
+        """Add one entry, which is on its way to the disk then; says whether it was a new one."""
         head = b""
         if self._file.tell() == 0:
             opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
             head = encode_entry(opened) + b"\n"
-        self._file.write(head + encode_entry(entry) + b"\n")
+        line = encode_entry(entry)
+        if line in self._known:
+            return False
+        self._file.write(head + line + b"\n")
+        return True
+
+    def settle(self) -> None:
+        """Return when all that was added is on the disk itself."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; the log can be read on."""

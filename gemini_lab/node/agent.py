@@ -29,6 +29,7 @@ from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.strike import strike
@@ -38,6 +39,7 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
     Fenced,
+    Heard,
     HoldPort,
     Inject,
     Inventory,
@@ -69,6 +71,7 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
+ALONE_S: Final = 600.0  # as does one of a detached lab without workers and without a store
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
@@ -103,6 +106,7 @@ class Agent:
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
+        self._owner_task: asyncio.Task[None] | None = None  # of a detached lab, beside its root
         self._protected: Protected | None = None  # what a worker of this node said last
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
@@ -224,12 +228,16 @@ class Agent:
     def _watch_lab(self, items: dict[str, str] | None) -> None:
         """End when the lab is gone: its connection is closed, or its key has run out.
 
-        A lab whose other machines are slow to come takes its time before it connects.
+        A lab whose other machines are slow to come takes its time before it connects. A detached
+        one lives as long as its key, or, while the store is away, as its workers.
         """
         is_here = self.lab.is_open or not self.lab.was_opened
+        if self.config.detached is not None:
+            is_here = items is not None or bool(self.host.workers)
         if is_here and (items is None or LAB_KEY in items):
             self._lab_seen_s = time.monotonic()
-        if time.monotonic() - self._lab_seen_s > LAB_GRACE_S:
+        is_alone = self.config.detached is not None and items is None
+        if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else LAB_GRACE_S):
             self._stop.set()
 
     def _become_root(self, record: RootRecord) -> None:
@@ -243,6 +251,9 @@ class Agent:
             ),
         )
         self._shell_task = self._background(self._act_as_root(self._shell))
+        if self.config.detached is not None:
+            owner = run_owner(self.config, record, note=lambda text: self.lab.emit(Note(text=text)))
+            self._owner_task = self._background(owner)
 
     async def _act_as_root(self, shell: RootShell) -> None:
         try:
@@ -252,11 +263,18 @@ class Agent:
         finally:
             if self._shell is shell:
                 self._shell = None
+                self._end_owner()
 
     async def _resign(self) -> None:
         if self._shell_task is not None:
             self._shell_task.cancel()
         self._shell = self._shell_task = None
+        self._end_owner()
+
+    def _end_owner(self) -> None:
+        if self._owner_task is not None:
+            self._owner_task.cancel()
+        self._owner_task = None
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -273,6 +291,8 @@ class Agent:
             match message:
                 case CloseLab():
                     self._stop.set()
+                case Heard():
+                    self.lab.heard(message.messages)
                 case Inject():
                     await strike(self, message.action)
         self.lab.close(channel)
