@@ -16,18 +16,19 @@ from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
-from gemini_lab.launch.etcd import start_etcd
+from gemini_lab.launch.etcd import Embedded, start_etcd
 from gemini_lab.launch.join import JoinOperator, prefix_of
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator, Operator
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
 from gemini_lab.node.agent import address_towards
-from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.config import LAB_KEY, AgentUp, Detached, LabRecord
+from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
+    Heard,
     Inject,
     JobOrder,
     LabHello,
@@ -44,6 +45,7 @@ LOOPBACK: Final = "127.0.0.1"
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
+SETTLE_S: Final = 0.5
 ALONE_S: Final = 60.0  # after this long without any agent, a run has ended
 
 
@@ -56,14 +58,15 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
         LaunchError: MPI, etcd or an agent could not be started.
     """
     with ExitStack() as undo:
-        address = config.etcd or _embedded(config.hosts, undo)
+        address = config.etcd or embedded_etcd(config.hosts, undo).address
         store = EtcdStore(address, prefix_of(config.join or secrets.token_hex(6)))
         undo.callback(store.close)
-        operator = config.operator or _own_operator(config, store)
+        record = record_of(config)
+        operator = config.operator or own_operator(config, store, record)
         undo.callback(operator.clear)
         cluster = AgentCluster(
             store=store,
-            record=record_of(config),
+            record=record,
             operator=operator,
             loop=loop,
             audience=audience,
@@ -75,7 +78,16 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
 
 
 class AgentCluster:
-    """Implements `Cluster` with real agents; `start_cluster` makes one that is up."""
+    """Implements `Cluster` with real agents; `start_cluster` makes one that is up.
+
+    Args:
+        store: The lab's.
+        record: What the lab says of itself there.
+        operator: Where machines come from.
+        loop: Where agents are listened to.
+        audience: Who is told what they say.
+        beside: The node on which the owner of a detached lab runs.
+    """
 
     def __init__(
         self,
@@ -85,7 +97,11 @@ class AgentCluster:
         operator: Operator,
         loop: LoopThread,
         audience: Audience,
+        beside: str | None = None,
     ) -> None:
+        self._beside = beside
+        self._taken: dict[Channel, int] = {}
+        self._are_met = asyncio.Event()
         self._record = msgspec.json.encode(record).decode()
         self.root: str | None = None
         self._ready: set[str] = set()
@@ -110,7 +126,19 @@ class AgentCluster:
         agents = self._operator.bring(machines)
         self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
         self._spawn(self._keep_lease())
+        self._go_on()
+
+    def take_over(self) -> None:
+        """Connect to the agents that are there, in another owner's place."""
+        addresses = node_addresses(patiently(self._store.items))
+        with suppress(TimeoutError):
+            self._loop.finish(self._meet(addresses), timeout_s=CONNECT_S)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._loop.call(self._are_met.set)
         self._spawn(self._watch())
+        self._spawn(self._acknowledge())
 
     def ends_with(self, undo: ExitStack) -> None:
         """`undo` is what `close` has to do."""
@@ -127,11 +155,21 @@ class AgentCluster:
         with suppress(TimeoutError):
             self._loop.finish(self._say_goodbye(), timeout_s=LEAVE_S)
 
+    def leave_beside(self) -> None:
+        """Have the agent end beside which this owner runs, as the last: it ends the owner, too."""
+        channel = self._channels.get(self._beside or "")
+        if channel is not None:
+            self._loop.call(channel.send, CloseLab())
+
     async def _say_goodbye(self) -> None:
-        for channel in self._channels.values():
-            channel.send(CloseLab())
+        if self._beside is not None:  # agents that are not connected end by this
+            with suppress(StoreUnavailableError):
+                await asyncio.to_thread(self._store.delete, LAB_KEY)
+        for name, channel in self._channels.items():
+            if name != self._beside:
+                channel.send(CloseLab())
         deadline_s = time.monotonic() + GOODBYE_S
-        while self._channels and time.monotonic() < deadline_s:
+        while self._channels.keys() - {self._beside} and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         for work in self._work.copy():
             work.cancel()
@@ -166,6 +204,20 @@ class AgentCluster:
                 assert self._lease is not None
                 if not await asyncio.to_thread(self._store.keep_alive, self._lease):
                     self._lease = await asyncio.to_thread(self._announce)
+
+    async def _acknowledge(self) -> None:
+        """Tell agents what is on disk, so that they need not keep it."""
+        told: dict[Channel, int] = {}
+        while True:
+            taken = self._taken.copy()
+            await asyncio.sleep(SETTLE_S)  # a run's end is written a little after it is taken
+            if taken == told:
+                continue
+            with suppress(OSError):  # a full disk: agents keep what they said
+                await asyncio.to_thread(self._audience.settle)
+                for channel, count in taken.items():
+                    channel.send(Heard(messages=count))
+                told = taken
 
     async def _watch(self) -> None:
         """Say when what a run cannot do without is away, and end the wait when all is lost."""
@@ -237,10 +289,9 @@ class AgentCluster:
 
     async def _meet(self, addresses: Mapping[str, str]) -> None:
         """Connect to agents that have joined by themselves; who does not answer is tried again."""
-        for name, address in addresses.items():
-            if name not in self._channels and not self._is_closing:
-                with suppress(OSError, EOFError, TimeoutError, LaunchError):
-                    await self._open(name, address)
+        if not self._is_closing:
+            work = (self._open(name, address) for name, address in addresses.items())
+            await asyncio.gather(*work, return_exceptions=True)
 
     async def _open(self, name: str, address: str) -> None:
         if name in self._channels:
@@ -248,6 +299,7 @@ class AgentCluster:
         hello = LabHello(at_s=time.time())
         channel = await connect(address, self._operator.token, hello, timeout_s=CONNECT_S / 3)
         self._channels[name] = channel
+        self._taken[channel] = 0
         self._spawn(self._listen(name, channel))
 
     async def _listen(self, name: str, channel: Channel) -> None:
@@ -260,6 +312,8 @@ class AgentCluster:
                     self._audience.take_output(message.rank, message.lines)
                 case NeedNodes():
                     self._spawn(self._bring(message.wanted))
+            self._taken[channel] += 1
+        del self._taken[channel]
         if self._channels.get(name) is channel:
             del self._channels[name]
             self._ready.discard(name)
@@ -287,6 +341,7 @@ class AgentCluster:
 
         An operator that has none now may have some later: it is asked again, ever later.
         """
+        await self._are_met.wait()
         pause_s = FIRST_RETRY_S
         while (count := wanted - len(self.living) - self._bringing) > 0 and not self._is_closing:
             self._bringing += count
@@ -329,8 +384,8 @@ class AgentCluster:
         self._loop.call(channel.send, Inject(action=order.action))
 
 
-def _embedded(hosts: Hosts, undo: ExitStack) -> EtcdAddress:
-    """Start etcd on loopback or, for other machines, on this one's address towards them."""
+def embedded_etcd(hosts: Hosts, undo: ExitStack) -> Embedded:
+    """An etcd on loopback or, for other machines, on this one's address towards them."""
     host = LOOPBACK
     if hosts.names:
         try:
@@ -343,7 +398,7 @@ def _embedded(hosts: Hosts, undo: ExitStack) -> EtcdAddress:
     return undo.enter_context(start_etcd(host))
 
 
-def record_of(config: LabConfig) -> LabRecord:
+def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
     """What a lab says of itself in the store."""
     seats = config.seats
     is_local = not config.hosts.names and config.join is None
@@ -353,13 +408,23 @@ def record_of(config: LabConfig) -> LabRecord:
         lease_s=config.lease_s,
         warm=config.warm,
         threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local else None,
+        detached=detached,
     )
 
 
-def _own_operator(config: LabConfig, store: EtcdStore) -> Operator:
+def own_operator(
+    config: LabConfig, store: EtcdStore, record: LabRecord, *, token: str = ""
+) -> JoinOperator | MpiOperator:
+    """What brings a lab's machines where it was given no operator.
+
+    Args:
+        config: The lab.
+        store: Its part of the store.
+        record: What it says of itself there.
+        token: Its secret; by default a new one.
+    """
     if config.join is not None:
-        return JoinOperator(store=store, token=config.token, wait_s=config.wait_s)
-    record = record_of(config)
+        return JoinOperator(store=store, token=token or config.token, wait_s=config.wait_s)
     return MpiOperator(
         etcd=store.address,
         prefix=store.prefix.rstrip("/"),
@@ -368,4 +433,6 @@ def _own_operator(config: LabConfig, store: EtcdStore) -> Operator:
         hosts=config.hosts,
         threads=record.threads,
         log_folder=config.folder / "agents",
+        detached=record.detached,
+        token=token or secrets.token_hex(16),
     )

@@ -1,7 +1,7 @@
 """A run as its log tells it so far, wherever the log comes from."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Self
 
 from gemini_lab.errors import RunFailedError
@@ -36,6 +36,7 @@ class FollowedRun:
         members: The node on each position.
         root: The node with the root agent.
         failure: Why the run was given up, if it was.
+        recoveries: How many there were, the one under way included.
         course: Its facts.
     """
 
@@ -46,6 +47,7 @@ class FollowedRun:
         self.root = root
         self.failure: str | None = None
         self.phase = "starting"
+        self.recoveries = 0
         self.course = Course()
         self._nodes, self._reached = Nodes(), Reached()
         self._over = threading.Event()
@@ -56,6 +58,11 @@ class FollowedRun:
     def is_over(self) -> bool:
         """Whether the run has finished or failed."""
         return self._over.is_set()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every node that the log names."""
+        return self._nodes.names
 
     @property
     def standbys(self) -> list[str]:
@@ -131,6 +138,8 @@ class FollowedRun:
             case events.RecoveryPlanned():
                 self.members = [str(node) for node in self._nodes.members]
                 self.iteration = self._reached.done()
+            case events.RecoveryStarted():
+                self.recoveries += 1
             case events.RunFailed(reason=reason):
                 self.failure = reason
                 self._end()

@@ -1,7 +1,6 @@
 """`Lab`: the handle that a notebook, or the command line, holds on a cluster."""
 
 import atexit
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -21,15 +20,13 @@ from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
+from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import Profiled
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.seats import node_name
-from gemini_lab.settings import Settings, SettingValue
-from gemini_lab.storage import persistent_tier
+from gemini_lab.settings import SettingValue
 
 TICK_S: Final = 0.1
 """Between two looks for a failure whose time has come."""
@@ -100,7 +97,9 @@ class Lab:
         with ExitStack() as undo:  # what was started is ended again if the rest does not start
             loop = undo.enter_context(LoopThread())
             self._runs = Runs(loop)
-            self._control = undo.enter_context(ControlServer(loop, self._runs.act))
+            self._control = undo.enter_context(
+                ControlServer(loop, self._runs.act, lambda: self._runs.newest)
+            )
             self._cluster = start(self.config, loop, self._runs)
             undo.callback(self._cluster.close)
             self._undo = undo.pop_all()
@@ -133,35 +132,24 @@ class Lab:
             raise ConfigError("this lab is closed; make a new one")
         if self._runs.under_way is not None:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
-        job.check()
-        scenario = scenario or Scenario()
-        identity = secrets.randbits(32)
-        self._check_train(Settings.parse(settings), scenario)
-        if (url := settings.get("persistent_url")) is not None:
-            persistent_tier(str(url)).claim(identity, is_resumed=resume)
-        run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
+        wanted = Submission.checked(
+            self.config, job, scenario=scenario, name=name, resume=resume, settings=settings
+        )
         run = Run(
             RunOrigin(
-                folder=fresh_folder(self.folder / run_name),
+                folder=fresh_folder(self.folder / wanted.name),
                 number=self._runs.next_number(),
                 job=job,
-                scenario=scenario,
+                scenario=wanted.scenario,
                 seats=self.config.seats,
                 root=self.root,
             ),
             self._cluster,
         )
-        defaults: dict[str, SettingValue] = {}
-        if self._cluster.is_local:
-            defaults["persistent_url"] = str(run.folder / "persistent")
-        order = JobOrder(
+        order = wanted.order(
+            self.config.seats,
             number=run.number,
-            run=identity,
-            is_resumed=resume,
-            job=job,
-            seats=self.config.seats,
-            settings=settings,
-            defaults=defaults,
+            shared=run.folder if self._cluster.is_local else None,
         )
         self._control.open_to(run.folder)
         run.take(lab_started(self.config, self._cluster))
@@ -332,11 +320,3 @@ class Lab:
         }
         cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
-
-    def _check_train(self, settings: Settings, scenario: Scenario) -> None:
-        seats = self.config.seats
-        names = [node_name(number) for number in range(max(100, 10 * seats.nodes))]
-        seats.seated(names[: seats.nodes]).placed(settings)
-        scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
-        if settings.persistent_url is not None:
-            persistent_tier(settings.persistent_url).check()

@@ -20,6 +20,7 @@ import msgspec
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
 
 READY_S: Final = 60.0
+AGENT: Final = "gemini_lab.node.agent"
 POLL_S: Final = 0.01
 
 
@@ -34,7 +35,12 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     except OSError:
         output = subprocess.DEVNULL  # a node that does not see the lab's folder
     agent = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.node.agent"],
+        [
+            sys.executable,
+            "-m",
+            AGENT,
+            config.prefix,
+        ],  # the lab, for whoever looks for its processes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,

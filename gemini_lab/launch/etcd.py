@@ -2,7 +2,7 @@
 
 Run as `python -m gemini_lab.launch.etcd FOLDER CLIENT_URL PEER_URL`, it keeps etcd as its child
 and ends it, and removes the folder, when its standard input closes: that happens when the lab ends,
-however it ends.
+however it ends. If it was told of a detached lab before, it stays until that lab's key is gone.
 """
 
 import contextlib
@@ -17,16 +17,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.programs import find_program
+from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
 
 START_S: Final = 20.0
 LOOK_S: Final = 0.5
+LEAVE_S: Final = 3.0
 
 
 def find_etcd() -> str:
@@ -48,9 +52,34 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an etcd's keeper is told: live on as long as the lab whose keys are at `prefix`."""
+
+    address: EtcdAddress
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An etcd that this process started.
+
+    Attributes:
+        address: Where it is, and its password.
+    """
+
+    address: EtcdAddress
+    _keeper: subprocess.Popen[bytes]
+
+    def stay_for(self, prefix: str) -> None:
+        """Have it outlive this process: it ends with the lab at `prefix`, which is there now."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(msgspec.json.encode(Stay(self.address, prefix)) + b"\n")
+        self._keeper.stdin.close()
+
+
 @contextlib.contextmanager
-def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
-    """A one-member etcd whose data lives as long as the `with` block; gives its address.
+def start_etcd(host: str = "127.0.0.1") -> Iterator[Embedded]:
+    """A one-member etcd whose data lives as long as the `with` block, or a lab that it stays for.
 
     It wants a password: whoever could write to it could have nodes run any script.
 
@@ -68,6 +97,7 @@ def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
         [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # a launcher's, which may be waited for until all have closed it
         start_new_session=True,
     )
     assert keeper.stdin is not None
@@ -75,10 +105,11 @@ def start_etcd(host: str = "127.0.0.1") -> Iterator[EtcdAddress]:
         _wait_until_ready(keeper, folder, open_to_all)
         address = replace(open_to_all, user="root", password=secrets.token_hex(16))
         _close_to_strangers(binary, address)
-        yield address
+        yield Embedded(address, keeper)
     finally:
-        keeper.stdin.close()  # it ends the server and removes the folder
-        keeper.wait()
+        if not keeper.stdin.closed:
+            keeper.stdin.close()  # it ends the server and removes the folder
+            keeper.wait()
 
 
 def _wait_until_ready(keeper: subprocess.Popen[bytes], folder: str, address: EtcdAddress) -> None:
@@ -120,9 +151,18 @@ def keep(binary: str, folder: str, client: str, peer: str) -> None:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     etcd = _run(binary, folder, client, peer)
-    while not _is_closed(0, within_s=LOOK_S):
+    said, is_open, lab = b"", True, None
+    while is_open or (lab is not None and _is_there(lab)):
         if etcd.poll() is not None:
             etcd = _run(binary, folder, client, peer)
+        if is_open:
+            more = _read(0, within_s=LOOK_S)
+            said, is_open = said + (more or b""), more != b""
+            lab = None if is_open or not said else msgspec.json.decode(said, type=Stay)
+        else:
+            time.sleep(LOOK_S)
+    if lab is not None:
+        time.sleep(LEAVE_S)  # for agents to take their keys out of it
     etcd.kill()
     etcd.wait()
     shutil.rmtree(folder, ignore_errors=True)
@@ -141,14 +181,26 @@ def _run(binary: str, folder: str, client: str, peer: str) -> subprocess.Popen[b
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def _is_closed(fd: int, *, within_s: float) -> bool:
-    """Whether the other end of a pipe closes within a time."""
+def _read(fd: int, *, within_s: float) -> bytes | None:
+    """What comes through a pipe within a time; `b""`: its other end is closed, `None`: nothing."""
     readable, _, _ = select.select([fd], [], [], within_s)
     if not readable:
-        return False
-    with contextlib.suppress(OSError):
-        return not os.read(fd, 4096)
-    return True
+        return None
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+
+
+def _is_there(lab: Stay) -> bool:
+    """Whether a lab's key stands; while etcd does not answer, it is taken to."""
+    store = EtcdStore(lab.address, lab.prefix)
+    try:
+        return LAB_KEY in store.items()
+    except StoreUnavailableError:
+        return True
+    finally:
+        store.close()
 
 
 if __name__ == "__main__":

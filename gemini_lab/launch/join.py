@@ -12,7 +12,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import ControlStore, patiently
 from gemini_lab.node.membership import node_addresses
-from gemini_lab.seats import in_order, node_name
+from gemini_lab.seats import in_order, node_name, node_number
 
 TOKEN_VARIABLE: Final = "GEMINI_LAB_TOKEN"  # noqa: S105 (where one is, not one)
 NO_TOKEN: Final = (
@@ -135,7 +135,7 @@ def take_name(store: ControlStore, host: str, *, first: int = 0) -> str:
         items = {} if is_made else patiently(store.items)
         if is_made or items[key] == claim:  # made before, and the answer was lost
             return name
-        number = 1 + max(int(taken.rpartition("-")[2]) for taken in items if _is_place(taken))
+        number = 1 + max(node_number(taken) for taken in items if _is_place(taken))
         time.sleep(random.uniform(0, LOOK_S))  # others want the same one
 
 
@@ -187,6 +187,10 @@ class JoinOperator:
                 self.tell(f"{told(items, count, self._met)}; waiting up to {left_s:.0f} s more")
                 say_s = time.monotonic() + SAY_AGAIN_S
             time.sleep(LOOK_S)
+
+    def know(self, names: Collection[str]) -> None:
+        """These nodes have joined before, under another owner of the lab."""
+        self._met.update(names)
 
     def clear(self) -> None:
         """Wait for nobody any more; agents that joined end by themselves when the lab is gone."""
