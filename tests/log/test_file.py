@@ -185,3 +185,23 @@ def test_a_feed_begins_anew_with_a_log_that_was_begun_anew(path):
     path.unlink()
     write(path, note(1))
     assert feed.poll() == [note(1)]
+
+
+def test_a_log_that_is_taken_over_goes_on_where_nobody_else_writes(path):
+    """A machine that had stopped, and whose place was taken, writes where nobody reads."""
+    left = EventLog(path)
+    left.append(note(1))
+    with path.open("ab") as log:
+        log.write(b'{"at_s": cut short')
+    taken = EventLog.taken_over(path)
+    left.append(note(9))
+    assert taken.append(note(2))
+    assert list(read_log(path)) == [note(1), note(2)]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_what_is_said_again_after_a_log_was_taken_over_stands_there_once(path):
+    write(path, note(1), note(2))
+    taken = EventLog.taken_over(path)
+    assert [taken.append(said) for said in (note(2), note(3), note(1))] == [False, True, False]
+    assert list(read_log(path)) == [note(1), note(2), note(3)]
