@@ -21,6 +21,7 @@ from gemini_lab.launch.join import JoinOperator, prefix_of
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator, Operator
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
+from gemini_lab.log.file import LogTakenError
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import LAB_KEY, AgentUp, Detached, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
@@ -162,9 +163,6 @@ class AgentCluster:
             self._loop.call(channel.send, CloseLab())
 
     async def _say_goodbye(self) -> None:
-        if self._beside is not None:  # agents that are not connected end by this
-            with suppress(StoreUnavailableError):
-                await asyncio.to_thread(self._store.delete, LAB_KEY)
         for name, channel in self._channels.items():
             if name != self._beside:
                 channel.send(CloseLab())
@@ -179,7 +177,8 @@ class AgentCluster:
     def _clear_store(self) -> None:
         if self._lease is not None:
             self._store.revoke(self._lease)
-        for key in self._store.items():
+        kept = {"root", f"nodes/{self._beside}"} if self._beside is not None else set()
+        for key in self._store.items().keys() - kept:  # those would end this owner too early
             self._store.delete(key)
 
     def _announce(self) -> int:
@@ -213,11 +212,15 @@ class AgentCluster:
             await asyncio.sleep(SETTLE_S)  # a run's end is written a little after it is taken
             if taken == told:
                 continue
-            with suppress(OSError):  # a full disk: agents keep what they said
+            try:
                 await asyncio.to_thread(self._audience.settle)
-                for channel, count in taken.items():
-                    channel.send(Heard(messages=count))
-                told = taken
+            except OSError:
+                continue  # a full disk: agents keep what they said
+            except LogTakenError:
+                return  # they are to tell it the next owner
+            for channel, count in taken.items():
+                channel.send(Heard(messages=count))
+            told = taken
 
     async def _watch(self) -> None:
         """Say when what a run cannot do without is away, and end the wait when all is lost."""

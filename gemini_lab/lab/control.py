@@ -82,6 +82,7 @@ class ControlServer:
     ) -> None:
         self._loop, self._act, self._newest, self._host = loop, act, newest, host
         self._token = token or token_hex(16)
+        self._channels: set[Channel] = set()
         self._followers = 0
 
     def __enter__(self) -> Self:
@@ -92,7 +93,13 @@ class ControlServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call(self._server.close)
+        self._loop.finish(self._hang_up(), timeout_s=LISTEN_S)
+
+    async def _hang_up(self) -> None:
+        self._server.close()
+        for channel in self._channels:
+            channel.close()
+        await asyncio.sleep(0)  # for the connections to be closed before the loop ends
 
     def open_to(self, folder: Path) -> None:
         """Leave the way to this lab in a run's folder, for its user alone."""
@@ -105,12 +112,16 @@ class ControlServer:
             time.sleep(LOOK_S)
 
     async def _serve(self, channel: Channel) -> None:
-        while (message := await channel.receive()) is not None:
-            run = self._newest()
-            if isinstance(message, FollowLog) and run is not None:
-                await self._send_log(channel, run, message.from_bytes)
-            else:
-                channel.send(self._answer(message))
+        self._channels.add(channel)
+        try:
+            while (message := await channel.receive()) is not None:
+                run = self._newest()
+                if isinstance(message, FollowLog) and run is not None:
+                    await self._send_log(channel, run, message.from_bytes)
+                else:
+                    channel.send(self._answer(message))
+        finally:
+            self._channels.discard(channel)
 
     async def _send_log(self, channel: Channel, run: Told, from_bytes: int) -> None:
         """Send whole lines as they come, until the follower hangs up."""

@@ -107,6 +107,11 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
             "a detached run cannot take an operator= of yours along; name hosts=, or have machines "
             "join by themselves: join="
         )
+    if config.hosts.names and config.etcd is None:
+        raise ConfigError(
+            "a detached run needs an etcd that outlives this machine; name one that all hosts "
+            "reach: etcd= or --etcd"
+        )
     token = config.token or secrets.token_hex(16)
     folder = fresh_folder(config.folder / wanted.name)
     check_name(folder.name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log import schema_1
 from gemini_lab.log.entry import Entry, EventError, decode_entry, encode_entry, read_record
 from gemini_lab.log.events import SCHEMA, LogOpened
@@ -37,19 +37,21 @@ class EventLog:
         """The log at `path`, to go on with in place of a writer that is gone.
 
         It goes on in a copy that takes the file's name, so that a writer that is not gone after
-        all (its machine had stopped, and went on) writes where nobody reads. A line that was cut
-        short is left out, and what is said again is not written twice.
+        all (its machine had stopped, and went on) writes where nobody reads; what such a writer
+        settled before that is in the copy. A line that was cut short is left out, and what is said
+        again is not written twice.
         """
-        copy = path.with_name(f"{path.name}.{os.getpid()}-{socket.gethostname()}")
+        draft = path.with_name(f"{path.name}.{os.getpid()}-{socket.gethostname()}")
         known: deque[bytes] = deque(maxlen=MOST_SAID_AGAIN)
-        with path.open("rb") as lines, copy.open("wb") as file:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    file.write(line)
-                    known.append(line[:-1])
-            file.flush()
-            os.fsync(file.fileno())
-        copy.replace(path)
+        with path.open("rb") as old, draft.open("wb", buffering=0) as new:
+            for is_named in (False, True):
+                for line in old:
+                    if line.endswith(b"\n"):
+                        new.write(line)
+                        known.append(line[:-1])
+                os.fsync(new.fileno())
+                if not is_named:
+                    draft.replace(path)
         log = cls(path)
         log._known = frozenset(known)
         return log
@@ -67,12 +69,22 @@ class EventLog:
         return True
 
     def settle(self) -> None:
-        """Return when all that was added is on the disk itself."""
+        """Return when all that was added is on the disk itself, under the log's name.
+
+        Raises:
+            LogTakenError: Another writer has taken it over.
+        """
         os.fsync(self._file.fileno())
+        if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+            raise LogTakenError(f"another owner of the run goes on with {self.path}")
 
     def close(self) -> None:
         """Close the file; the log can be read on."""
         self._file.close()
+
+
+class LogTakenError(GeminiError):
+    """A log is written by somebody else now."""
 
 
 class SchemaError(ConfigError):

@@ -71,7 +71,7 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
-ALONE_S: Final = 600.0  # as does one of a detached lab without workers and without a store
+ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
