@@ -102,16 +102,7 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         LaunchError: etcd, MPI or an agent could not be started, or one does not see the folder.
         CapacityError: Agents that were to join did not come in time.
     """
-    if config.operator is not None:
-        raise ConfigError(
-            "a detached run cannot take an operator= of yours along; name hosts=, or have machines "
-            "join by themselves: join="
-        )
-    if config.hosts.names and config.etcd is None:
-        raise ConfigError(
-            "a detached run needs an etcd that outlives this machine; name one that all hosts "
-            "reach: etcd= or --etcd"
-        )
+    _check(config)
     token = config.token or secrets.token_hex(16)
     folder = fresh_folder(config.folder / wanted.name)
     check_name(folder.name)
@@ -139,6 +130,20 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         undo.pop_all()
         store.close()
     return folder
+
+
+def _check(config: LabConfig) -> None:
+    """Refuse what could not live on without this process."""
+    if config.operator is not None:
+        raise ConfigError(
+            "a detached run cannot take an operator= of yours along; name hosts=, or have machines "
+            "join by themselves: join="
+        )
+    if config.hosts.names and config.etcd is None:
+        raise ConfigError(
+            "a detached run needs an etcd that outlives this machine; name one that all hosts "
+            "reach: etcd= or --etcd"
+        )
 
 
 def _claim(store: EtcdStore, record: LabRecord) -> None:

@@ -26,6 +26,7 @@ from gemini_lab.lab.detached import RunRecord
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, said
+from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, LabRecord, why_blind
@@ -82,7 +83,6 @@ def _look(store: EtcdStore, start: OwnerStart) -> dict[str, str] | None:
 def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
     """Keep the log of a run until its end, and then end its lab."""
     record = msgspec.json.decode(items[LAB_KEY], type=LabRecord)
-    order = msgspec.json.decode(items["job"], type=JobOrder)
     told = msgspec.json.decode(items[RUN_KEY], type=RunRecord)
     root = RootRecord.from_text(start.root)
     assert record.detached is not None
@@ -92,13 +92,8 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
     with ExitStack() as undo:
         loop = undo.enter_context(LoopThread())
         runs = Runs(loop)
-        log = EventLog.taken_over(folder / LOG_FILE)
-        operator = own_operator(
-            told.config(store, start.token, folder.parent),
-            store,
-            record,
-            token=start.token,
-        )
+        config = told.config(store, start.token, folder.parent)
+        operator = own_operator(config, store, record, token=start.token)
         cluster = AgentCluster(
             store=store,
             record=record,
@@ -107,16 +102,7 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
             audience=runs,
             beside=root.name,
         )
-        origin = RunOrigin(
-            folder=folder,
-            number=order.number,
-            job=order.job,
-            seats=order.seats,
-            scenario=Scenario.from_json(told.scenario),
-            root=root.name,
-        )
-        run = Run(origin, cluster, log)
-        run.recall()
+        run = _taken_over(folder, told, items, cluster, root.name)
         operator.know({*run.names, *node_addresses(items)})
         runs.begin(run)
         host = root.address.rpartition(":")[0]
@@ -130,12 +116,35 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
         _wait_for_end(run, store, start)
         run.take(said(LabClosed()))
         control.see_off(SEE_OFF_S)
-        cluster.leave()
-        operator.clear()
-        run.close()
-        for name in (ACCESS_FILE, LAB_FILE):
-            (folder / name).unlink(missing_ok=True)
-        cluster.leave_beside()
+        _end(run, cluster, operator)
+
+
+def _taken_over(
+    folder: Path, told: RunRecord, items: dict[str, str], cluster: AgentCluster, root: str
+) -> Run:
+    """The run, with all that its log tells."""
+    order = msgspec.json.decode(items["job"], type=JobOrder)
+    origin = RunOrigin(
+        folder=folder,
+        number=order.number,
+        job=order.job,
+        seats=order.seats,
+        scenario=Scenario.from_json(told.scenario),
+        root=root,
+    )
+    run = Run(origin, cluster, EventLog.taken_over(folder / LOG_FILE))
+    run.recall()
+    return run
+
+
+def _end(run: Run, cluster: AgentCluster, operator: Operator) -> None:
+    """Leave nothing: neither agents nor keys, and in the folder what a run that is over keeps."""
+    cluster.leave()
+    operator.clear()
+    run.close()
+    for name in (ACCESS_FILE, LAB_FILE):
+        (run.folder / name).unlink(missing_ok=True)
+    cluster.leave_beside()
 
 
 def _tell_where(store: EtcdStore, start: OwnerStart, address: str) -> None:
