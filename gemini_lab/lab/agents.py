@@ -1,8 +1,6 @@
 """A cluster of agents: an operator brings them, etcd introduces them, the lab talks to each."""
 
 import asyncio
-import os
-import secrets
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,16 +12,11 @@ import msgspec
 from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Audience
-from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
-from gemini_lab.launch.etcd import Embedded, start_etcd
-from gemini_lab.launch.join import JoinOperator, prefix_of
-from gemini_lab.launch.mpi import Hosts
-from gemini_lab.launch.operator import MpiOperator, Operator
+from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
 from gemini_lab.log.file import LogTakenError
-from gemini_lab.node.agent import address_towards
-from gemini_lab.node.config import LAB_KEY, AgentUp, Detached, LabRecord
+from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.recovery.messages import (
@@ -42,7 +35,6 @@ LAB_LEASE_S: Final = 15
 CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
-LOOPBACK: Final = "127.0.0.1"
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
@@ -50,36 +42,8 @@ SETTLE_S: Final = 0.5
 ALONE_S: Final = 60.0  # after this long without any agent, a run has ended
 
 
-def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "AgentCluster":
-    """Start etcd, unless one is named, and agents; returns when the lab is connected to each.
-
-    What was started is ended again if the rest does not start.
-
-    Raises:
-        LaunchError: MPI, etcd or an agent could not be started.
-    """
-    with ExitStack() as undo:
-        address = config.etcd or embedded_etcd(config.hosts, undo).address
-        store = EtcdStore(address, prefix_of(config.join or secrets.token_hex(6)))
-        undo.callback(store.close)
-        record = record_of(config)
-        operator = config.operator or own_operator(config, store, record)
-        undo.callback(operator.clear)
-        cluster = AgentCluster(
-            store=store,
-            record=record,
-            operator=operator,
-            loop=loop,
-            audience=audience,
-        )
-        undo.callback(cluster.leave)
-        cluster.open(config.seats.machines)
-        cluster.ends_with(undo.pop_all())
-    return cluster
-
-
 class AgentCluster:
-    """Implements `Cluster` with real agents; `start_cluster` makes one that is up.
+    """Implements `Cluster` with real agents.
 
     Args:
         store: The lab's.
@@ -385,57 +349,3 @@ class AgentCluster:
             known = ", ".join(self._channels)
             raise ConfigError(f"no node {order.node!r} is there; there are {known}")
         self._loop.call(channel.send, Inject(action=order.action))
-
-
-def embedded_etcd(hosts: Hosts, undo: ExitStack) -> Embedded:
-    """An etcd on loopback or, for other machines, on this one's address towards them."""
-    host = LOOPBACK
-    if hosts.names:
-        try:
-            host = address_towards(f"{hosts.names[-1]}:22")
-        except OSError as error:
-            raise LaunchError(
-                f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
-                "name a running etcd that all hosts reach with etcd="
-            ) from error
-    return undo.enter_context(start_etcd(host))
-
-
-def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
-    """What a lab says of itself in the store."""
-    seats = config.seats
-    is_local = not config.hosts.names and config.join is None
-    return LabRecord(
-        identity=secrets.token_hex(8),
-        machines=seats.machines,
-        lease_s=config.lease_s,
-        warm=config.warm,
-        threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local else None,
-        detached=detached,
-    )
-
-
-def own_operator(
-    config: LabConfig, store: EtcdStore, record: LabRecord, *, token: str = ""
-) -> JoinOperator | MpiOperator:
-    """What brings a lab's machines where it was given no operator.
-
-    Args:
-        config: The lab.
-        store: Its part of the store.
-        record: What it says of itself there.
-        token: Its secret; by default a new one.
-    """
-    if config.join is not None:
-        return JoinOperator(store=store, token=token or config.token, wait_s=config.wait_s)
-    return MpiOperator(
-        etcd=store.address,
-        prefix=store.prefix.rstrip("/"),
-        lease_s=record.lease_s,
-        warm=record.warm,
-        hosts=config.hosts,
-        threads=record.threads,
-        log_folder=config.folder / "agents",
-        detached=record.detached,
-        token=token or secrets.token_hex(16),
-    )

@@ -13,13 +13,13 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
-from gemini_lab.lab.agents import start_cluster
 from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, hosts_from
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
+from gemini_lab.lab.starting import start_cluster
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.launch.operator import Operator

@@ -20,12 +20,13 @@ import msgspec
 from gemini_lab.errors import LaunchError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.lab.access import ACCESS_FILE, OWNER_KEY, RUN_KEY
-from gemini_lab.lab.agents import AgentCluster, own_operator
+from gemini_lab.lab.agents import AgentCluster
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.detached import RunRecord
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, said
+from gemini_lab.lab.starting import own_operator
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
@@ -41,6 +42,8 @@ TICK_S: Final = 0.1
 TELL_END_S: Final = 5.0
 """A run that ended so long ago, and of which nobody said so, lost its root at that moment."""
 SEE_OFF_S: Final = 2.0
+START_S: Final = 3600.0
+"""For a launcher to hand its run over, after all machines have come."""
 
 
 def main() -> int:
@@ -61,11 +64,15 @@ def _end_with_input() -> None:
 
 
 def _wait_for_run(store: EtcdStore, start: OwnerStart) -> dict[str, str]:
-    """The store's content once there is a run in it."""
+    """The store's content once there is a run in it; without one, the lab ends in the end."""
+    give_up_s = time.monotonic() + START_S
     while True:
         items = _look(store, start)
         if items is not None and RUN_KEY in items and "job" in items:
             return items
+        if items is not None and time.monotonic() > give_up_s:
+            store.delete(LAB_KEY)
+            raise LaunchError(f"no run came within {START_S:.0f} s; its launcher must be gone")
         time.sleep(LOOK_S)
 
 
