@@ -22,7 +22,7 @@ import msgspec
 
 from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
-from gemini_lab.node.control_store import ControlStore, patiently
+from gemini_lab.node.control_store import ControlStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.seats import in_order, node_name, node_number
 
@@ -94,26 +94,32 @@ def say(text: str) -> None:
 def find_lab(
     store: ControlStore, lab: str, *, wait_s: float, tell: Callable[[str], None]
 ) -> LabRecord:
-    """What the lab says of itself; one that is not there yet is waited for.
+    """What the lab says of itself; a lab or a store that is not there yet is waited for.
 
     Raises:
-        LaunchError: It did not come in time.
-        StoreUnavailableError: The store did not answer.
+        LaunchError: The lab did not come in time.
+        StoreUnavailableError: The store did not.
     """
     say_s = time.monotonic()
     give_up_s = say_s + wait_s
     while True:
-        items = patiently(store.items)
+        left_s = give_up_s - time.monotonic()
+        what = f"a lab {lab!r} in the store"
+        try:
+            items = store.items()
+        except StoreUnavailableError:
+            if left_s <= 0:
+                raise
+            items, what = {}, "the store to answer"
         if LAB_KEY in items:
             return msgspec.json.decode(items[LAB_KEY], type=LabRecord)
-        left_s = give_up_s - time.monotonic()
         if left_s <= 0:
             raise LaunchError(
                 f"no lab {lab!r} was in the store within {wait_s:.0f} s; start it with "
                 f"`gemini-lab run --join {lab} ...`, or check --lab and --store"
             )
         if time.monotonic() >= say_s:
-            tell(f"waiting up to {left_s:.0f} s for a lab {lab!r} in the store")
+            tell(f"waiting up to {left_s:.0f} s for {what}")
             say_s = time.monotonic() + SAY_AGAIN_S
         time.sleep(LOOK_S)
 
