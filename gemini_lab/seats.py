@@ -175,6 +175,11 @@ def node_name(number: int) -> str:
     return f"node-{number}"
 
 
+def node_number(name: str) -> int:
+    """The number in a machine's name."""
+    return int(name.rpartition("-")[2])
+
+
 def in_order(nodes: Iterable[str]) -> list[str]:
     """Names in counting order: node-2 before node-10."""
     return sorted(nodes, key=lambda name: (len(name), name))

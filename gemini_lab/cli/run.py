@@ -12,8 +12,12 @@ from pathlib import Path
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.config import LabConfig, hosts_from
+from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.submission import Submission
+from gemini_lab.launch.join import find_token
+from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 
@@ -34,6 +38,23 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--hostfile", help="MPI hostfile; in a Slurm allocation, its hosts")
     options.add_argument("--hosts", help="host names, separated by commas")
     options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
+    options.add_argument(
+        "--join",
+        metavar="LAB",
+        help="start no nodes: machines join under this name by `gemini-lab node`; needs --etcd",
+    )
+    options.add_argument("--token-file", type=Path, help="file with the token of those that join")
+    options.add_argument(
+        "--wait",
+        type=float,
+        default=LabConfig.wait_s,
+        help="seconds to wait for those that join (%(default)s)",
+    )
+    options.add_argument(
+        "--detach",
+        action="store_true",
+        help="return when the nodes are up: the run needs nobody from then on",
+    )
     options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
     options.add_argument("--name", help="of this run; by default the time and the script")
     options.add_argument("--replicas", type=int, help="copies of each shard, the own included")
@@ -63,11 +84,16 @@ def command(arguments: list[str]) -> int:
     settings = settings_of(options)
     Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
+    if options.detach:
+        return detach(options, job, scenario, settings)
     with Lab(
         options.nodes,
         options.standbys,
         workers_per_node=options.workers_per_node,
-        hosts=hosts_of(options),
+        hosts=None if options.join else hosts_of(options),
+        join=options.join,
+        token=find_token(options.token_file) if options.join else None,
+        wait_s=options.wait,
         etcd=options.etcd,
         folder=options.folder,
         lease_s=options.lease,
@@ -81,6 +107,39 @@ def command(arguments: list[str]) -> int:
         except RunFailedError as error:
             print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
             return 1
+    return 0
+
+
+def detach(
+    options: argparse.Namespace,
+    job: Job,
+    scenario: Scenario | None,
+    settings: dict[str, SettingValue],
+) -> int:
+    """Start the run, and leave it to its nodes."""
+    config = LabConfig(
+        nodes=options.nodes,
+        standbys=options.standbys,
+        workers_per_node=options.workers_per_node,
+        hosts=hosts_from(None if options.join else hosts_of(options)),
+        etcd=EtcdAddress.parse(options.etcd) if options.etcd else None,
+        folder=Path(options.folder).absolute(),
+        lease_s=options.lease,
+        join=options.join,
+        token=find_token(options.token_file) if options.join else "",
+        wait_s=options.wait,
+    )
+    wanted = Submission.checked(
+        config,
+        job,
+        scenario=scenario,
+        name=options.name,
+        resume=options.resume,
+        settings=settings,
+    )
+    folder = start_detached(config, wanted)
+    print(f"the run's folder is {folder}")  # noqa: T201
+    print(f"follow it with: gemini-lab attach {folder}")  # noqa: T201
     return 0
 
 

@@ -1,10 +1,8 @@
 """A cluster of agents: an operator brings them, etcd introduces them, the lab talks to each."""
 
 import asyncio
-import os
-import secrets
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Any, Final
@@ -14,18 +12,17 @@ import msgspec
 from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Audience
-from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
-from gemini_lab.launch.etcd import start_etcd
-from gemini_lab.launch.mpi import Hosts
-from gemini_lab.launch.operator import MpiOperator, Operator
+from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
-from gemini_lab.node.agent import address_towards
-from gemini_lab.node.config import AgentUp
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.log.file import LogTakenError
+from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
+from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.membership import node_addresses
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
+    Heard,
     Inject,
     JobOrder,
     LabHello,
@@ -38,40 +35,39 @@ LAB_LEASE_S: Final = 15
 CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
-LOOPBACK: Final = "127.0.0.1"
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
+SETTLE_S: Final = 0.5
 ALONE_S: Final = 60.0  # after this long without any agent, a run has ended
 
 
-def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "AgentCluster":
-    """Start etcd, unless one is named, and agents; returns when the lab is connected to each.
-
-    What was started is ended again if the rest does not start.
-
-    Raises:
-        LaunchError: MPI, etcd or an agent could not be started.
-    """
-    with ExitStack() as undo:
-        address = config.etcd or _embedded(config.hosts, undo)
-        store = EtcdStore(address, f"gemini_lab/{secrets.token_hex(6)}")
-        undo.callback(store.close)
-        operator = config.operator or _mpi_operator(config, store)
-        undo.callback(operator.clear)
-        cluster = AgentCluster(store=store, operator=operator, loop=loop, audience=audience)
-        undo.callback(cluster.leave)
-        cluster.open(config.seats.machines)
-        cluster.ends_with(undo.pop_all())
-    return cluster
-
-
 class AgentCluster:
-    """Implements `Cluster` with real agents; `start_cluster` makes one that is up."""
+    """Implements `Cluster` with real agents.
+
+    Args:
+        store: The lab's.
+        record: What the lab says of itself there.
+        operator: Where machines come from.
+        loop: Where agents are listened to.
+        audience: Who is told what they say.
+        beside: The node on which the owner of a detached lab runs.
+    """
 
     def __init__(
-        self, *, store: EtcdStore, operator: Operator, loop: LoopThread, audience: Audience
+        self,
+        *,
+        store: EtcdStore,
+        record: LabRecord,
+        operator: Operator,
+        loop: LoopThread,
+        audience: Audience,
+        beside: str | None = None,
     ) -> None:
+        self._beside = beside
+        self._taken: dict[Channel, int] = {}
+        self._are_met = asyncio.Event()
+        self._record = msgspec.json.encode(record).decode()
         self.root: str | None = None
         self._ready: set[str] = set()
         self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
@@ -95,7 +91,19 @@ class AgentCluster:
         agents = self._operator.bring(machines)
         self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
         self._spawn(self._keep_lease())
+        self._go_on()
+
+    def take_over(self) -> None:
+        """Connect to the agents that are there, in another owner's place."""
+        addresses = node_addresses(patiently(self._store.items))
+        with suppress(TimeoutError):
+            self._loop.finish(self._meet(addresses), timeout_s=CONNECT_S)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._loop.call(self._are_met.set)
         self._spawn(self._watch())
+        self._spawn(self._acknowledge())
 
     def ends_with(self, undo: ExitStack) -> None:
         """`undo` is what `close` has to do."""
@@ -112,11 +120,18 @@ class AgentCluster:
         with suppress(TimeoutError):
             self._loop.finish(self._say_goodbye(), timeout_s=LEAVE_S)
 
+    def leave_beside(self) -> None:
+        """Have the agent end beside which this owner runs, as the last: it ends the owner, too."""
+        channel = self._channels.get(self._beside or "")
+        if channel is not None:
+            self._loop.call(channel.send, CloseLab())
+
     async def _say_goodbye(self) -> None:
-        for channel in self._channels.values():
-            channel.send(CloseLab())
+        for name, channel in self._channels.items():
+            if name != self._beside:
+                channel.send(CloseLab())
         deadline_s = time.monotonic() + GOODBYE_S
-        while self._channels and time.monotonic() < deadline_s:
+        while self._channels.keys() - {self._beside} and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         for work in self._work.copy():
             work.cancel()
@@ -126,13 +141,23 @@ class AgentCluster:
     def _clear_store(self) -> None:
         if self._lease is not None:
             self._store.revoke(self._lease)
-        for key in self._store.items():
+        kept = {"root", f"nodes/{self._beside}"} if self._beside is not None else set()
+        for key in self._store.items().keys() - kept:  # those would end this owner too early
             self._store.delete(key)
 
     def _announce(self) -> int:
         """Tell agents that their lab lives, for as long as the lease is kept."""
         lease = self._store.grant(LAB_LEASE_S)
-        self._store.put("lab", "here", lease=lease)
+        if self._store.create(LAB_KEY, self._record, lease=lease):
+            return lease
+        if self._store.items().get(LAB_KEY) == self._record:  # made before; the answer was lost
+            self._store.put(LAB_KEY, self._record, lease=lease)
+        else:
+            self._store.revoke(lease)
+            raise ConfigError(
+                f"a lab is under way at {self._store.prefix} in the store; give this one another "
+                f"name, or wait {LAB_LEASE_S} s if that one has just been killed"
+            )
         return lease
 
     async def _keep_lease(self) -> None:
@@ -143,13 +168,31 @@ class AgentCluster:
                 if not await asyncio.to_thread(self._store.keep_alive, self._lease):
                     self._lease = await asyncio.to_thread(self._announce)
 
+    async def _acknowledge(self) -> None:
+        """Tell agents what is on disk, so that they need not keep it."""
+        told: dict[Channel, int] = {}
+        while True:
+            taken = self._taken.copy()
+            await asyncio.sleep(SETTLE_S)  # a run's end is written a little after it is taken
+            if taken == told:
+                continue
+            try:
+                await asyncio.to_thread(self._audience.settle)
+            except OSError:
+                continue  # a full disk: agents keep what they said
+            except LogTakenError:
+                return  # they are to tell it the next owner
+            for channel, count in taken.items():
+                channel.send(Heard(messages=count))
+            told = taken
+
     async def _watch(self) -> None:
         """Say when what a run cannot do without is away, and end the wait when all is lost."""
         alone_s, away_since_s = 0.0, None
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
             try:
-                await asyncio.to_thread(self._store.items)
+                items = await asyncio.to_thread(self._store.items)
             except StoreUnavailableError as error:
                 if away_since_s is None:
                     away_since_s = time.monotonic()
@@ -159,6 +202,7 @@ class AgentCluster:
                     away_s = time.monotonic() - away_since_s
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
+                await self._meet(node_addresses(items))
             alone_s = 0.0 if self._channels else alone_s + LOOK_S
             if alone_s >= ALONE_S:
                 self._audience.take_end(
@@ -202,16 +246,28 @@ class AgentCluster:
 
     async def _connect(self, agents: Sequence[AgentUp]) -> None:
         for agent in agents:
-            hello = LabHello(at_s=time.time())
             try:
-                channel = await connect(agent.address, self._operator.token, hello, timeout_s=10)
+                await self._open(agent.name, agent.address)
             except (OSError, EOFError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent.name} listens on {agent.address}, which this machine does not "
                     f"reach ({error or 'no answer'}); check the network and firewalls"
                 ) from error
-            self._channels[agent.name] = channel
-            self._spawn(self._listen(agent.name, channel))
+
+    async def _meet(self, addresses: Mapping[str, str]) -> None:
+        """Connect to agents that have joined by themselves; who does not answer is tried again."""
+        if not self._is_closing:
+            work = (self._open(name, address) for name, address in addresses.items())
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _open(self, name: str, address: str) -> None:
+        if name in self._channels:
+            return
+        hello = LabHello(at_s=time.time())
+        channel = await connect(address, self._operator.token, hello, timeout_s=CONNECT_S / 3)
+        self._channels[name] = channel
+        self._taken[channel] = 0
+        self._spawn(self._listen(name, channel))
 
     async def _listen(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
@@ -223,8 +279,11 @@ class AgentCluster:
                     self._audience.take_output(message.rank, message.lines)
                 case NeedNodes():
                     self._spawn(self._bring(message.wanted))
-        self._channels.pop(name, None)
-        self._ready.discard(name)
+            self._taken[channel] += 1
+        del self._taken[channel]
+        if self._channels.get(name) is channel:
+            del self._channels[name]
+            self._ready.discard(name)
 
     def _is_heard(self, term: int | None) -> bool:
         """Whether this is not a deposed root's word, which came too late."""
@@ -249,6 +308,7 @@ class AgentCluster:
 
         An operator that has none now may have some later: it is asked again, ever later.
         """
+        await self._are_met.wait()
         pause_s = FIRST_RETRY_S
         while (count := wanted - len(self.living) - self._bringing) > 0 and not self._is_closing:
             self._bringing += count
@@ -289,30 +349,3 @@ class AgentCluster:
             known = ", ".join(self._channels)
             raise ConfigError(f"no node {order.node!r} is there; there are {known}")
         self._loop.call(channel.send, Inject(action=order.action))
-
-
-def _embedded(hosts: Hosts, undo: ExitStack) -> EtcdAddress:
-    """Start etcd on loopback or, for other machines, on this one's address towards them."""
-    host = LOOPBACK
-    if hosts.names:
-        try:
-            host = address_towards(f"{hosts.names[-1]}:22")
-        except OSError as error:
-            raise LaunchError(
-                f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
-                "name a running etcd that all hosts reach with etcd="
-            ) from error
-    return undo.enter_context(start_etcd(host))
-
-
-def _mpi_operator(config: LabConfig, store: EtcdStore) -> MpiOperator:
-    workers = config.seats.world_size
-    return MpiOperator(
-        etcd=store.address,
-        prefix=store.prefix.rstrip("/"),
-        lease_s=config.lease_s,
-        warm=config.warm,
-        hosts=config.hosts,
-        threads=None if config.hosts.names else max(1, (os.cpu_count() or 1) // workers),
-        log_folder=config.folder / "agents",
-    )

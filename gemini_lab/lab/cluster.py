@@ -73,6 +73,9 @@ class Audience(Protocol):
     def take_note(self, text: str) -> None:
         """Something is worth a line in the log."""
 
+    def settle(self) -> None:
+        """Return when what was taken is on the disk itself; called beside the lab's thread."""
+
     def take_end(self, reason: str) -> None:
         """Nothing will come of the run under way any more."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.file import RUNS_FOLDER
@@ -28,6 +29,10 @@ class LabConfig:
         warm: Fork workers from a parent that has imported everything.
         operator: Where machines come from; `None`: from `mpiexec`.
         racks: The rack of each node, standbys included; `None`: they are not known.
+        join: The lab's name in the store, for agents that were started by themselves to join;
+            `None`: the operator starts them.
+        token: The secret of agents that join; empty: `GEMINI_LAB_TOKEN` has it.
+        wait_s: How long they are waited for.
 
     Raises:
         ConfigError: A number is impossible, or there are fewer hosts than nodes.
@@ -43,6 +48,9 @@ class LabConfig:
     warm: bool = True
     operator: Operator | None = None
     racks: tuple[str, ...] | None = None
+    join: str | None = None
+    token: str = field(default="", repr=False)
+    wait_s: float = WAIT_S
 
     def __post_init__(self) -> None:
         machines = self.seats.machines  # impossible seats are refused where they are made
@@ -51,6 +59,8 @@ class LabConfig:
                 f"racks must name one rack for each of {self.nodes} nodes and {self.standbys} "
                 f"standbys (got {len(self.racks)} names)"
             )
+        if self.join is not None:
+            self._check_join()
         if self.lease_s < 2:
             raise ConfigError(
                 f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s})"
@@ -66,6 +76,18 @@ class LabConfig:
                 f"{self.workers_per_node} workers a node do not fit the slots of "
                 f"{', '.join(crowded)}; lower workers_per_node, or raise their slots"
             )
+
+    def _check_join(self) -> None:
+        check_name(self.join or "")
+        if self.etcd is None:
+            raise ConfigError(
+                f"agents are to join {self.join!r}, but in which store? name the etcd that they "
+                "reach, too: etcd= or --etcd"
+            )
+        if self.hosts.names or self.operator is not None:
+            raise ConfigError("agents join by themselves, or hosts are named for them: not both")
+        if not self.token:
+            raise ConfigError(NO_TOKEN)
 
     @property
     def seats(self) -> Seats:

@@ -1,14 +1,16 @@
-"""Asking the lab of a live run to act, from another process: what `gemini-lab inject` does.
+"""Asking the owner of a live run to act, or for its log, from another process.
 
-A file in the run's folder, which its owner alone can read, tells where the lab listens and what
+A file in the run's folder, which its user alone can read, tells where the owner listens and what
 proves the asker. It is gone when the run is over.
 """
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import msgspec
 
@@ -17,9 +19,12 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.recovery.messages import (
     ControlHello,
     Done,
+    FollowLog,
     GiveUpProgress,
     InjectFailure,
+    LogSaid,
     Message,
+    OutputSaid,
     Refused,
     StopRun,
 )
@@ -31,13 +36,28 @@ CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""
 ANSWER_S: Final = 5.0
 LISTEN_S: Final = 30.0
+LOOK_S: Final = 0.1
+BLOCK_BYTES: Final = 1 << 20
 
 
-class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says."""
+class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The way to a run's owner: what the file says."""
 
     address: str
     token: str
+
+
+class Told(Protocol):
+    """A run with a log, and listeners to what its workers print: a `Run`."""
+
+    log: Path
+
+    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
+        """Call `listener` with a rank and the lines it prints; gives what ends this."""
+
+
+class RunGoneError(ConfigError):
+    """The run is over."""
 
 
 class ControlServer:
@@ -46,31 +66,85 @@ class ControlServer:
     Args:
         loop: Where it listens.
         act: Does what is asked, and says what it did.
+        newest: The run whose log is sent to those who follow it.
+        host: The address on which it listens.
+        token: What proves the asker; by default a new one.
     """
 
-    def __init__(self, loop: LoopThread, act: Callable[[Request], str]) -> None:
-        self._loop, self._act = loop, act
-        self._token = token_hex(16)
+    def __init__(
+        self,
+        loop: LoopThread,
+        act: Callable[[Request], str],
+        newest: Callable[[], Told | None],
+        *,
+        host: str = "127.0.0.1",
+        token: str = "",
+    ) -> None:
+        self._loop, self._act, self._newest, self._host = loop, act, newest, host
+        self._token = token or token_hex(16)
+        self._channels: set[Channel] = set()
+        self._followers = 0
 
     def __enter__(self) -> Self:
         self._server, port = self._loop.finish(
-            serve("127.0.0.1", self._token, self._serve), timeout_s=LISTEN_S
+            serve(self._host, self._token, self._serve), timeout_s=LISTEN_S
         )
-        self._way = _Way(address=f"127.0.0.1:{port}", token=self._token)
+        self.address = f"{self._host}:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call(self._server.close)
+        self._loop.finish(self._hang_up(), timeout_s=LISTEN_S)
+
+    async def _hang_up(self) -> None:
+        self._server.close()
+        for channel in self._channels:
+            channel.close()
+        await asyncio.sleep(0)  # for the connections to be closed before the loop ends
 
     def open_to(self, folder: Path) -> None:
-        """Leave the way to this lab in a run's folder, for its owner alone."""
-        path = folder / CONTROL_FILE
-        path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(self._way))
+        """Leave the way to this lab in a run's folder, for its user alone."""
+        write_secret(folder / CONTROL_FILE, Way(address=self.address, token=self._token))
+
+    def see_off(self, timeout_s: float) -> None:
+        """Wait until those who follow the log have hung up, but not longer than `timeout_s`."""
+        give_up_s = time.monotonic() + timeout_s
+        while self._followers and time.monotonic() < give_up_s:
+            time.sleep(LOOK_S)
 
     async def _serve(self, channel: Channel) -> None:
-        while (message := await channel.receive()) is not None:
-            channel.send(self._answer(message))
+        self._channels.add(channel)
+        try:
+            while (message := await channel.receive()) is not None:
+                run = self._newest()
+                if isinstance(message, FollowLog) and run is not None:
+                    await self._send_log(channel, run, message.from_bytes)
+                else:
+                    channel.send(self._answer(message))
+        finally:
+            self._channels.discard(channel)
+
+    async def _send_log(self, channel: Channel, run: Told, from_bytes: int) -> None:
+        """Send whole lines as they come, until the follower hangs up."""
+        self._followers += 1
+        forget = run.listen(
+            lambda rank, lines: channel.send(OutputSaid(rank=rank, epoch=0, lines=lines))
+        )
+        gone = asyncio.ensure_future(channel.receive())
+        was_more = True
+        try:
+            while not gone.done():
+                lines = read_lines(run.log, from_bytes)
+                from_bytes += len(lines)
+                if lines or was_more:  # that there is no more for now is told once
+                    channel.send(LogSaid(lines=lines.decode()))
+                    await channel.drain()
+                if not lines:
+                    await asyncio.wait([gone], timeout=LOOK_S)
+                was_more = bool(lines)
+        finally:
+            gone.cancel()
+            forget()
+            self._followers -= 1
 
     def _answer(self, message: Message) -> Message:
         try:
@@ -86,29 +160,70 @@ def close_control(folder: Path) -> None:
     (folder / CONTROL_FILE).unlink(missing_ok=True)
 
 
+def read_lines(log: Path, from_bytes: int) -> bytes:
+    """The next whole lines of a log from a byte on, a megabyte at most; none if there are none."""
+    with log.open("rb") as file:
+        file.seek(from_bytes)
+        block = file.read(BLOCK_BYTES)
+        if len(block) == BLOCK_BYTES and b"\n" not in block:
+            block += file.readline()
+    return block[: block.rfind(b"\n") + 1]
+
+
+def write_secret(path: Path, value: msgspec.Struct) -> None:
+    """Write what only this user may read, in one go."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_bytes(msgspec.json.encode(value))
+    draft.replace(path)
+
+
+def way_in(folder: Path) -> Way:
+    """The way to the owner of the live run in `folder`.
+
+    Raises:
+        RunGoneError: No live run is there, or it is another user's.
+    """
+    try:
+        return msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=Way)
+    except OSError as error:
+        raise RunGoneError(
+            f"no live run is in {folder} ({error.strerror}); give the folder of one that is under "
+            "way"
+        ) from error
+
+
 def ask(folder: Path, request: Request) -> str:
     """Have the lab of the live run in `folder` do something; returns what it did.
 
     Raises:
         ConfigError: No live run is there, or the lab refuses.
     """
+    return ask_by(way_in(folder), request)
+
+
+def ask_by(way: Way, request: Request) -> str:
+    """Have the owner at the end of `way` do something; returns what it did.
+
+    Raises:
+        ConfigError: Nobody answers there, or the owner refuses.
+    """
     try:
-        way = msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=_Way)
         answer = asyncio.run(_ask(way, request))
     except (OSError, EOFError, TimeoutError) as error:
         raise ConfigError(
-            f"no live run is in {folder} ({type(error).__name__}); give the folder of one that is "
-            "under way"
+            f"no live run's owner answers at {way.address} ({type(error).__name__}); is the run "
+            "over, or its owner being replaced? try again in some seconds"
         ) from error
     match answer:
         case Done():
             return answer.text
         case Refused():
             raise answer.to_error()
-    raise ConfigError(f"the lab of {folder} is closing")
+    raise ConfigError(f"the lab at {way.address} is closing")
 
 
-async def _ask(way: _Way, request: Request) -> Message | None:
+async def _ask(way: Way, request: Request) -> Message | None:
     channel = await connect(way.address, way.token, ControlHello(), timeout_s=ANSWER_S)
     channel.send(request)
     answer = await asyncio.wait_for(channel.receive(), ANSWER_S)

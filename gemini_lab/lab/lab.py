@@ -1,7 +1,6 @@
 """`Lab`: the handle that a notebook, or the command line, holds on a cluster."""
 
 import atexit
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -14,21 +13,20 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
-from gemini_lab.lab.agents import start_cluster
 from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, hosts_from
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
+from gemini_lab.lab.starting import start_cluster
+from gemini_lab.lab.submission import Submission
+from gemini_lab.launch.join import find_token
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import Profiled
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.seats import node_name
-from gemini_lab.settings import Settings, SettingValue
-from gemini_lab.storage import persistent_tier
+from gemini_lab.settings import SettingValue
 
 TICK_S: Final = 0.1
 """Between two looks for a failure whose time has come."""
@@ -50,6 +48,10 @@ class Lab:
         operator: Where machines come from; by default `mpiexec` on this machine or `hosts`.
         racks: The rack of each node, in their order, standbys included: replicas are spread over
             racks, and a rack can be lost at once.
+        join: A name under which agents join that were started by themselves, by `gemini-lab node`:
+            nothing is started then, and they are waited for. Needs `etcd`.
+        token: The secret that they were given; by default that in `GEMINI_LAB_TOKEN`.
+        wait_s: How long they are waited for.
         start: Starts the nodes; by default with MPI and etcd.
 
     Raises:
@@ -70,6 +72,9 @@ class Lab:
         warm: bool = LabConfig.warm,
         operator: Operator | None = None,
         racks: Sequence[str] | None = None,
+        join: str | None = None,
+        token: str | None = None,
+        wait_s: float = LabConfig.wait_s,
         start: Starter = start_cluster,
     ) -> None:
         self.config = LabConfig(
@@ -83,13 +88,18 @@ class Lab:
             warm=warm,
             operator=operator,
             racks=None if racks is None else tuple(racks),
+            join=join,
+            token=find_token(None) if join is not None and token is None else token or "",
+            wait_s=wait_s,
         )
         self._dashboard: pages.Dashboard | None = None
         self._is_closed = False
         with ExitStack() as undo:  # what was started is ended again if the rest does not start
             loop = undo.enter_context(LoopThread())
             self._runs = Runs(loop)
-            self._control = undo.enter_context(ControlServer(loop, self._runs.act))
+            self._control = undo.enter_context(
+                ControlServer(loop, self._runs.act, lambda: self._runs.newest)
+            )
             self._cluster = start(self.config, loop, self._runs)
             undo.callback(self._cluster.close)
             self._undo = undo.pop_all()
@@ -122,35 +132,24 @@ class Lab:
             raise ConfigError("this lab is closed; make a new one")
         if self._runs.under_way is not None:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
-        job.check()
-        scenario = scenario or Scenario()
-        identity = secrets.randbits(32)
-        self._check_train(Settings.parse(settings), scenario)
-        if (url := settings.get("persistent_url")) is not None:
-            persistent_tier(str(url)).claim(identity, is_resumed=resume)
-        run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
+        wanted = Submission.checked(
+            self.config, job, scenario=scenario, name=name, resume=resume, settings=settings
+        )
         run = Run(
             RunOrigin(
-                folder=fresh_folder(self.folder / run_name),
+                folder=fresh_folder(self.folder / wanted.name),
                 number=self._runs.next_number(),
                 job=job,
-                scenario=scenario,
+                scenario=wanted.scenario,
                 seats=self.config.seats,
                 root=self.root,
             ),
             self._cluster,
         )
-        defaults: dict[str, SettingValue] = {}
-        if self._cluster.is_local:
-            defaults["persistent_url"] = str(run.folder / "persistent")
-        order = JobOrder(
+        order = wanted.order(
+            self.config.seats,
             number=run.number,
-            run=identity,
-            is_resumed=resume,
-            job=job,
-            seats=self.config.seats,
-            settings=settings,
-            defaults=defaults,
+            shared=run.folder if self._cluster.is_local else None,
         )
         self._control.open_to(run.folder)
         run.take(lab_started(self.config, self._cluster))
@@ -321,11 +320,3 @@ class Lab:
         }
         cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
-
-    def _check_train(self, settings: Settings, scenario: Scenario) -> None:
-        seats = self.config.seats
-        names = [node_name(number) for number in range(max(100, 10 * seats.nodes))]
-        seats.seated(names[: seats.nodes]).placed(settings)
-        scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
-        if settings.persistent_url is not None:
-            persistent_tier(settings.persistent_url).check()

@@ -77,6 +77,11 @@ class Runs:
         if self.newest is not None:
             self.newest.take(said(Note(text=text)))
 
+    def settle(self) -> None:
+        """Return when what was taken is on the disk itself."""
+        if self.newest is not None:
+            self.newest.settle()
+
     def take_end(self, reason: str) -> None:
         """Nothing will come of the run under way any more."""
         self.give_up(reason)

@@ -20,15 +20,18 @@ from typing import Any, Final
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
-from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
+from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
 
 READY_S: Final = 60.0
+AGENT: Final = "gemini_lab.node.agent"
 POLL_S: Final = 0.01
 MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent may take READY_S
 
 
 def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     """Start one agent; returns its answer."""
+    if (reason := why_blind(config.detached)) is not None:
+        return AgentDown(error=reason)
     log = Path(log_folder) / f"{config.name}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -36,7 +39,12 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     except OSError:
         output = subprocess.DEVNULL  # a node that does not see the lab's folder
     agent = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.node.agent"],
+        [
+            sys.executable,
+            "-m",
+            AGENT,
+            config.prefix,
+        ],  # the lab, for whoever looks for its processes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,

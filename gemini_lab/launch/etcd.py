@@ -2,7 +2,7 @@
 
 Run as `python -m gemini_lab.launch.etcd FOLDER CLIENT_URL PEER_URL`, it keeps etcd as its child
 and ends it, and removes the folder, when its standard input closes: that happens when the lab ends,
-however it ends.
+however it ends. If it was told of a detached lab before, it stays until that lab's key is gone.
 """
 
 import contextlib
@@ -17,14 +17,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.programs import find_program
+from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
 
 LOOPBACK: Final = "127.0.0.1"
@@ -35,6 +38,7 @@ HEALTH_S: Final = 3.0
 ASK_S: Final = 2.0  # for an answer to whether it is well
 HUNG_S: Final = 30.0  # without one for so long, it is started again
 END_S: Final = 10.0  # for all of it to be gone, at the lab's end
+LEAVE_S: Final = 3.0
 
 
 def find_etcd() -> str:
@@ -56,9 +60,34 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an etcd's keeper is told: live on as long as the lab whose keys are at `prefix`."""
+
+    address: EtcdAddress
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An etcd that this process started.
+
+    Attributes:
+        address: Where it is, and its password.
+    """
+
+    address: EtcdAddress
+    _keeper: subprocess.Popen[bytes]
+
+    def stay_for(self, prefix: str) -> None:
+        """Have it outlive this process: it ends with the lab at `prefix`, which is there now."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(msgspec.json.encode(Stay(self.address, prefix)) + b"\n")
+        self._keeper.stdin.close()
+
+
 @contextlib.contextmanager
-def start_etcd(host: str = LOOPBACK) -> Iterator[EtcdAddress]:
-    """A one-member etcd whose data lives as long as the `with` block; gives its address.
+def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
+    """A one-member etcd whose data lives as long as the `with` block, or a lab that it stays for.
 
     It wants a password: whoever could write to it could have nodes run any script.
 
@@ -77,6 +106,7 @@ def start_etcd(host: str = LOOPBACK) -> Iterator[EtcdAddress]:
         [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # a launcher's, which may be waited for until all have closed it
         start_new_session=True,
     )
     assert keeper.stdin is not None
@@ -84,11 +114,12 @@ def start_etcd(host: str = LOOPBACK) -> Iterator[EtcdAddress]:
         _wait_until_ready(keeper, folder, open_to_all)
         address = replace(open_to_all, user="root", password=secrets.token_hex(16))
         _close_to_strangers(binary, address)
-        yield address
+        yield Embedded(address, keeper)
     finally:
-        keeper.stdin.close()  # it ends the server and removes the folder
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            keeper.wait(END_S)
+        if not keeper.stdin.closed:
+            keeper.stdin.close()  # it ends the server and removes the folder
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                keeper.wait(END_S)
 
 
 def _wait_until_ready(keeper: subprocess.Popen[bytes], folder: str, address: EtcdAddress) -> None:
@@ -135,7 +166,8 @@ def keep(binary: str, folder: str, client: str, peer: str, hung_s: float = HUNG_
         signal.signal(signal_number, signal.SIG_IGN)
     etcd = _run(binary, folder, client, peer)
     heard_s = asked_s = time.monotonic()
-    while not _is_closed(0, within_s=LOOK_S):
+    said, is_open, lab = b"", True, None
+    while is_open or (lab is not None and _is_there(lab)):
         now = time.monotonic()
         if now - asked_s > HEALTH_S:
             asked_s = now
@@ -145,6 +177,14 @@ def keep(binary: str, folder: str, client: str, peer: str, hung_s: float = HUNG_
         if etcd.poll() is not None:
             etcd = _run(binary, folder, client, peer)
             heard_s = time.monotonic()
+        if is_open:
+            more = _read(0, within_s=LOOK_S)
+            said, is_open = said + (more or b""), more != b""
+            lab = None if is_open or not said else msgspec.json.decode(said, type=Stay)
+        else:
+            time.sleep(LOOK_S)
+    if lab is not None:
+        time.sleep(LEAVE_S)  # for agents to take their keys out of it
     etcd.kill()
     etcd.wait()
     shutil.rmtree(folder, ignore_errors=True)
@@ -178,14 +218,26 @@ def _run(binary: str, folder: str, client: str, peer: str) -> subprocess.Popen[b
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def _is_closed(fd: int, *, within_s: float) -> bool:
-    """Whether the other end of a pipe closes within a time."""
+def _read(fd: int, *, within_s: float) -> bytes | None:
+    """What comes through a pipe within a time; `b""`: its other end is closed, `None`: nothing."""
     readable, _, _ = select.select([fd], [], [], within_s)
     if not readable:
-        return False
-    with contextlib.suppress(OSError):
-        return not os.read(fd, 4096)
-    return True
+        return None
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+
+
+def _is_there(lab: Stay) -> bool:
+    """Whether a lab's key stands; while etcd does not answer, it is taken to."""
+    store = EtcdStore(lab.address, lab.prefix)
+    try:
+        return LAB_KEY in store.items()
+    except StoreUnavailableError:
+        return True
+    finally:
+        store.close()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import threading
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -11,10 +12,11 @@ from typing import Protocol
 import psutil
 
 from gemini_lab.errors import CapacityError
+from gemini_lab.launch.boot import AGENT
 from gemini_lab.launch.mpi import Hosts, launch_agents
-from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.config import AgentConfig, AgentUp, Detached
 from gemini_lab.node.control_store import EtcdAddress
-from gemini_lab.seats import node_name
+from gemini_lab.seats import node_name, node_number
 
 
 class Operator(Protocol):
@@ -55,6 +57,7 @@ class MpiOperator:
     warm: bool
     threads: int | None
     log_folder: Path
+    detached: Detached | None = None
     hosts: Hosts = field(default_factory=Hosts)
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
@@ -80,6 +83,7 @@ class MpiOperator:
                 lease_s=self.lease_s,
                 warm=self.warm,
                 threads=self.threads,
+                detached=self.detached,
             )
             for number in range(first, first + count)
         ]
@@ -89,14 +93,33 @@ class MpiOperator:
             self._local_sessions += [agent.pid for agent in agents]
         return agents
 
+    def know(self, names: Collection[str]) -> None:
+        """These nodes were brought before, by another owner of the lab."""
+        with self._lock:
+            self._started = max([self._started, *(node_number(name) + 1 for name in names)])
+
     @property
     def is_local(self) -> bool:
         """Whether all its agents are on this machine, and see its folders."""
         return not self.hosts.names
 
     def clear(self) -> None:
-        """Kill what is left in the sessions of agents on this machine, such as frozen ones."""
+        """Kill what is left in the sessions of agents on this machine, such as frozen ones.
+
+        The session of this very process is left alone: an owner that runs beside an agent ends
+        with it.
+        """
+        if not self.is_local:
+            return
+        others = {*self._local_sessions, *self._agents_here()} - {os.getsid(0)}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
-                if os.getsid(process.pid) in self._local_sessions:
+                if os.getsid(process.pid) in others:
                     process.kill()
+
+    def _agents_here(self) -> Iterator[int]:
+        """Agents of this lab that another process may have brought."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[-2:] == [AGENT, self.prefix]:
+                    yield process.pid

@@ -1,10 +1,13 @@
 """A run's log on disk: where it is, how it is written, how it is read."""
 
+import os
+import socket
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log import schema_1
 from gemini_lab.log.entry import Entry, EventError, decode_entry, encode_entry, read_record
 from gemini_lab.log.events import SCHEMA, LogOpened
@@ -14,6 +17,8 @@ LOG_FILE: Final = "events.jsonl"
 """The log in a run's folder."""
 OWNERS_FILE: Final = 0o600
 OWNERS_FOLDER: Final = 0o700
+MOST_SAID_AGAIN: Final = 100_000
+"""Newest lines that a log that was taken over compares with what comes: nobody repeats older."""
 RUNS_FOLDER: Final = Path("gemini-runs")
 """Where runs keep their folders, unless another one is named."""
 
@@ -30,18 +35,62 @@ class EventLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=OWNERS_FILE)
         self._file: BinaryIO = path.open("ab", buffering=0)
+        self._known: frozenset[bytes] = frozenset()  # lines that may be said again
 
-    def append(self, entry: Entry) -> None:
-        """Add one entry; it is on its way to the disk when this returns."""
+    @classmethod
+    def taken_over(cls, path: Path) -> "EventLog":
+        """The log at `path`, to go on with in place of a writer that is gone.
+
+        It goes on in a copy that takes the file's name, so that a writer that is not gone after
+        all (its machine had stopped, and went on) writes where nobody reads; what such a writer
+        settled before that is in the copy. A line that was cut short is left out, and what is said
+        again is not written twice.
+        """
+        draft = path.with_name(f"{path.name}.{os.getpid()}-{socket.gethostname()}")
+        known: deque[bytes] = deque(maxlen=MOST_SAID_AGAIN)
+        draft.touch(mode=OWNERS_FILE)
+        with path.open("rb") as old, draft.open("wb", buffering=0) as new:
+            for is_named in (False, True):
+                for line in old:
+                    if line.endswith(b"\n"):
+                        new.write(line)
+                        known.append(line[:-1])
+                os.fsync(new.fileno())
+                if not is_named:
+                    draft.replace(path)
+        log = cls(path)
+        log._known = frozenset(known)
+        return log
+
+    def append(self, entry: Entry) -> bool:
+        """Add one entry, which is on its way to the disk then; says whether it was a new one."""
         head = b""
         if self._file.tell() == 0:
             opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
             head = encode_entry(opened) + b"\n"
-        self._file.write(head + line_of(entry) + b"\n")
+        line = line_of(entry)
+        if line in self._known:
+            return False
+        self._file.write(head + line + b"\n")
+        return True
+
+    def settle(self) -> None:
+        """Return when all that was added is on the disk itself, under the log's name.
+
+        Raises:
+            LogTakenError: Another writer has taken it over.
+        """
+        os.fsync(self._file.fileno())
+        if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+            raise LogTakenError(f"another owner of the run goes on with {self.path}")
 
     def close(self) -> None:
         """Close the file; the log can be read on."""
         self._file.close()
+
+
+class LogTakenError(GeminiError):
+    """A log is written by somebody else now."""
 
 
 class SchemaError(ConfigError):

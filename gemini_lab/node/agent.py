@@ -1,8 +1,8 @@
 """A node's agent: owns the node's memory and workers, obeys the root agent, and may become it.
 
-Started by `gemini_lab.launch.boot`; reads its `AgentConfig` as one line of JSON from standard
-input and answers with one line: its name, address and pid. It ends, and ends everything that it
-started, when the lab is closed or gone.
+Started by `gemini_lab.launch.boot`, it reads its `AgentConfig` as one line of JSON from standard
+input and answers with one line: its name, address and pid. `gemini-lab node` is one, too. It ends,
+and ends everything that it started, when the lab is closed or gone.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,12 +24,13 @@ from gemini_lab.log import events
 from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
 from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
-from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.strike import strike
@@ -39,6 +41,7 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
     Fenced,
+    Heard,
     HoldPort,
     Inject,
     Inventory,
@@ -71,14 +74,21 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
+ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
 class Agent:
-    """One node's agent."""
+    """One node's agent.
 
-    def __init__(self, config: AgentConfig) -> None:
+    Args:
+        config: What it is told.
+        announce: Called once it listens and is registered.
+    """
+
+    def __init__(self, config: AgentConfig, announce: Callable[[AgentUp], None]) -> None:
         self.config = config
+        self._announce = announce
         self.name = config.name
         self.epoch = 0
         self._began_at_s = time.time()
@@ -101,6 +111,7 @@ class Agent:
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
+        self._owner_task: asyncio.Task[None] | None = None  # of a detached lab, beside its root
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,7 +133,7 @@ class Agent:
             lease_s=self.config.lease_s,
         )
         await self.membership.register()
-        _say(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
+        self._announce(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
         self._background(self.bulk.warm_up())
@@ -228,10 +239,18 @@ class Agent:
             await self.host.kill_all(epoch=self.epoch)
 
     def _watch_lab(self, items: dict[str, str] | None) -> None:
-        """End when the lab is gone: its connection is closed, or its key has run out."""
-        if self.lab.is_open and (items is None or "lab" in items):
+        """End when the lab is gone: its connection is closed, or its key has run out.
+
+        A lab whose other machines are slow to come takes its time before it connects. A detached
+        one lives as long as its key, or, while the store is away, as its workers.
+        """
+        is_here = self.lab.is_open or not self.lab.was_opened
+        if self.config.detached is not None:
+            is_here = items is not None or bool(self.host.workers)
+        if is_here and (items is None or LAB_KEY in items):
             self._lab_seen_s = time.monotonic()
-        if time.monotonic() - self._lab_seen_s > LAB_GRACE_S:
+        is_alone = self.config.detached is not None and items is None
+        if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else LAB_GRACE_S):
             self._stop.set()
 
     def _become_root(self, record: RootRecord) -> None:
@@ -245,6 +264,9 @@ class Agent:
             ),
         )
         self._shell_task = self._background(self._act_as_root(self._shell))
+        if self.config.detached is not None:
+            owner = run_owner(self.config, record, note=lambda text: self.lab.emit(Note(text=text)))
+            self._owner_task = self._background(owner)
 
     async def _act_as_root(self, shell: RootShell) -> None:
         try:
@@ -254,11 +276,18 @@ class Agent:
         finally:
             if self._shell is shell:
                 self._shell = None
+                self._end_owner()
 
     async def _resign(self) -> None:
         if self._shell_task is not None:
             self._shell_task.cancel()
         self._shell = self._shell_task = None
+        self._end_owner()
+
+    def _end_owner(self) -> None:
+        if self._owner_task is not None:
+            self._owner_task.cancel()
+        self._owner_task = None
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -275,6 +304,8 @@ class Agent:
             match message:
                 case CloseLab():
                     self._stop.set()
+                case Heard():
+                    self.lab.heard(message.messages)
                 case Inject():
                     await strike(self, message.action)
         self.lab.close(channel)
@@ -528,9 +559,9 @@ def _say(answer: AgentUp) -> None:
     sys.stdout.flush()
 
 
-async def run_agent(config: AgentConfig) -> None:
-    """One agent's life."""
-    await Agent(config).run()
+async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = _say) -> None:
+    """One agent's life; see `Agent`."""
+    await Agent(config, announce).run()
 
 
 def main() -> None:

@@ -1,8 +1,27 @@
 """What an agent is told at its start, and what it answers."""
 
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
 import msgspec
 
 from gemini_lab.node.control_store import EtcdAddress
+
+
+class Detached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lab that has no owner elsewhere: one runs beside its root agent, wherever that is.
+
+    Attributes:
+        owner: The module that is run there with `python -m`.
+        folder: The run's, on a file system that every node sees: the log there outlives any node.
+        identity: Random; it stands in the folder, too.
+    """
+
+    owner: str
+    folder: str
+    identity: str
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,6 +35,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Whether workers are forked from a parent that has imported everything.
         threads: For each worker's computations; `None` leaves it to the environment.
+        detached: How the lab lives without an owner elsewhere; `None`: it ends with its owner.
     """
 
     name: str
@@ -25,6 +45,48 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_s: float
     warm: bool
     threads: int | None
+    detached: Detached | None = None
+
+
+class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a lab says of itself in the store, under the key `lab`: it stands as long as the lab.
+
+    Agents that join by themselves read there what others are told at their start. No secret is in
+    it.
+
+    Attributes:
+        identity: Random: by it an owner knows its own record.
+        machines: Nodes and standbys that the lab begins with.
+        lease_s: As in `AgentConfig`.
+        warm: As in `AgentConfig`.
+        threads: As in `AgentConfig`.
+        detached: As in `AgentConfig`.
+    """
+
+    identity: str
+    machines: int
+    lease_s: float
+    warm: bool
+    threads: int | None
+    detached: Detached | None = None
+
+
+LAB_KEY: Final = "lab"
+LAB_FILE: Final = "lab-identity"
+"""In a detached run's folder: the run's random identity, which shows who sees this very folder."""
+
+
+def why_blind(detached: Detached | None) -> str | None:
+    """Why this machine cannot keep the log of a detached lab; `None` if it can."""
+    if detached is None:
+        return None
+    with suppress(OSError):
+        if (Path(detached.folder) / LAB_FILE).read_text(encoding="utf-8") == detached.identity:
+            return None
+    return (
+        f"{socket.gethostname()} does not see the run's folder {detached.folder}: the log of a "
+        "detached run has to outlive any machine; name a folder that all of them share (--folder)"
+    )
 
 
 class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="up"):

@@ -1,4 +1,4 @@
-"""An agent's way to the lab's owner: events and output there, on the lab's clock."""
+"""An agent's way to the lab's owner: events and output there, on the owner's clock."""
 
 import asyncio
 import time
@@ -6,26 +6,39 @@ from collections import deque
 from typing import Final
 
 from gemini_lab.log.entry import Entry, shifted
-from gemini_lab.log.events import AnyEvent
+from gemini_lab.log.events import AnyEvent, Note
 from gemini_lab.recovery.messages import EventSaid, LabHello, Message
 from gemini_lab.wire.tcp import Channel
 
-BACKLOG: Final = 10_000  # messages kept for a lab that is not connected yet
+BACKLOG: Final = 10_000  # messages
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
 
 
 class LabLink:
-    """The connection to the lab, and what is said before there is one.
+    """The connection to the lab's owner, and what it has not heard for certain.
+
+    A message is kept until the owner says that it is on disk. An owner that takes another one's
+    place is told again what the last one may have missed; what it has already, it knows by itself.
 
     Args:
         name: This node's.
+        most: Messages that are kept; older ones are dropped, and their number is told.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, most: int = BACKLOG) -> None:
         self._name = name
+        self._most = most
         self._channel: Channel | None = None
-        self._backlog: deque[Message] = deque(maxlen=BACKLOG)
+        self._was_opened = False
+        self._unheard: deque[Message] = deque()
+        self._heard_here = 0  # of those that were sent on this connection
+        self._dropped = 0
         self._clock_offset_s = 0.0
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether the lab has ever been connected."""
+        return self._was_opened
 
     @property
     def is_open(self) -> bool:
@@ -34,12 +47,24 @@ class LabLink:
 
     def open(self, channel: Channel, hello: LabHello) -> None:
         """The lab is here: say what has waited, and follow its clock from now on."""
-        self._channel = channel
+        self.close()
+        self._channel, self._was_opened = channel, True
+        self._heard_here = 0
         offset_s = hello.at_s - time.time()
         if abs(offset_s) > CLOCK_TRUST_S:
             self._clock_offset_s = offset_s
-        while self._backlog:
-            channel.send(self._backlog.popleft())
+        for message in self._unheard:
+            channel.send(message)
+        if self._dropped:
+            text = f"{self._dropped} messages of {self._name} were dropped: no lab took them"
+            self._dropped = 0
+            self.emit(Note(text=text))
+
+    def heard(self, count: int) -> None:
+        """The first `count` messages that were sent on this connection are on disk."""
+        while self._heard_here < count and self._unheard:
+            self._unheard.popleft()
+            self._heard_here += 1
 
     def close(self, channel: Channel | None = None) -> None:
         """Forget the connection, or only `channel` if that is still the one."""
@@ -50,10 +75,13 @@ class LabLink:
 
     def say(self, message: Message) -> None:
         """Tell the lab; without a connection the message waits."""
-        if self._channel is None or self._channel.is_closed:
-            self._backlog.append(message)
-        else:
+        self._unheard.append(message)
+        if self._channel is not None and not self._channel.is_closed:
             self._channel.send(message)
+        if len(self._unheard) > self._most:
+            self._unheard.popleft()
+            self._heard_here += self.is_open
+            self._dropped += not self.is_open
 
     def emit(self, event: AnyEvent, *, term: int | None = None) -> None:
         """Say an event of this node, or of the root agent of `term`."""

@@ -126,6 +126,12 @@ class NeedNodes(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Heard(Message, frozen=True, kw_only=True):
+    """To an agent: so many of the messages that you sent on this connection are on disk."""
+
+    messages: int
+
+
 # -- a command and the lab -------------------------------------------------------------------------
 
 
@@ -141,6 +147,22 @@ class InjectFailure(Message, frozen=True, kw_only=True):
     """To the lab: make this failure happen; `failure` is `Failure.to_json`'s."""
 
     failure: dict[str, JsonValue]
+
+
+class FollowLog(Message, frozen=True, kw_only=True):
+    """To the lab: send the run's log from this byte on, as it grows, and what workers print."""
+
+    from_bytes: int
+
+
+class LogSaid(Message, frozen=True, kw_only=True):
+    """From the lab: the next whole lines of the log.
+
+    Attributes:
+        lines: With their line breaks; none where all that the log had was sent before.
+    """
+
+    lines: str
 
 
 class Done(Message, frozen=True, kw_only=True):

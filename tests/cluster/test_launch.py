@@ -17,7 +17,7 @@ def an_agent_of_another_rank() -> psutil.Process | None:
     """An agent that is being started by an MPI rank that is not the gathering one."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            is_agent = process.cmdline()[-1:] == ["gemini_lab.node.agent"]
+            is_agent = "gemini_lab.node.agent" in process.cmdline()
             if is_agent and process.parent().environ()["OMPI_COMM_WORLD_RANK"] == "2":
                 return process
     return None

@@ -8,7 +8,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, EventError, encode_entry
-from gemini_lab.log.file import EventLog, SchemaError, read_log
+from gemini_lab.log.file import EventLog, LogTakenError, SchemaError, read_log
 from gemini_lab.log.follow import LogFeed
 
 HERE = Path(__file__).parent
@@ -185,3 +185,36 @@ def test_a_feed_begins_anew_with_a_log_that_was_begun_anew(path):
     path.unlink()
     write(path, note(1))
     assert feed.poll() == [note(1)]
+
+
+def test_a_log_that_is_taken_over_goes_on_where_nobody_else_writes(path):
+    """A machine that had stopped, and whose place was taken, writes where nobody reads."""
+    left = EventLog(path)
+    left.append(note(1))
+    with path.open("ab") as log:
+        log.write(b'{"at_s": cut short')
+    taken = EventLog.taken_over(path)
+    left.append(note(9))
+    assert taken.append(note(2))
+    assert list(read_log(path)) == [note(1), note(2)]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_what_is_said_again_after_a_log_was_taken_over_stands_there_once(path):
+    write(path, note(1), note(2))
+    taken = EventLog.taken_over(path)
+    assert [taken.append(said) for said in (note(2), note(3), note(1))] == [False, True, False]
+    assert list(read_log(path)) == [note(1), note(2), note(3)]
+
+
+def test_a_writer_whose_log_was_taken_over_settles_nothing_more(path):
+    left = EventLog(path)
+    left.append(note(1))
+    left.settle()
+    taken = EventLog.taken_over(path)
+    left.append(note(2))
+    with pytest.raises(LogTakenError):
+        left.settle()
+    taken.append(note(3))
+    taken.settle()
+    assert list(read_log(path)) == [note(1), note(3)]

@@ -1,5 +1,6 @@
 """The nodes of a lab: who is there and where, who waits, whose worker failed, who was lost."""
 
+from collections.abc import Collection
 from typing import Final
 
 from gemini_lab.log.entry import Entry
@@ -133,6 +134,11 @@ class Nodes:
     def node_of(self, rank: int) -> str | None:
         """The node on which a rank runs; `None` while the log has not told."""
         return self._seats.get(rank) or None
+
+    @property
+    def names(self) -> Collection[str]:
+        """All nodes there have been."""
+        return self._names.keys()
 
     @property
     def standbys(self) -> list[str]:

@@ -1,0 +1,77 @@
+"""`gemini-lab node`: make this machine a node of a lab, for as long as the lab lasts."""
+
+import argparse
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.launch.boot import agent_environment
+from gemini_lab.launch.join import (
+    TOKEN_VARIABLE,
+    WAIT_S,
+    check_name,
+    find_lab,
+    find_token,
+    prefix_of,
+    say,
+    take_name,
+)
+from gemini_lab.node.agent import run_agent
+from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+
+DESCRIPTION = f"""Make this machine a node of a lab, for as long as the lab lasts. Whatever starts
+one process a machine starts it: srun, a pod, a launch template, ssh. The lab's token comes from
+{TOKEN_VARIABLE} or a file; etcd's user, password and TLS files from the variables that etcdctl
+reads."""
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Run `gemini-lab node` until the lab ends."""
+    parser = argparse.ArgumentParser(prog="gemini-lab node", description=DESCRIPTION)
+    parser.add_argument("--store", required=True, help="the etcd: host:port[,host:port...]")
+    parser.add_argument("--lab", required=True, help="the name that `run --join` was given")
+    parser.add_argument("--token-file", type=Path, help="file with the lab's token, mode 600")
+    parser.add_argument(
+        "--wait", type=float, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    check_name(options.lab)
+    token = find_token(options.token_file)
+    address = EtcdAddress.parse(options.store)
+    store = EtcdStore(address, prefix_of(options.lab))
+    record = find_lab(store, options.lab, wait_s=options.wait, tell=say)
+    if (reason := why_blind(record.detached)) is not None:
+        raise LaunchError(reason)
+    name = take_name(store, socket.gethostname(), first=int(os.environ.get("SLURM_PROCID", "0")))
+    store.close()
+    config = AgentConfig(
+        name=name,
+        token=token,
+        etcd=address,
+        prefix=prefix_of(options.lab),
+        lease_s=record.lease_s,
+        warm=record.warm,
+        threads=record.threads,
+        detached=record.detached,
+    )
+    _adopt_environment(record.threads)
+    asyncio.run(run_agent(config, partial(_is_up, lab=options.lab)))
+    say(f"the lab {options.lab!r} has ended")
+    return 0
+
+
+def _is_up(up: AgentUp, *, lab: str) -> None:
+    say(f"{up.name} of the lab {lab!r} listens on {up.address}")
+
+
+def _adopt_environment(threads: int | None) -> None:
+    """Be rid of the launcher's own variables, and of the token, before workers inherit them."""
+    clean = agent_environment(threads)
+    clean.pop(TOKEN_VARIABLE, None)
+    os.environ.clear()
+    os.environ.update(clean)

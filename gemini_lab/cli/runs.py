@@ -1,0 +1,181 @@
+"""`gemini-lab list`, `attach`, `status` and `stop`: runs that are under way, from any machine.
+
+A run is named by its folder where this machine sees it, else by its name and its store.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
+from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
+from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.lab.control import RunGoneError, way_in
+from gemini_lab.lab.detached import end_by_force
+from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER
+from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
+from gemini_lab.units import format_seconds
+
+STOP_S: Final = 60.0
+LOOK_S: Final = 0.25
+
+
+def _parser(name: str, text: str | None, *, run: bool = True) -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog=f"gemini-lab {name}", description=text)
+    if run:
+        options.add_argument(
+            "run", nargs="?", default="latest", help="a run's folder, its name, or 'latest'"
+        )
+        options.add_argument("--token-file", type=Path, help="file with the lab's token")
+    options.add_argument("--store", help="the etcd that knows the run: host:port[,host:port...]")
+    options.add_argument(
+        "--folder", type=Path, default=RUNS_FOLDER, help="where runs keep their logs (%(default)s)"
+    )
+    return options
+
+
+def _finder(options: argparse.Namespace) -> Finder:
+    return Finder.of(
+        options.run, below=options.folder, store=options.store, token_file=options.token_file
+    )
+
+
+def _check(finder: Finder) -> None:
+    """Say at once that a run is over; an owner that is away for a moment is waited for."""
+    try:
+        finder.way()
+    except RunGoneError:
+        raise
+    except GeminiError:
+        pass
+
+
+def list_command(arguments: Sequence[str]) -> int:
+    """Name the runs under way: those of a store, or those whose folders are here."""
+    options = _parser("list", list_command.__doc__, run=False).parse_args(arguments)
+    rows = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
+    if options.store is not None:
+        rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.store))]
+    else:
+        rows += [_row_of(log.parent) for log in sorted(options.folder.glob(f"*/{LOG_FILE}"))]
+    rows = [row for row in rows if any(row)]
+    if len(rows) == 1:
+        where = options.store or options.folder.absolute()
+        print(f"no run is under way in {where}")  # noqa: T201
+        return 0
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())  # noqa: T201
+    return 0
+
+
+Row = tuple[str, str, str, str, str]
+
+
+def _row(lab: Listed) -> Row:
+    there = f"{len(lab.nodes)} of {lab.wanted}"
+    return lab.name, lab.phase, str(lab.recoveries), there, lab.folder or "(its owner's)"
+
+
+def _row_of(folder: Path) -> Row:
+    """The row of a run whose folder is here; empty if it is not under way."""
+    gone = ("", "", "", "", "")
+    access = access_in(folder)
+    if access is None:
+        try:
+            way_in(folder)
+        except RunGoneError:
+            return gone
+        return folder.name, "under way", "", "", str(folder)
+    try:
+        found = [lab for lab in labs_in(access.etcd) if lab.name == access.name]
+    except StoreUnavailableError:
+        return folder.name, "its store does not answer", "", "", str(folder)
+    return _row(found[0]) if found else gone
+
+
+def attach_command(arguments: Sequence[str]) -> int:
+    """Follow a run until it ends; Ctrl-C ends the following, not the run."""
+    options = _parser("attach", attach_command.__doc__).parse_args(arguments)
+    finder = _finder(options)
+    _check(finder)
+    with AttachedRun(finder.name, finder.way, finder.folder) as run:
+        try:
+            run.progress(show_output=True)
+        except RunFailedError as error:
+            print(f"gemini-lab attach: {error}", file=sys.stderr)  # noqa: T201
+            return 1
+        except KeyboardInterrupt:
+            print(f"\n{run.name} goes on without this terminal", file=sys.stderr)  # noqa: T201
+            return 0
+    print(f"{run.name} is over after iteration {run.iteration}")  # noqa: T201
+    return 0
+
+
+def status_command(arguments: Sequence[str]) -> int:
+    """Say how a run is now."""
+    options = _parser("status", status_command.__doc__).parse_args(arguments)
+    finder = _finder(options)
+    _check(finder)
+    with AttachedRun(finder.name, finder.way, finder.folder) as run:
+        try:
+            run.catch_up()
+        except TimeoutError as error:
+            raise ConfigError(f"{error}; its owner may be being replaced, try again") from error
+    access = finder.opens
+    lines = {
+        "run": run.name,
+        "phase": f"{run.phase}{f' ({run.course.detail})' if run.course.detail else ''}",
+        "since": format_seconds(time.time() - run.course.started_at_s),
+        "iteration": str(run.iteration),
+        "nodes": ", ".join(f"{n} (root)" if n == run.root else n for n in run.members),
+        "standbys": ", ".join(run.standbys) or "none",
+        "recoveries": str(run.recoveries),
+        "script": "" if run.course.job is None else str(run.course.job.script),
+        "store": ", ".join(access.etcd.endpoints) if access else "its owner's",
+        "folder": str(finder.folder) if finder.folder else "on its nodes",
+    }
+    for name, text in lines.items():
+        print(f"{name:<11}{text}")  # noqa: T201
+    for _, node, text in list(run.course.notes)[-3:]:
+        print(f"{'note':<11}{node}: {text}")  # noqa: T201
+    return 0
+
+
+def stop_command(arguments: Sequence[str]) -> int:
+    """End a run and everything that belongs to it; its log and persistent versions stay."""
+    parser = _parser("stop", stop_command.__doc__)
+    parser.add_argument(
+        "--wait", type=float, default=STOP_S, help="seconds for it to end (%(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    finder = _finder(options)
+    access = finder.opens
+    try:
+        print(AttachedRun(finder.name, finder.way, finder.folder).stop())  # noqa: T201
+    except RunGoneError:
+        raise
+    except ConfigError as error:
+        if access is None:
+            raise
+        print(f"gemini-lab stop: {error}; its keys are taken away", file=sys.stderr)  # noqa: T201
+        end_by_force(access)
+    give_up_s = time.monotonic() + options.wait
+    while time.monotonic() < give_up_s:
+        try:
+            finder.way()
+        except (RunGoneError, StoreUnavailableError):
+            print(f"{finder.name} has ended")  # noqa: T201
+            return 0
+        except ConfigError:
+            pass
+        time.sleep(LOOK_S)
+    if access is None:
+        raise ConfigError(f"{finder.name} has not ended within {options.wait:.0f} s")
+    end_by_force(access)
+    print(f"{finder.name} did not end by itself; its keys were taken away, which ends its agents")  # noqa: T201
+    return 0

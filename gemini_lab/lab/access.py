@@ -1,0 +1,181 @@
+"""The way to a detached run from any machine that reaches its store.
+
+In the run's folder lies a file that its user alone can read: where the store is, and the token.
+Without the folder, the store is named and the token comes from a file or the environment. The store
+tells where the owner listens at the moment.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.lab.control import RunGoneError, Way, way_in
+from gemini_lab.launch.join import check_name, find_token, prefix_of
+from gemini_lab.log.file import find_run
+from gemini_lab.node.config import LAB_KEY, LabRecord
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+from gemini_lab.recovery.protocol import RootState
+from gemini_lab.seats import in_order
+
+ACCESS_FILE: Final = "access.json"
+OWNER_KEY: Final = "owner"
+"""In the store: where the owner of a detached lab listens."""
+RUN_KEY: Final = "run"
+"""In the store: what an owner has to know of its run."""
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What opens a detached run.
+
+    Attributes:
+        name: The lab's name in the store.
+        etcd: The store.
+        token: The lab's secret.
+    """
+
+    name: str
+    etcd: EtcdAddress
+    token: str
+
+    def store(self) -> EtcdStore:
+        """The lab's part of the store."""
+        return EtcdStore(self.etcd, prefix_of(self.name))
+
+    def way(self) -> Way:
+        """Where the owner listens now.
+
+        Raises:
+            RunGoneError: The run is over.
+            ConfigError: Nobody owns the run at this moment.
+            StoreUnavailableError: The store does not answer.
+        """
+        store = self.store()
+        try:
+            items = store.items()
+        finally:
+            store.close()
+        if LAB_KEY not in items:
+            raise RunGoneError(
+                f"no lab {self.name!r} is in the store at {', '.join(self.etcd.endpoints)}; "
+                "`gemini-lab list` names those that are"
+            )
+        if OWNER_KEY not in items:
+            raise ConfigError(f"the lab {self.name!r} has no owner yet; try again in some seconds")
+        return Way(address=items[OWNER_KEY], token=self.token)
+
+
+def access_in(folder: Path) -> Access | None:
+    """What opens the detached run under way in `folder`; `None` if there is none."""
+    try:
+        return msgspec.json.decode((folder / ACCESS_FILE).read_bytes(), type=Access)
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finder:
+    """Finds the owner of a run, again and again: it may move.
+
+    Attributes:
+        name: The run's, or its lab's where the store is named.
+        folder: The run's, if this machine sees it.
+        access: What opens it, where the store is named.
+    """
+
+    name: str
+    folder: Path | None = None
+    access: Access | None = None
+
+    @classmethod
+    def of(cls, run: str, *, below: Path, store: str | None, token_file: Path | None) -> "Finder":
+        """The finder of a run.
+
+        Args:
+            run: Its name, its folder, or `"latest"`.
+            below: Where runs keep their folders.
+            store: The etcd that knows it; `None`: its folder is seen here, and tells.
+            token_file: Where its token stands; `None`: the environment tells.
+
+        Raises:
+            ConfigError: No such run is seen here, or there is no token.
+        """
+        if store is None:
+            folder = find_run(run, below=below)
+            return cls(name=folder.absolute().name, folder=folder)
+        check_name(run)
+        etcd = EtcdAddress.parse(store)
+        return cls(name=run, access=Access(name=run, etcd=etcd, token=find_token(token_file)))
+
+    @property
+    def opens(self) -> Access | None:
+        """What opens the run, if it is detached."""
+        return self.access or (None if self.folder is None else access_in(self.folder))
+
+    def way(self) -> Way:
+        """Where its owner listens now.
+
+        Raises:
+            RunGoneError: The run is over.
+            ConfigError: Nobody owns the run at this moment.
+            StoreUnavailableError: The store does not answer.
+        """
+        if (access := self.opens) is not None:
+            return access.way()
+        assert self.folder is not None
+        return way_in(self.folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A lab in a store.
+
+    Attributes:
+        name: Its name.
+        phase: What its root agent does.
+        recoveries: So far.
+        nodes: Those whose agents live.
+        wanted: Nodes and standbys that it has when nothing is missing.
+        folder: The run's; empty where the lab is not detached.
+    """
+
+    name: str
+    phase: str
+    recoveries: int
+    nodes: tuple[str, ...]
+    wanted: int
+    folder: str
+
+
+def labs_in(address: EtcdAddress) -> list[Listed]:
+    """The labs in a store, by name.
+
+    Raises:
+        StoreUnavailableError: It does not answer.
+    """
+    store = EtcdStore(address, "gemini_lab")
+    try:
+        items = store.items()
+    finally:
+        store.close()
+    labs: dict[str, dict[str, str]] = {}
+    for key, value in items.items():
+        name, _, rest = key.partition("/")
+        labs.setdefault(name, {})[rest] = value
+    return [_listed(name, labs[name]) for name in sorted(labs) if LAB_KEY in labs[name]]
+
+
+def _listed(name: str, items: dict[str, str]) -> Listed:
+    lab = msgspec.json.decode(items[LAB_KEY], type=LabRecord)
+    state = RootState.from_text(items["state"]) if "state" in items else RootState()
+    nodes = [key.removeprefix("nodes/") for key in items if key.startswith("nodes/")]
+    return Listed(
+        name=name,
+        phase=state.phase,
+        recoveries=state.recoveries,
+        nodes=tuple(in_order(nodes)),
+        wanted=lab.machines,
+        folder="" if lab.detached is None else lab.detached.folder,
+    )

@@ -1,0 +1,160 @@
+"""A run that somebody else owns, followed from here: on any machine that reaches its owner."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.injector.failures import Failure
+from gemini_lab.lab.control import Request, RunGoneError, Way, ask_by, read_lines
+from gemini_lab.lab.followed import FollowedRun
+from gemini_lab.lab.runs import said
+from gemini_lab.log.events import RunFailed
+from gemini_lab.log.file import LOG_FILE, LineReader
+from gemini_lab.recovery.messages import (
+    ControlHello,
+    FollowLog,
+    GiveUpProgress,
+    InjectFailure,
+    LogSaid,
+    OutputSaid,
+    StopRun,
+)
+from gemini_lab.wire.tcp import Channel, connect
+
+CONNECT_S: Final = 5.0
+RETRY_S: Final = 0.5
+PATIENCE_S: Final = 120.0
+"""For a new owner to come when one is lost; then this machine has lost the run."""
+
+
+class AttachedRun(FollowedRun):
+    """A run whose owner is elsewhere; following it leaves it alone.
+
+    Use it in a `with` block: its log is followed on a thread of its own until the block ends.
+
+    Args:
+        name: The run's.
+        find: The way to its owner at the moment, or an error that says why there is none.
+        folder: The run's, if this machine sees it: what the owner could not tell at its end, the
+            log tells.
+
+    Attributes:
+        is_caught_up: Whether all that the log had was taken in.
+    """
+
+    def __init__(self, name: str, find: Callable[[], Way], folder: Path | None = None) -> None:
+        super().__init__(name)
+        self.folder = folder
+        self._find = find
+        self._reader = LineReader()
+        self._read_bytes = 0
+        self._caught_up = threading.Event()
+        self._is_leaving = False
+        self._thread = threading.Thread(target=self._run, name="gemini-lab-attached", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_leaving = True
+        self._thread.join(timeout=CONNECT_S)
+
+    def catch_up(self, timeout_s: float = 30.0) -> Self:
+        """Wait until all that the log had was taken in.
+
+        Raises:
+            TimeoutError: It was not in time.
+        """
+        if not self._caught_up.wait(timeout_s):
+            raise TimeoutError(f"the log of {self.name} did not come within {timeout_s:.0f} s")
+        return self
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def stop(self) -> str:
+        """End the run; says what was done.
+
+        Raises:
+            ConfigError: Its owner does not answer, or refuses.
+        """
+        return self._ask(StopRun())
+
+    def give_up_progress(self) -> str:
+        """Go on from the best version at hand; as `Run.give_up_progress`."""
+        return self._ask(GiveUpProgress())
+
+    def inject(self, failure: Failure) -> str:
+        """Make a failure happen now; as `Run.inject`."""
+        return self._ask(InjectFailure(failure=failure.to_json()))
+
+    def _ask(self, request: Request) -> str:
+        return ask_by(self._find(), request)
+
+    # -- following -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.run(self._follow_owners())
+
+    async def _follow_owners(self) -> None:
+        """Follow one owner after the other, until the run is over."""
+        silent_s = time.monotonic()
+        while not self.is_over and not self._is_leaving:
+            try:
+                way = await asyncio.to_thread(self._find)
+                channel = await connect(way.address, way.token, ControlHello(), timeout_s=CONNECT_S)
+            except RunGoneError as error:
+                self._end_without_owner(str(error))
+                return
+            except (OSError, EOFError, TimeoutError, GeminiError) as error:
+                if time.monotonic() - silent_s > PATIENCE_S:
+                    self._end_without_owner(f"nobody tells of it any more: {error}")
+                    return
+                await asyncio.sleep(RETRY_S)
+            else:
+                await self._follow_owner(channel)
+                silent_s = time.monotonic()
+
+    async def _follow_owner(self, channel: Channel) -> None:
+        channel.send(FollowLog(from_bytes=self._read_bytes))
+        waiting = asyncio.ensure_future(channel.receive())
+        try:
+            while not self.is_over and not self._is_leaving:
+                done, _ = await asyncio.wait([waiting], timeout=RETRY_S)
+                if not done:
+                    continue
+                match waiting.result():
+                    case LogSaid(lines=lines):
+                        self._take(lines.encode())
+                    case OutputSaid(rank=rank, lines=lines):
+                        self.hear(rank, lines)
+                    case _:
+                        return
+                waiting = asyncio.ensure_future(channel.receive())
+        finally:
+            waiting.cancel()
+            channel.close()
+
+    def _take(self, lines: bytes) -> None:
+        self._read_bytes += len(lines)
+        for line in lines.splitlines():
+            if (entry := self._reader.read(line)) is not None:
+                self.follow(entry)
+        if not lines:
+            self._caught_up.set()
+
+    def _end_without_owner(self, reason: str) -> None:
+        """Take the end from the log, if it is seen here."""
+        if self.folder is not None:
+            try:
+                while lines := read_lines(self.folder / LOG_FILE, self._read_bytes):
+                    self._take(lines)
+            except (OSError, GeminiError) as error:
+                reason = f"{reason}; its log cannot be read here: {error}"
+        if not self.is_over:
+            self.follow(said(RunFailed(reason=reason)))
+        self._caught_up.set()

@@ -1,0 +1,205 @@
+"""Starting a detached run: nodes, a folder and keys in the store, and then nobody is needed."""
+
+import secrets
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.lab.access import ACCESS_FILE, RUN_KEY, Access
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.control import write_secret
+from gemini_lab.lab.runs import fresh_folder, run_started, said
+from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
+from gemini_lab.lab.submission import Submission
+from gemini_lab.launch.join import check_name
+from gemini_lab.launch.mpi import Hosts
+from gemini_lab.log.events import LabStarted
+from gemini_lab.log.file import LOG_FILE, EventLog
+from gemini_lab.node.config import LAB_FILE, LAB_KEY, Detached, LabRecord
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.seats import in_order
+
+OWNER_MODULE: Final = "gemini_lab.lab.owner"
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the owner of a detached run has to know of it: a value in the store.
+
+    Attributes:
+        nodes: As in `LabConfig`, like the next ones.
+        standbys: Machines that wait.
+        workers_per_node: Training processes on each.
+        lease_s: A node that gives no sign of life for this long counts as lost.
+        warm: Whether workers are forked from a parent that has imported everything.
+        hosts: Machines to start on.
+        join: The name under which agents join by themselves.
+        wait_s: How long they are waited for.
+        scenario: Failures to inject on the way, as `Scenario.to_json` gives them.
+    """
+
+    nodes: int
+    standbys: int
+    workers_per_node: int
+    lease_s: float
+    warm: bool
+    hosts: tuple[str, ...]
+    join: str | None
+    wait_s: float
+    scenario: dict[str, object]
+
+    @classmethod
+    def of(cls, config: LabConfig, scenario: Scenario) -> "RunRecord":
+        """The record of a run on such a lab."""
+        return cls(
+            nodes=config.nodes,
+            standbys=config.standbys,
+            workers_per_node=config.workers_per_node,
+            lease_s=config.lease_s,
+            warm=config.warm,
+            hosts=config.hosts.names,
+            join=config.join,
+            wait_s=config.wait_s,
+            scenario=scenario.to_json(),
+        )
+
+    def config(self, store: EtcdStore, token: str, folder: Path) -> LabConfig:
+        """The lab's configuration."""
+        return LabConfig(
+            nodes=self.nodes,
+            standbys=self.standbys,
+            workers_per_node=self.workers_per_node,
+            lease_s=self.lease_s,
+            warm=self.warm,
+            hosts=Hosts(names=self.hosts),
+            join=self.join,
+            wait_s=self.wait_s,
+            etcd=store.address,
+            token=token,
+            folder=folder,
+        )
+
+
+def start_detached(config: LabConfig, wanted: Submission) -> Path:
+    """Start nodes and hand a run over to them: it needs nobody from then on.
+
+    What was started is ended again if the rest does not start.
+
+    Args:
+        config: The lab.
+        wanted: The run.
+
+    Returns:
+        The run's folder: what opens the run lies there.
+
+    Raises:
+        ConfigError: A lab of this name is under way.
+        LaunchError: etcd, MPI or an agent could not be started, or one does not see the folder.
+        CapacityError: Agents that were to join did not come in time.
+    """
+    _check(config)
+    token = config.token or secrets.token_hex(16)
+    folder = fresh_folder(config.folder / wanted.name)
+    check_name(folder.name)
+    order = wanted.order(config.seats, number=1, shared=folder)
+    with ExitStack() as undo:
+        embedded = None if config.etcd else embedded_etcd(config.hosts, undo)
+        etcd = config.etcd if embedded is None else embedded.address
+        assert etcd is not None
+        access = Access(name=config.join or folder.name, etcd=etcd, token=token)
+        store = access.store()
+        undo.callback(store.close)
+        detached = Detached(owner=OWNER_MODULE, folder=str(folder), identity=secrets.token_hex(16))
+        (folder / LAB_FILE).write_text(detached.identity, encoding="utf-8")
+        record = record_of(config, detached)
+        patiently(lambda: _claim(store, record))
+        undo.callback(_clear, store)
+        operator = own_operator(config, store, record, token=token)
+        undo.callback(operator.clear)
+        agents = operator.bring(config.seats.machines)
+        _begin_log(config, order, folder, etcd, [agent.name for agent in agents])
+        write_secret(folder / ACCESS_FILE, access)
+        _submit(store, RunRecord.of(config, wanted.scenario), order)
+        if embedded is not None:
+            embedded.stay_for(store.prefix)
+        undo.pop_all()
+        store.close()
+    return folder
+
+
+def _check(config: LabConfig) -> None:
+    """Refuse what could not live on without this process."""
+    if config.operator is not None:
+        raise ConfigError(
+            "a detached run cannot take an operator= of yours along; name hosts=, or have machines "
+            "join by themselves: join="
+        )
+    if config.hosts.names and config.etcd is None:
+        raise ConfigError(
+            "a detached run needs an etcd that outlives this machine; name one that all hosts "
+            "reach: etcd= or --etcd"
+        )
+
+
+def _claim(store: EtcdStore, record: LabRecord) -> None:
+    """Write the lab's key; what an earlier lab of this name left behind goes first."""
+    text = msgspec.json.encode(record).decode()
+    items = store.items()
+    if LAB_KEY not in items:
+        for key in items:
+            store.delete(key)
+        if store.create(LAB_KEY, text):
+            return
+        items = store.items()
+    if items.get(LAB_KEY) != text:  # it would be ours if only the answer had been lost
+        raise ConfigError(
+            f"a lab is under way at {store.prefix} in the store; give this run another name, "
+            "or end that one with `gemini-lab stop`"
+        )
+
+
+def _clear(store: EtcdStore) -> None:
+    """Take the lab's keys away: agents that are up end by that."""
+    with suppress(StoreUnavailableError):
+        for key in store.items():
+            store.delete(key)
+
+
+def _begin_log(
+    config: LabConfig, order: JobOrder, folder: Path, etcd: EtcdAddress, names: list[str]
+) -> None:
+    log = EventLog(folder / LOG_FILE)
+    started = LabStarted(
+        nodes=config.nodes,
+        standbys=config.standbys,
+        root=None,
+        names=tuple(in_order(names)),
+        etcd=etcd.endpoints,
+    )
+    log.append(said(started))
+    log.append(run_started(order))
+    log.settle()
+    log.close()
+
+
+def _submit(store: EtcdStore, run: RunRecord, order: JobOrder) -> None:
+    for key, value in ((RUN_KEY, run), ("job", order)):
+        text = msgspec.json.encode(value).decode()
+        patiently(partial(store.put, key, text))
+
+
+def end_by_force(access: Access) -> None:
+    """End a lab that nobody owns: without its keys, agents that live end.
+
+    Raises:
+        StoreUnavailableError: The store does not answer.
+    """
+    store = access.store()
+    for key in store.items():
+        store.delete(key)
+    store.close()

@@ -1,0 +1,161 @@
+"""A run as its log tells it so far, wherever the log comes from."""
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Final, Self
+
+from gemini_lab.errors import RunFailedError
+from gemini_lab.lab.progress import show_progress
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.output import last_lines
+from gemini_lab.report.reducers.course import Course, Phase
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.reached import Reached
+
+PHASES: Final[dict[Phase, str]] = {
+    "waiting for events": "starting",
+    "waiting for machines": "waiting",
+    "finished": "over",
+    "failed": "over",
+}
+"""What `phase` calls a phase, where it has a word of its own."""
+
+
+class FollowedRun:
+    """A run that can be watched and waited for; whoever has its log calls `follow`.
+
+    Args:
+        name: What it is called.
+        root: The node with the root agent, where that is known.
+
+    Attributes:
+        name: What it is called.
+        iteration: Newest iteration that every rank has finished.
+        phase: starting, training, recovering, waiting (for machines) or over.
+        members: The node on each position.
+        root: The node with the root agent.
+        failure: Why the run was given up, if it was.
+        recoveries: How many there were, the one under way included.
+        course: Its facts.
+    """
+
+    def __init__(self, name: str, *, root: str | None = None) -> None:
+        self.name = name
+        self.iteration = 0
+        self.members: list[str] = []
+        self.root = root
+        self.failure: str | None = None
+        self.phase = "starting"
+        self.recoveries = 0
+        self.course = Course()
+        self._nodes, self._reached = Nodes(), Reached()
+        self._over = threading.Event()
+        self._watchers: list[Callable[[Entry], None]] = []
+        self._listeners: list[Callable[[int, list[str]], None]] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has finished or failed."""
+        return self._over.is_set()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every node that the log names."""
+        return self._nodes.names
+
+    @property
+    def standbys(self) -> list[str]:
+        """Nodes that wait."""
+        return self._nodes.standbys
+
+    def is_over_within(self, timeout_s: float) -> bool:
+        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
+        return self._over.wait(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> Self:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: It is not over in time.
+            RunFailedError: The run was given up; the message says why.
+        """
+        if not self._over.wait(timeout_s):
+            raise TimeoutError(f"{self} is not over after {timeout_s:.0f} s")
+        if self.failure is not None:
+            said = [f"{self.name} failed: {self.failure}", *last_lines(self.course.output)]
+            raise RunFailedError("\n  | ".join(said))
+        return self
+
+    def progress(
+        self, total: int | None = None, *, until: int | None = None, show_output: bool = False
+    ) -> Self:
+        """Show a bar, and failures as they come, from the cell that calls this.
+
+        An interrupt ends the bar, not the run.
+
+        Args:
+            total: Iterations of the job, the bar's full length.
+            until: Return once every rank has finished so many; by default at the end.
+            show_output: Show what rank 0 prints, too.
+
+        Raises:
+            RunFailedError: The run was given up; the message says why.
+        """
+        show_progress(self, total=total, until=until, show_output=show_output)
+        return self.wait() if self.is_over else self
+
+    def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
+        """Call `watcher` with every event from now on, on the thread that follows the log.
+
+        Returns a function that ends this.
+        """
+        self._watchers = [*self._watchers, watcher]
+        return lambda: self._forget(watcher)
+
+    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
+        """Call `listener` with a rank and the lines it prints, on the thread that follows the log.
+
+        Returns a function that ends this.
+        """
+        self._listeners = [*self._listeners, listener]
+        return lambda: self._forget(listener)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: iteration {self.iteration}, {self.phase}>"
+
+    # -- for whoever has the log -------------------------------------------------------------------
+
+    def follow(self, entry: Entry) -> None:
+        """Take in the log's next entry."""
+        for part in (self.course, self._nodes, self._reached):
+            part.take(entry)
+        self.root = self._nodes.root or self.root
+        self.phase = PHASES.get(self.course.phase, self.course.phase)
+        match entry.event:
+            case events.Iteration(restored=False):
+                self.iteration = self._reached.done()
+            case events.RecoveryPlanned():
+                self.members = [str(node) for node in self._nodes.members]
+                self.iteration = self._reached.done()
+            case events.RecoveryStarted():
+                self.recoveries += 1
+            case events.RunFailed(reason=reason):
+                self.failure = reason
+                self._end()
+            case events.RunFinished():
+                self._end()
+        for watcher in self._watchers:
+            watcher(entry)
+
+    def hear(self, rank: int, lines: list[str]) -> None:
+        """Take in what a worker printed."""
+        for listener in self._listeners:
+            listener(rank, lines)
+
+    def _end(self) -> None:
+        self._over.set()
+
+    def _forget(self, callback: object) -> None:
+        self._watchers = [each for each in self._watchers if each is not callback]
+        self._listeners = [each for each in self._listeners if each is not callback]

@@ -1,0 +1,103 @@
+"""What a lab starts for itself where it was not given it: etcd, and agents."""
+
+import os
+import secrets
+from contextlib import ExitStack
+from typing import Final
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.lab.agents import AgentCluster
+from gemini_lab.lab.cluster import Audience
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.launch.etcd import Embedded, start_etcd
+from gemini_lab.launch.join import JoinOperator, prefix_of
+from gemini_lab.launch.mpi import Hosts
+from gemini_lab.launch.operator import MpiOperator
+from gemini_lab.node.agent import address_towards
+from gemini_lab.node.config import Detached, LabRecord
+from gemini_lab.node.control_store import EtcdStore
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "AgentCluster":
+    """Start etcd, unless one is named, and agents; returns when the lab is connected to each.
+
+    What was started is ended again if the rest does not start.
+
+    Raises:
+        LaunchError: MPI, etcd or an agent could not be started.
+    """
+    with ExitStack() as undo:
+        address = config.etcd or embedded_etcd(config.hosts, undo).address
+        store = EtcdStore(address, prefix_of(config.join or secrets.token_hex(6)))
+        undo.callback(store.close)
+        record = record_of(config)
+        operator = config.operator or own_operator(config, store, record)
+        undo.callback(operator.clear)
+        cluster = AgentCluster(
+            store=store,
+            record=record,
+            operator=operator,
+            loop=loop,
+            audience=audience,
+        )
+        undo.callback(cluster.leave)
+        cluster.open(config.seats.machines)
+        cluster.ends_with(undo.pop_all())
+    return cluster
+
+
+def embedded_etcd(hosts: Hosts, undo: ExitStack) -> Embedded:
+    """An etcd on loopback or, for other machines, on this one's address towards them."""
+    host = LOOPBACK
+    if hosts.names:
+        try:
+            host = address_towards(f"{hosts.names[-1]}:22")
+        except OSError as error:
+            raise LaunchError(
+                f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
+                "name a running etcd that all hosts reach with etcd="
+            ) from error
+    return undo.enter_context(start_etcd(host))
+
+
+def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
+    """What a lab says of itself in the store."""
+    seats = config.seats
+    is_local = not config.hosts.names and config.join is None
+    return LabRecord(
+        identity=secrets.token_hex(8),
+        machines=seats.machines,
+        lease_s=config.lease_s,
+        warm=config.warm,
+        threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local else None,
+        detached=detached,
+    )
+
+
+def own_operator(
+    config: LabConfig, store: EtcdStore, record: LabRecord, *, token: str = ""
+) -> JoinOperator | MpiOperator:
+    """What brings a lab's machines where it was given no operator.
+
+    Args:
+        config: The lab.
+        store: Its part of the store.
+        record: What it says of itself there.
+        token: Its secret; by default a new one.
+    """
+    if config.join is not None:
+        return JoinOperator(store=store, token=token or config.token, wait_s=config.wait_s)
+    return MpiOperator(
+        etcd=store.address,
+        prefix=store.prefix.rstrip("/"),
+        lease_s=record.lease_s,
+        warm=record.warm,
+        hosts=config.hosts,
+        threads=record.threads,
+        log_folder=config.folder / "agents",
+        detached=record.detached,
+        token=token or secrets.token_hex(16),
+    )

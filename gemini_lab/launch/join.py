@@ -1,0 +1,230 @@
+"""Agents that join by themselves: whatever starts one process a machine starts them.
+
+The lab's name in the store is where both sides meet. An agent reads there how the lab is to be
+joined, takes the next free name, and registers; the lab counts who is there. Both know the lab's
+token, which comes from a file or the environment: never from the command line, which everybody on
+a machine can read.
+"""
+
+import os
+import random
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gemini_lab.errors import CapacityError, ConfigError, LaunchError
+from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
+from gemini_lab.node.control_store import ControlStore, StoreUnavailableError, patiently
+from gemini_lab.node.membership import node_addresses
+from gemini_lab.seats import in_order, node_name, node_number
+
+TOKEN_VARIABLE: Final = "GEMINI_LAB_TOKEN"  # noqa: S105 (where one is, not one)
+NO_TOKEN: Final = (
+    f"agents that join prove that they know the lab's token, and there is none; put the same one, "
+    f"such as `openssl rand -hex 16` gives, into {TOKEN_VARIABLE} for all of them, or into a file "
+    "that you alone can read (--token-file)"
+)
+SHORTEST_TOKEN: Final = 16
+WAIT_S: Final = 600.0
+LOOK_S: Final = 0.25
+SAY_AGAIN_S: Final = 15.0
+PLACES: Final = "places/"
+"""Before each name that was taken: its key has the host that took it, and none is given twice."""
+
+
+def prefix_of(lab: str) -> str:
+    """Where a lab's keys lie in the store."""
+    return f"gemini_lab/{lab}"
+
+
+def check_name(lab: str) -> None:
+    """Refuse a lab's name that could not be a part of a key and of a path.
+
+    Raises:
+        ConfigError: It has other characters than letters, digits, `.`, `_` and `-`, or none.
+    """
+    if not re.fullmatch(r"[\w][\w.-]{0,99}", lab, re.ASCII):
+        raise ConfigError(
+            f"{lab!r} cannot be a lab's name; use up to 100 letters, digits, '.', '_' and '-'"
+        )
+
+
+def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str:
+    """The lab's token, from a file that its owner alone can read or from the environment.
+
+    Raises:
+        ConfigError: There is none, it is too short, or others can read the file.
+    """
+    if file is None:
+        token, where = environment.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+    else:
+        where = str(file)
+        try:
+            mode, token = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from error
+        if mode & 0o077:
+            raise ConfigError(f"others can read the token in {file}; run `chmod 600 {file}`")
+    if not token:
+        raise ConfigError(NO_TOKEN)
+    if len(token) < SHORTEST_TOKEN:
+        raise ConfigError(
+            f"the token in {where} has {len(token)} characters; give it {SHORTEST_TOKEN} or more, "
+            "such as `openssl rand -hex 16` makes"
+        )
+    return token
+
+
+def say(text: str) -> None:
+    """Tell whoever started this process."""
+    print(f"gemini-lab: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+# -- the agent's side ------------------------------------------------------------------------------
+
+
+def find_lab(
+    store: ControlStore, lab: str, *, wait_s: float, tell: Callable[[str], None]
+) -> LabRecord:
+    """What the lab says of itself; a lab or a store that is not there yet is waited for.
+
+    Raises:
+        LaunchError: The lab did not come in time.
+        StoreUnavailableError: The store did not.
+    """
+    say_s = time.monotonic()
+    give_up_s = say_s + wait_s
+    while True:
+        left_s = give_up_s - time.monotonic()
+        what = f"a lab {lab!r} in the store"
+        try:
+            items = store.items()
+        except StoreUnavailableError:
+            if left_s <= 0:
+                raise
+            items, what = {}, "the store to answer"
+        if LAB_KEY in items:
+            return msgspec.json.decode(items[LAB_KEY], type=LabRecord)
+        if left_s <= 0:
+            raise LaunchError(
+                f"no lab {lab!r} was in the store within {wait_s:.0f} s; start it with "
+                f"`gemini-lab run --join {lab} ...`, or check --lab and --store"
+            )
+        if time.monotonic() >= say_s:
+            tell(f"waiting up to {left_s:.0f} s for {what}")
+            say_s = time.monotonic() + SAY_AGAIN_S
+        time.sleep(LOOK_S)
+
+
+def take_name(store: ControlStore, host: str, *, first: int = 0) -> str:
+    """A name that no node of the lab has had; it is this host's from now on.
+
+    Args:
+        store: The lab's.
+        host: This machine's name.
+        first: The number to try first, where whoever starts the agents counts them.
+    """
+    claim = f"{host} {secrets.token_hex(8)}"
+    number = first
+    while True:
+        name = node_name(number)
+        key = f"{PLACES}{name}"
+        is_made = patiently(partial(store.create, key, claim))
+        items = {} if is_made else patiently(store.items)
+        if is_made or items[key] == claim:  # made before, and the answer was lost
+            return name
+        number = 1 + max(node_number(taken) for taken in items if _is_place(taken))
+        time.sleep(random.uniform(0, LOOK_S))  # others want the same one
+
+
+def _is_place(key: str) -> bool:
+    return key.startswith(PLACES)
+
+
+# -- the lab's side --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class JoinOperator:
+    """Waits for machines that join by themselves; implements `Operator`.
+
+    Attributes:
+        store: The lab's.
+        token: The secret that they were given, too.
+        wait_s: How long it waits for them.
+        tell: Called with who is there and who is missing, now and then.
+    """
+
+    store: ControlStore
+    token: str = field(repr=False)
+    wait_s: float = WAIT_S
+    tell: Callable[[str], None] = say
+    is_local: bool = False
+    _met: set[str] = field(default_factory=set)
+    _is_closed: bool = False
+
+    def bring(self, count: int) -> list[AgentUp]:
+        """Wait until `count` agents more have joined.
+
+        Raises:
+            CapacityError: They did not come in time.
+        """
+        say_s = time.monotonic()
+        give_up_s = say_s + self.wait_s
+        while True:
+            items = patiently(self.store.items)
+            addresses = node_addresses(items)
+            come = in_order(addresses.keys() - self._met)[:count]
+            if len(come) == count:
+                self._met.update(come)
+                return [AgentUp(name=name, address=addresses[name], pid=0) for name in come]
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0 or self._is_closed:
+                raise CapacityError(f"{told(items, count, self._met)}; {self._way_out()}")
+            if time.monotonic() >= say_s:
+                self.tell(f"{told(items, count, self._met)}; waiting up to {left_s:.0f} s more")
+                say_s = time.monotonic() + SAY_AGAIN_S
+            time.sleep(LOOK_S)
+
+    def know(self, names: Collection[str]) -> None:
+        """These nodes have joined before, under another owner of the lab."""
+        self._met.update(names)
+
+    def clear(self) -> None:
+        """Wait for nobody any more; agents that joined end by themselves when the lab is gone."""
+        self._is_closed = True
+
+    def _way_out(self) -> str:
+        return f"waited {self.wait_s:.0f} s; start `gemini-lab node` on more machines"
+
+
+def told(items: Mapping[str, str], count: int, met: set[str]) -> str:
+    """In words: how many of `count` newcomers are there, and who of them, and who is not."""
+    here = in_order(node_addresses(items).keys() - met)
+    taken = {
+        key.removeprefix(PLACES): claim.partition(" ")[0]
+        for key, claim in items.items()
+        if _is_place(key)
+    }
+    slow = in_order(taken.keys() - met - set(here))
+    parts = [f"{len(here)} of {count} nodes have joined"]
+    if here:
+        parts.append(f"({', '.join(_on(name, taken) for name in here)})")
+    if slow:
+        parts.append(f"and {', '.join(_on(name, taken) for name in slow)} began to, but is not up")
+    missing = count - len(here) - len(slow)
+    if missing > 0:
+        parts.append(f"and nothing is heard of {missing} more")
+    return " ".join(parts)
+
+
+def _on(name: str, taken: Mapping[str, str]) -> str:
+    return f"{name} on {taken[name]}" if name in taken else name

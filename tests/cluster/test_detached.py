@@ -1,0 +1,79 @@
+"""Runs that need nobody: the launcher is gone, the owner moves, machines join by themselves."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from gemini_lab.injector.failures import RootLoss
+from gemini_lab.lab.access import ACCESS_FILE, Finder
+from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.launch.etcd import start_etcd
+from gemini_lab.log.file import LOG_FILE, read_log
+from gemini_lab.report import load_report
+
+from .conftest import shell
+
+JOB = ("-m", "gemini_lab.training.gpt_job", "--size", "tiny", "--iterations")
+WAIT_S = 200
+
+
+def attached(folder):
+    finder = Finder.of(str(folder), below=folder.parent, store=None, token_file=None)
+    return AttachedRun(finder.name, finder.way, finder.folder)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, undisturbed):
+    folder = tmp_path / "one"
+    size = ("--nodes", "2", "--standbys", "1")
+    started = shell(
+        "run", "--detach", *size, "--folder", str(tmp_path), "--name", "one", *JOB, "12"
+    )
+    assert started.returncode == 0, started.stderr
+    assert f"gemini-lab attach {folder}" in started.stdout
+    with attached(folder) as run:
+        run.progress(until=4)
+        first = run.root
+        assert "node_loss" in run.inject(RootLoss())
+        run.wait(WAIT_S)
+    report = load_report(folder)
+    assert report.losses_match(undisturbed(iterations=12, nodes=2))
+    assert len(report.recoveries) == 1
+    assert run.root != first
+    told = Counter(read_log(folder / LOG_FILE))
+    assert [entry.kind for entry, times in told.items() if times > 1] == []
+    assert not (folder / ACCESS_FILE).exists()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMINI_LAB_TOKEN", "0123456789abcdef")
+    with start_etcd() as etcd:
+        store = etcd.address.endpoints[0]
+        monkeypatch.setenv("ETCDCTL_USER", f"root:{etcd.address.password}")
+        command = [sys.executable, "-m", "gemini_lab.cli.main", "node"]
+        nodes = [
+            subprocess.Popen(
+                [*command, "--store", store, "--lab", "exp"],
+                env=os.environ,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        size = ("--nodes", "2", "--standbys", "0", "--folder", str(tmp_path))
+        lab = ("--join", "exp", "--etcd", store, "--name", "one")
+        started = shell("run", "--detach", *lab, *size, *JOB, "2000")
+        assert started.returncode == 0, started.stderr
+        assert "2 of 2" in shell("list", "--store", store).stdout
+        with attached(tmp_path / "one") as run:
+            run.progress(until=2)
+            stopped = shell("stop", "exp", "--store", store)
+        assert stopped.returncode == 0, stopped.stderr
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0]
+        assert all("the lab 'exp' has ended" in text for text in said)
+        assert "no run is under way" in shell("list", "--store", store).stdout

@@ -1,0 +1,137 @@
+"""Following a run that somebody else owns: its log over a connection, whoever owns it."""
+
+import threading
+from contextlib import ExitStack, contextmanager
+from queue import Queue
+
+import pytest
+from lab_stand_in import ClusterStandIn, begin, entry, lab_on, step, tell
+
+from gemini_lab import Job
+from gemini_lab.errors import RunFailedError
+from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.lab.control import ControlServer, RunGoneError, Way, read_lines, way_in
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.log.file import EventLog
+
+WAIT_S = 20
+TOKEN = "t" * 16
+
+
+@pytest.fixture
+def cluster():
+    return ClusterStandIn()
+
+
+@pytest.fixture
+def lab(tmp_path, cluster):
+    with lab_on(cluster, tmp_path / "runs") as lab:
+        yield lab
+
+
+@pytest.fixture
+def run(tmp_path, lab):
+    (tmp_path / "train.py").write_text("")
+    return lab.train(Job(script="train.py", cwd=str(tmp_path)), name="one")
+
+
+def attached(run):
+    return AttachedRun("one", lambda: way_in(run.folder), run.folder)
+
+
+def test_who_attaches_late_knows_all_and_hears_the_end(run):
+    begin(run)
+    with attached(run) as follower:
+        follower.catch_up(WAIT_S)
+        assert (follower.iteration, follower.phase) == (3, "training")
+        assert follower.members == run.members
+        tell(run, *(step(rank, 4) for rank in range(4)), RunFinished(iteration=4))
+        assert follower.wait(WAIT_S).iteration == 4
+
+
+def test_what_a_worker_prints_is_heard(run, cluster):
+    heard, has_come = [], threading.Event()
+    with attached(run) as follower:
+        follower.listen(lambda rank, lines: (heard.append((rank, lines)), has_come.set()))
+        follower.catch_up(WAIT_S)
+        cluster.audience.take_output(0, ["hello"])
+        assert has_come.wait(WAIT_S)
+    assert heard == [(0, ["hello"])]
+
+
+def test_leaving_leaves_the_run_alone_and_stopping_ends_it(run, cluster):
+    begin(run)
+    with attached(run) as follower:
+        follower.catch_up(WAIT_S)
+    assert not run.is_over
+    assert cluster.stopped == []
+    assert "one ends" in follower.stop()
+    assert cluster.stopped == [run.number]
+
+
+def test_an_end_that_the_owner_could_not_tell_stands_in_the_log(run):
+    begin(run)
+    follower = attached(run)
+    tell(run, RunFinished(iteration=3))
+    with pytest.raises(RunGoneError):
+        way_in(run.folder)
+    with follower:
+        assert follower.wait(WAIT_S).iteration == 3
+
+
+def test_a_run_that_is_gone_without_a_word_has_failed():
+    def find():
+        raise RunGoneError("no lab 'one' is in the store")
+
+    with AttachedRun("one", find) as follower, pytest.raises(RunFailedError, match="no lab 'one'"):
+        follower.wait(WAIT_S)
+
+
+class Told:
+    """An owner's run: a log and listeners."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def listen(self, _listener):
+        return lambda: None
+
+
+@contextmanager
+def owner_of(log):
+    """The way to somebody who has this log, and who is gone when the block ends."""
+    with (
+        LoopThread() as loop,
+        ControlServer(loop, lambda _: "", lambda: Told(log), token=TOKEN) as server,
+    ):
+        yield Way(address=server.address, token=TOKEN)
+
+
+def test_a_follower_finds_the_next_owner_and_misses_nothing(tmp_path):
+    path, ways, texts = tmp_path / "events.jsonl", [], Queue()
+    follower = AttachedRun("one", lambda: ways[-1])
+    follower.watch(lambda entry: texts.put(entry.event.text))
+    with ExitStack() as following:
+        log = EventLog(path)
+        log.append(entry(Note(text="1")))
+        with owner_of(path) as way:
+            ways.append(way)
+            following.enter_context(follower)
+            assert texts.get(timeout=WAIT_S) == "1"
+        log.append(entry(Note(text="2")))
+        log = EventLog.taken_over(path)
+        log.append(entry(Note(text="3")))
+        with owner_of(path) as way:
+            ways.append(way)
+            assert [texts.get(timeout=WAIT_S) for _ in range(2)] == ["2", "3"]
+            assert texts.empty()
+
+
+def test_only_whole_lines_are_told_however_long(tmp_path):
+    path = tmp_path / "log"
+    long = b"x" * (3 << 20) + b"\n"
+    path.write_bytes(b"one\n" + long + b"cut")
+    assert read_lines(path, 0) == b"one\n"
+    assert read_lines(path, 4) == long
+    assert read_lines(path, 4 + len(long)) == b""

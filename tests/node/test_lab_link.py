@@ -1,0 +1,76 @@
+"""What an agent says to the lab's owner is kept until it is on disk, whoever the owner is."""
+
+import pytest
+
+from gemini_lab.log.events import Note
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.recovery.messages import EventSaid, LabHello
+
+
+class Owner:
+    """The owner's end of a connection: what arrived."""
+
+    def __init__(self):
+        self.arrived = []
+        self.is_closed = False
+
+    def send(self, message):
+        if not self.is_closed:
+            self.arrived.append(message)
+
+    def close(self):
+        self.is_closed = True
+
+    @property
+    def texts(self):
+        return [m.entry.event.text for m in self.arrived if isinstance(m, EventSaid)]
+
+
+@pytest.fixture
+def link():
+    return LabLink("node-0", most=5)
+
+
+def say(link, *numbers):
+    for number in numbers:
+        link.emit(Note(text=str(number)))
+
+
+def opened(link):
+    owner = Owner()
+    link.open(owner, LabHello(at_s=0.0))
+    return owner
+
+
+def test_the_next_owner_hears_again_what_is_not_on_disk_and_nothing_else(link):
+    say(link, 1)
+    first = opened(link)
+    say(link, 2, 3)
+    assert first.texts == ["1", "2", "3"]
+    link.heard(2)
+    say(link, 4)
+    second = opened(link)
+    assert first.is_closed
+    assert second.texts == ["3", "4"]
+    link.heard(1)
+    assert opened(link).texts == ["4"]
+
+
+def test_what_is_said_again_is_the_very_same(link):
+    first, second = (say(link, 1), opened(link))[1], opened(link)
+    assert first.arrived == second.arrived
+
+
+def test_messages_that_no_owner_took_are_counted_when_one_comes(link):
+    say(link, *range(8))
+    owner = opened(link)
+    assert owner.texts[:5] == ["3", "4", "5", "6", "7"]
+    assert "3 messages of node-0 were dropped" in owner.texts[5]
+
+
+def test_a_slow_disk_keeps_the_count_right(link):
+    owner = opened(link)
+    say(link, *range(8))
+    assert len(owner.texts) == 8
+    link.heard(6)
+    assert opened(link).texts == ["6", "7"]
