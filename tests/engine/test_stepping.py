@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.protection import LiveProtection
+from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.stepping import hook_step
 from gemini_lab.shard.lineage import Lineage

@@ -27,6 +27,7 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.script_state import ScriptState
 
 WORLD_SIZE = 2
 STEPS = 6
@@ -187,7 +188,7 @@ def work(request, rank):
     engine = make_engine(case, request["seed"])
     loader = StatefulDataLoader(Numbers(), batch_size=2, shuffle=True)
     client = {"noise": None, "rank": dist.get_rank(), **request.get("client", {})}
-    state = EngineState(engine, data=loader, client_state=client)
+    state = EngineState(engine, script=ScriptState(data=[loader], client_state=client))
     trainer, found = Trainer(engine, loader, client), {"layout": state.layout.to_json()}
     shard = folder / f"shard-{rank}.bin"
     if request.get("load"):
