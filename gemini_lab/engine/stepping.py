@@ -12,7 +12,7 @@ class StepHook(Protocol):
     """What is called on training's thread, in every iteration."""
 
     def begin_forward(self) -> None:
-        """The model begins to compute for an update; at least once a micro-batch."""
+        """The model begins to compute for an update, or its step is called; often an iteration."""
 
     def before_update(self) -> float:
         """The weights are about to change.
