@@ -90,7 +90,11 @@ class LiveProtection:
         self._is_asked = False
         self._looks = _LOOKS
         self._positions = b""
+        self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
         self._said: set[str] = set()
+
+        for watch in state.script.watches:
+            watch.on_fetch = self._see_fetch
 
     @property
     def step(self) -> int:
@@ -144,6 +148,7 @@ class LiveProtection:
     def after_update(self, waited_s: float) -> None:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
         version = self._state.version
+        self._at_fetch = None
         self._iterations.end(version, waited_s=waited_s)
         if self._traffic.end_iteration(version):
             self._unsealed = Unsealed(drawn=None)
@@ -180,10 +185,15 @@ class LiveProtection:
             self._remark_once(STANDS_STILL)
         self._positions = positions
         others = {name: drawn[name] for name in ("client", "also", "random")}
-        if encode(others) != encode(self._state.script.others()):
+        if encode(others) != (self._at_fetch or encode(self._state.script.others())):
             self._remark_once(IS_AMBIGUOUS)
         if not self._looks and not self._is_asked:
             self._remark_once(ASKS_NOTHING)
+
+    def _see_fetch(self) -> None:
+        """A loader is asked for a batch: what is drawn from here on is drawn for that."""
+        if self._looks and self._at_fetch is None:
+            self._at_fetch = encode(self._state.script.others())
 
     def _remark_once(self, text: str) -> None:
         if text not in self._said:
