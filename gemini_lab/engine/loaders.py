@@ -54,7 +54,7 @@ class LoaderWatch:
     def begin(self) -> "_Batches":
         """An iterator for the script: the one that a position was put back into, or a new one."""
         batches, self._prepared = self._prepared, None
-        return batches or self._begin_epoch()
+        return self._begin_epoch() if batches is None else batches
 
     def state_dict(self) -> dict[str, Any]:
         """The position: the random states in which the iterator was made, and batches taken."""

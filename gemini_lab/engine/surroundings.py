@@ -5,7 +5,7 @@ after a restart, so these are remarked on.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ def gather(
     client_state: dict[str, Any] | None,
     also: Mapping[str, Keepable] | None,
     remark: Callable[[str], None],
+    living: Callable[[], Iterable[object]] | None = None,
 ) -> ScriptState:
     """What a script hands over, with what of the rest can be taken along.
 
@@ -51,9 +52,10 @@ def gather(
         client_state: The script's own.
         also: The script's own, too.
         remark: Told what is there and will not come back after a failure.
+        living: Gives all objects of this process; by default the garbage collector does.
     """
     named = dict(also or {})
-    around = look_around(engine)
+    around = look_around(engine, _living() if living is None else living())
     schedules = [
         one for one in around.schedules if all(one is not thing for thing in named.values())
     ]
@@ -92,10 +94,12 @@ def _left(
         )
 
 
-def look_around(engine: Any) -> Surroundings:
+def look_around(engine: Any, living: Iterable[object]) -> Surroundings:
     """What is there now; what the script makes later is not seen."""
     own = engine.training_dataloader
-    things = list(_alive((DataLoader, LRScheduler, DeepSpeedEngine)))
+    kinds = (DataLoader, LRScheduler, DeepSpeedEngine)
+    # By their type alone: to ask an object of unknown kind anything may run its code.
+    things = [thing for thing in living if issubclass(type(thing), kinds)]
     loaders = _of(DataLoader, things)
     return Surroundings(
         loaders=loaders if own is None else [own],
@@ -121,12 +125,9 @@ def _of(kind: type[Kind], things: Sequence[object]) -> list[Kind]:
     return [thing for thing in things if isinstance(thing, kind)]
 
 
-def _alive(kinds: tuple[type, ...]) -> Iterator[object]:
-    """All living objects of these classes.
-
-    They are told by their type alone: to ask an object of unknown kind anything may run its code.
-    """
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), kinds))
+def _living() -> list[object]:
+    gc.collect()  # what nobody reaches any more is not there
+    return gc.get_objects()
 
 
 def _listed(things: Sequence[object]) -> str:
