@@ -174,10 +174,10 @@ class LiveProtection:
             drawn, self._unsealed = self._unsealed.drawn, None
             drawn = self._state.capture_drawn() if drawn is None else drawn
             if self._looks:
-                self._look(decode(drawn))
+                self._look(decode(drawn), at_top=at_top)
             self.send_version(drawn, at_top=at_top)
 
-    def _look(self, drawn: Mapping[str, Any]) -> None:
+    def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:
         """Look at one of the first versions for what the script's author should know."""
         self._looks -= 1
         positions = encode(drawn["data"])
@@ -185,7 +185,7 @@ class LiveProtection:
             self._remark_once(STANDS_STILL)
         self._positions = positions
         others = {name: drawn[name] for name in ("client", "also", "random")}
-        if encode(others) != (self._at_fetch or encode(self._state.script.others())):
+        if not at_top and encode(others) != (self._at_fetch or encode(self._state.script.others())):
             self._remark_once(IS_AMBIGUOUS)
         if not self._looks and not self._is_asked:
             self._remark_once(ASKS_NOTHING)

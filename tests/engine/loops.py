@@ -23,26 +23,26 @@ STEPS = 12
 
 
 class Keeper:
-    """Keeps one version, read as late as traffic may: when the next update waits for it."""
+    """Keeps some versions, read as late as traffic may: when the next update waits for them."""
 
     def __init__(self, wanted):
         self.wanted = wanted
         self.newest = None
         self.outgoing = None
-        self.payload = None
+        self.payloads = {}
 
     def send(self, version):
         self.newest = version.version
-        if version.version == self.wanted:
+        if version.version in self.wanted:
             self.outgoing = version
 
     def wait(self):
         if self.outgoing is not None:
             version, self.outgoing = self.outgoing, None
-            self.payload = bytearray(version.payload_bytes)
+            payload = self.payloads[version.version] = bytearray(version.payload_bytes)
             for offset, tensor in version.pieces:
                 raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-                self.payload[offset : offset + len(raw)] = raw
+                payload[offset : offset + len(raw)] = raw
         return 0.0
 
     def end_iteration(self, _version):
@@ -58,8 +58,8 @@ class Keeper:
 class Job:
     """One start of a loop: its protection, what it computed, and what its author is told."""
 
-    def __init__(self, *, capture_at, payload):
-        self.keeper = Keeper(capture_at)
+    def __init__(self, *, wanted, payload):
+        self.keeper = Keeper(wanted)
         self.payload = payload
         self.remarks = []
         self.losses = {}
@@ -221,10 +221,10 @@ LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, range
 
 
 def train(request, rank, payload):
-    """Run a loop on this rank; gives what it found, and the version that was to be kept."""
+    """Run a loop on this rank; gives what it found, and the versions that were to be kept."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(3 + rank)
-    job = Job(capture_at=request.get("capture_at"), payload=payload)
+    job = Job(wanted=request.get("wanted", ()), payload=payload)
     LOOPS[request["loop"]](job)
     job.protection.finish()
-    return {"losses": job.losses, "remarks": job.remarks}, job.keeper.payload
+    return {"losses": job.losses, "remarks": job.remarks}, job.keeper.payloads

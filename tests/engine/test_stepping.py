@@ -182,10 +182,13 @@ class Traffic:
 class Training:
     """A protected engine, what it told, and what the script's author is told."""
 
-    def __init__(self, *, leaves_out: frozenset[int] = frozenset(), **how: int) -> None:
+    def __init__(
+        self, *, leaves_out: frozenset[int] = frozenset(), done: int = 0, **how: int
+    ) -> None:
         self.told: list[str] = []
         self.remarks: list[str] = []
         self.engine = Engine(self.told)
+        self.engine.global_steps = done
         self.state = State(self.engine, self.told)
         self.script = self.state.script
         self.protection = LiveProtection(
@@ -229,13 +232,23 @@ def test_what_was_drawn_for_the_next_iteration_is_in_no_version_of_the_one_befor
     assert training.remarks == [IS_AMBIGUOUS]
 
 
+def test_what_is_drawn_to_fetch_a_batch_is_plainly_of_the_next_iteration() -> None:
+    training = Training()
+    for _ in range(training.protection.step, 4):
+        training.script.loader.on_fetch()
+        training.script.number += 1
+        training.update()
+    assert training.remarks == []
+
+
 def test_at_the_top_of_the_loop_what_was_drawn_before_is_in_the_version() -> None:
     training = Training()
     for step in training.protection.steps(2):
         training.script.position += 1
         training.script.number = 10 * step  # as for the next batch
         training.update()
-        training.script.number += 1  # as by an evaluation
+        training.script.loader.on_fetch()
+        training.script.number += 1  # as by an evaluation over a loader
     assert training.take() == [
         *("top", "wait", "update 1", "top", "seal 1 drawn 1 at the top", "send 1"),
         *("wait", "update 2", "top", "seal 2 drawn 11 at the top", "send 2"),
@@ -250,6 +263,17 @@ def test_the_loop_ends_when_so_many_steps_are_done_however_many_passes_that_take
         seen.append(step)
         micro_batch(training.engine)
     assert seen == [0, 0, 1, 1]
+
+
+def test_after_a_checkpoint_of_deepspeeds_own_the_loop_goes_on_at_its_step() -> None:
+    training = Training(done=30)
+    assert training.protection.step == 30
+    seen = []
+    for step in training.protection.steps(32):
+        seen.append(step)
+        training.update()
+    assert seen == [30, 31]
+    assert training.engine.global_steps == 32
 
 
 def test_two_updates_in_one_pass_make_one_version() -> None:

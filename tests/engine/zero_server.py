@@ -185,11 +185,11 @@ def full_weights(engine):
 
 
 def work_a_loop(request, rank):
-    folder = Path(request["folder"])
-    shard = folder / f"shard-{rank}.bin"
-    found, payload = loops.train(request, rank, shard.read_bytes() if request.get("load") else None)
-    if payload is not None:
-        shard.write_bytes(payload)
+    folder, version = Path(request["folder"]), request.get("load")
+    payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
+    found, payloads = loops.train(request, rank, payload)
+    for version, payload in payloads.items():
+        (folder / f"shard-{rank}-{version}.bin").write_bytes(payload)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
