@@ -197,8 +197,9 @@ def work(request, rank):
     case, folder = request["case"], Path(request["folder"])
     engine = make_engine(case, request["seed"])
     loader = StatefulDataLoader(Numbers(), batch_size=2, shuffle=True)
-    client = {"noise": None, "rank": dist.get_rank(), **request.get("client", {})}
+    client = {"noise": None, "rank": dist.get_rank()}
     state = EngineState(engine, script=ScriptState(data=[loader], client_state=client))
+    client |= request.get("client", {})  # more than `protect` was given
     trainer, found = Trainer(engine, loader, client), {"layout": state.layout.to_json()}
     shard = folder / f"shard-{rank}.bin"
     if request.get("load"):
