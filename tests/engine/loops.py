@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from deepspeed import initialize
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection, epoch_in
+from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.stepping import hook_step
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -75,6 +77,7 @@ class Job:
             state,
             self.keeper,
             IterationLog(lambda _: None),
+            Pulse(lambda _: None, rank=dist.get_rank(), epoch=1),
             lineage=NO_LINEAGE,
             epoch=epoch_in(small),
             remark=self.remarks.append,
