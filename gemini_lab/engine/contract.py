@@ -1,11 +1,14 @@
 """What `protect` is given and what it gives, as far as either side relies on it."""
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 
 class ZeroEngine(Protocol):
@@ -35,13 +38,26 @@ class ZeroEngine(Protocol):
 
 
 class Stateful(Protocol):
-    """What holds a position in the data, such as torchdata's StatefulDataLoader."""
+    """What has a state of its own, such as torchdata's StatefulDataLoader or averaged weights."""
 
     def state_dict(self) -> Mapping[str, object]:
-        """The position."""
+        """The state."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Go to a position that `state_dict` gave."""
+        """Take on a state that `state_dict` gave."""
+
+
+Source = Stateful | DataLoader[object]
+"""What holds the position in the data."""
+Keepable = (
+    Stateful
+    | torch.Generator
+    | np.random.Generator
+    | np.random.RandomState
+    | random.Random
+    | Mapping[str, object]
+)
+"""What can travel with every version by a name of its own; a mapping must be a dict."""
 
 
 class Protected(Protocol):
@@ -49,7 +65,27 @@ class Protected(Protocol):
 
     @property
     def step(self) -> int:
-        """Iterations that were done when `protect` returned: 0, or the version that it restored."""
+        """Iterations that were done when `protect` returned: `engine.global_steps`.
+
+        The version that was restored, or those of a checkpoint that the script loaded itself.
+        """
+
+    def steps(self, total: int, /) -> Iterator[int]:
+        """The script's loop: `for step in protected.steps(total)`, until so many steps are done.
+
+        It gives the number of steps done so far. At its top one iteration ends and the next
+        begins: what the script did before is in the version, what follows is done again after a
+        failure. So schedules, averages, counters, evaluations and random numbers count wherever
+        they stand in the loop, and none counts twice.
+        """
+
+    def epochs(self, total: int, /) -> Iterator[int]:
+        """The outer of two loops: `for epoch in protected.epochs(total)`.
+
+        The inner one is `for batch in loader`, over the first of `data`. It gives the epoch's
+        number from 0, and after a failure the epoch that was under way; the loader goes on in it.
+        An iteration ends when the loader is asked for the next batch.
+        """
 
     def log(self, **values: float) -> None:
         """Attach values, such as the loss, to the iteration that is computed, or was just done.

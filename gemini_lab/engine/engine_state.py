@@ -3,22 +3,24 @@
 The large part are the master weights and the optimizer's tensors. They do not change between two
 optimizer steps, so they are given out as live references and copied while the next iteration
 computes. The small part (counters, schedule, random states, data position, the user's own objects)
-changes at any time and is captured as bytes right after the step.
+changes at any time and is captured as bytes when the next iteration begins. What of it is drawn,
+and so may be of either iteration, can be captured before.
 """
 
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import xxhash
 from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.engine import small_state
-from gemini_lab.engine.contract import Stateful, ZeroEngine
-from gemini_lab.engine.zero import own_part, partitions_of
+from gemini_lab.engine.contract import ZeroEngine
+from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.weights import aliases, digest_over_ranks
+from gemini_lab.engine.zero import partitions_of
 from gemini_lab.errors import (
     CapacityError,
     ConfigError,
@@ -26,12 +28,11 @@ from gemini_lab.errors import (
     IntegrityError,
     UnsupportedError,
 )
-from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
+from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed, framed
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview
-Value = TypeVar("Value")
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 
@@ -43,14 +44,13 @@ class EngineState:
 
     Args:
         engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
-        data: What holds the position in the data: anything with `state_dict` and
-            `load_state_dict`, or a sequence of such.
-        client_state: The script's own small state; restored in place.
-        small_capacity_bytes: Room for the small state; by default 1 MiB and what the model's
-            buffers take. It must be the same in every start of a run.
+        script: What the script handed over; restored in place.
+        small_capacity_bytes: Room for the small state; by default 1 MiB, what the model's buffers
+            take, and room for what was handed over. It must be the same in every start of a run.
 
     Attributes:
         layout: The form of this rank's payload.
+        script: What the script handed over.
 
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
@@ -60,18 +60,17 @@ class EngineState:
         self,
         engine: ZeroEngine,
         *,
-        data: Stateful | Sequence[Stateful] | None = None,
-        client_state: dict[str, Value] | None = None,
+        script: ScriptState | None = None,
         small_capacity_bytes: int | None = None,
     ) -> None:
         self._engine: Any = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
-        self._data = [] if data is None else [*data] if isinstance(data, Sequence) else [data]
-        self._client_state: dict[str, Any] | None = client_state
+        self.script = ScriptState() if script is None else script
         self._slots = list(self._lay_slots())
         self.layout: ShardLayout = self._lay_out(small_capacity_bytes)
         self._identity = zlib.compress(encode(self.layout.identity))
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
+        self._restored: bytes | None = None  # the small state, until the loop's top is reached
 
     @property
     def version(self) -> int:
@@ -88,11 +87,27 @@ class EngineState:
         """
         return [self._checked(index, spec) for index, spec in enumerate(self.layout.tensors)]
 
-    def capture_small(self, extra: Mapping[str, Any] | None = None) -> bytes:
-        """The small part as bytes, right after an optimizer step; they say their own length.
+    def capture_drawn(self) -> bytes:
+        """What of the small state may be of either iteration, as it is now; for `capture_small`.
+
+        Raises:
+            UnsupportedError: An object in it cannot be stored.
+        """
+        return encode(self.script.drawn())
+
+    def capture_small(
+        self,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        drawn: bytes | None = None,
+        at_top: bool = False,
+    ) -> bytes:
+        """The small part as bytes, between two iterations; they say their own length.
 
         Args:
             extra: Whatever else should travel with this version; `load` returns it.
+            drawn: What `capture_drawn` gave before; by default it is captured now.
+            at_top: The script is at the top of its loop; see `restore_small_again`.
 
         Raises:
             UnsupportedError: It is no time for it (gradients are being accumulated), or an object
@@ -100,17 +115,19 @@ class EngineState:
             CapacityError: It outgrew its room.
         """
         self._require_boundary()
-        small = small_state.capture(self._partitions, self._data, self._client_state)
+        drawn = self.capture_drawn() if drawn is None else drawn
+        small = small_state.capture(self._partitions, self.script, drawn)
         small["identity"] = self._identity
         small["present"] = [self._tensor(index) is not None for index in range(len(self._slots))]
         small["extra"] = dict(extra or {})
+        small["at_top"] = at_top
         encoded = encode_framed(small)
         room_bytes = self.layout.small_capacity_bytes
         if len(encoded) > room_bytes:
             raise CapacityError(
                 f"the small state takes {format_bytes(len(encoded))}, its room is "
-                f"{format_bytes(room_bytes)}; keep large objects out of the client state and the "
-                "data position"
+                f"{format_bytes(room_bytes)}; keep large objects out of client_state and the data "
+                "position, or hand them to `protect` in the size that they will have"
             )
         return encoded
 
@@ -130,15 +147,28 @@ class EngineState:
         failure: GeminiError | None = None
         small: dict[str, Any] = {}
         try:
-            small = decode_framed(payload)
+            small = small_state.unfold(decode_framed(payload))
             self._require_fit(small, len(payload))
         except GeminiError as error:
             failure = error
         self._agree(failure)
         self._load_tensors(payload, small["present"])
         self._partitions.publish()
-        small_state.restore(small, self._partitions, self._data, self._client_state)
+        small_state.restore(small, self._partitions, self.script)
+        if small.get("at_top"):
+            self._restored = framed(payload)
         return dict(small["extra"])
+
+    def restore_small_again(self) -> None:
+        """Undo what was done to the small state since `load`, but for the positions in the data.
+
+        For the top of the script's loop, if the version was captured there: what the script does
+        between `load` and its loop belongs to no iteration. At any other time it does nothing.
+        """
+        if self._restored is not None:
+            small = small_state.unfold(decode_framed(self._restored))
+            small_state.restore(small, self._partitions, self.script, with_data=False)
+        self._restored = None
 
     # -- form --------------------------------------------------------------------------------
 
@@ -158,7 +188,7 @@ class EngineState:
         frozen = {name: weight for name, weight in named.items() if id(weight) not in trained}
         if small_capacity_bytes is None:
             buffers_bytes = sum(b.nbytes for _, b in small_state.persistent_buffers(module))
-            small_capacity_bytes = MIB + buffers_bytes + 256 * len(named)
+            small_capacity_bytes = MIB + buffers_bytes + 256 * len(named) + self.script.room_bytes
         forms = [
             (f"{partition}.{name}", str(dtype).removeprefix("torch."), masters[partition].shape)
             for partition, name, dtype in self._slots
@@ -180,9 +210,9 @@ class EngineState:
                 if n not in frozen
             },
             pieces=tuple(self._partitions.pieces(numbers)),
-            aliases=_aliases(module),
+            aliases=aliases(module),
             frozen=tuple(frozen),
-            frozen_digest=_digest_over_ranks(list(frozen.values())) if frozen else "",
+            frozen_digest=digest_over_ranks(list(frozen.values())) if frozen else "",
         )
 
     def _tensor(self, index: int) -> torch.Tensor | None:
@@ -224,13 +254,9 @@ class EngineState:
                 f"the payload has {size_bytes} bytes, its layout {self.layout.payload_bytes}; "
                 "take another copy"
             )
-        if len(small["data"]) != len(self._data):
-            raise ConfigError(
-                f"the version has the positions of {len(small['data'])} data sources, the script "
-                f"gives {len(self._data)}; give `data=` as it was"
-            )
+        self.script.require_fit(small)
         for what, stored, current in (
-            ("a client state", small["client"], self._client_state),
+            ("a client state", small["client"], self.script.client_state),
             ("a learning rate scheduler", small["scheduler"], self._engine.lr_scheduler),
         ):
             if (stored is None) != (current is None):
@@ -279,27 +305,3 @@ def _view(payload: Payload, spec: TensorSpec) -> torch.Tensor:
             offset=spec.offset_bytes,
         )
     return flat.view(spec.shape)
-
-
-def _aliases(module: torch.nn.Module) -> dict[str, str]:
-    """Further names of tied weights, each with the name under which the weight is trained."""
-    first: dict[int, str] = {}
-    aliases = {}
-    for name, weight in module.named_parameters(remove_duplicate=False):
-        known = first.setdefault(id(weight), name)
-        if known != name:
-            aliases[name] = known
-    return aliases
-
-
-def _digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
-    """One checksum of weights that may be spread over the ranks, the same on all of them."""
-    digest = xxhash.xxh3_128()
-    for weight in weights:
-        part = own_part(weight).detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(part.numpy().data)
-    device = get_accelerator().current_device_name()
-    own = torch.tensor([*digest.digest()], dtype=torch.uint8, device=device)
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, own)
-    return xxhash.xxh3_128_hexdigest(bytes(torch.cat(parts).tolist()))

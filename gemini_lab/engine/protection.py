@@ -2,26 +2,28 @@
 
 The parts are made elsewhere, and tied together here: the engine's state (`engine_state`), memory
 for it (`shard_memory`), what is put back after a failure (`restore`), the traffic of versions
-(`transfer.traffic`) and the hook in the engine's step (`stepping`).
+(`transfer.traffic`), and the hook in the engine (`live`).
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import torch
 
 from gemini_lab.engine import session as sessions
-from gemini_lab.engine.contract import Protected, Stateful, ZeroEngine
+from gemini_lab.engine.arguments import require_engine, require_parts
+from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog, iteration_in
-from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.live import LiveProtection, epoch_in
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.stepping import hook_step
+from gemini_lab.engine.surroundings import gather
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import JobOrder, WorkerStart
@@ -32,17 +34,19 @@ from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.node_link import node_link
-from gemini_lab.transfer.traffic import CheckpointTraffic, open_traffic
-from gemini_lab.transfer.version import OutgoingVersion, Peers
+from gemini_lab.transfer.traffic import open_traffic
+from gemini_lab.transfer.version import Peers
 
 Value = TypeVar("Value")
+_LONG_REPLAY_S: Final = 1.0
 
 
 def protect(
     engine: ZeroEngine,
     *,
-    data: Stateful | Sequence[Stateful] | None = None,
+    data: Source | Sequence[Source] | None = None,
     client_state: dict[str, Value] | None = None,
+    also: Mapping[str, Keepable] | None = None,
 ) -> Protected:
     """Keep every iteration of `engine` in CPU memory here and on other nodes; restore if needed.
 
@@ -54,18 +58,26 @@ def protect(
 
     Args:
         engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
-        data: What holds the position in the data: anything with `state_dict` and
-            `load_state_dict`, such as torchdata's StatefulDataLoader, or a list of such.
+        data: What holds the position in the data: a DataLoader (its iterators made after this call
+            are followed), anything with `state_dict` and `load_state_dict`, such as torchdata's
+            StatefulDataLoader, or a list of such. By default the loader that DeepSpeed made of
+            `training_data`, or the only DataLoader there is; `()` for none.
         client_state: The script's own small state; restored in place.
+        also: By name, whatever else shall come back: torch's, numpy's and Python's generators,
+            dicts, and objects with `state_dict` and `load_state_dict`, such as averaged weights. A
+            schedule of the engine's optimizer is taken along by itself if it is the only one.
 
     Returns:
-        The handle: loop over `range(protected.step, iterations)`.
+        The handle: loop over `protected.steps(iterations)`.
 
     Raises:
-        UnsupportedError: The engine has state that cannot be protected.
-        ConfigError: A setting is impossible, or the model is not the one that was saved.
+        UnsupportedError: The engine has state that cannot be protected, or is no DeepSpeed engine.
+        ConfigError: A setting is impossible, an argument has no state that could be kept, or the
+            model is not the one that was saved.
         CapacityError: A node's memory cannot hold its shard and replicas.
     """
+    require_engine(engine)
+    require_parts(client_state, also)
     if sessions.current is None:
         if engine.global_rank == 0:
             warnings.warn(
@@ -73,15 +85,33 @@ def protect(
                 "checkpoints are not protected",
                 stacklevel=2,
             )
-        return Unprotected(step=int(engine.global_steps))
-    return start_protection(sessions.current, engine, data=data, client_state=client_state)
+        return Unprotected(engine)
+    if sessions.current.on_finish is not None:
+        raise ConfigError(
+            "gemini_lab.protect was called twice, and a job protects one engine; make both models "
+            "parts of one module, or train the second as a plain module with a torch optimizer and "
+            "name these two in `also`"
+        )
+    return start_protection(
+        sessions.current, engine, data=data, client_state=client_state, also=also
+    )
 
 
 class Unprotected:
-    """The engine runs without a lab: everything is a no-op."""
+    """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
 
-    def __init__(self, *, step: int) -> None:
-        self.step = step
+    def __init__(self, engine: ZeroEngine) -> None:
+        self.step = int(engine.global_steps)
+        self._engine = engine
+
+    def steps(self, total: int, /) -> Iterator[int]:
+        """Until so many optimizer steps are done."""
+        while self._engine.global_steps < total:
+            yield int(self._engine.global_steps)
+
+    def epochs(self, total: int, /) -> Iterator[int]:
+        """All of them."""
+        yield from range(total)
 
     def log(self, **values: float) -> None:
         """Nobody listens."""
@@ -92,92 +122,13 @@ class Unprotected:
         return nullcontext()
 
 
-class LiveProtection:
-    """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step.
-
-    Args:
-        state: The engine's.
-        traffic: Sends versions.
-        iterations: Says what an iteration took.
-        pulse: Says what training does.
-        lineage: The history in which versions are made.
-
-    Attributes:
-        step: Iterations that were done when protection began.
-    """
-
-    def __init__(
-        self,
-        state: EngineState,
-        traffic: CheckpointTraffic,
-        iterations: IterationLog,
-        pulse: Pulse,
-        *,
-        lineage: Lineage,
-    ) -> None:
-        self.step = state.version
-        self._state = state
-        self._traffic = traffic
-        self._iterations = iterations
-        self._pulse = pulse
-        self._lineage = lineage
-
-    def log(self, **values: float) -> None:
-        """Attach values to the iteration that is computed, or was just done; see `Protected`."""
-        self._iterations.add(values)
-
-    def pause(self, reason: str) -> AbstractContextManager[None]:
-        """Long work of the script's own; see `Protected`."""
-        return self._pulse.pause(reason)
-
-    def begin_forward(self) -> None:
-        """An iteration computes; without gradients it is an evaluation between two of them."""
-        if torch.is_grad_enabled():
-            self._pulse.enter("step")
-        self._iterations.begin_forward()
-
-    def before_update(self) -> float:
-        """Wait until the version on its way is whole: its tensors are about to change."""
-        self._pulse.enter("step")
-        return self._traffic.wait()
-
-    def after_update(self, waited_s: float) -> None:
-        """Say the iteration, and send the version that it made if it is to be sent."""
-        self._iterations.end(self._state.version, waited_s=waited_s)
-        if self._traffic.end_iteration(self._state.version):
-            self.send_version()
-        self._pulse.enter("between steps")
-
-    def send_version(self) -> None:
-        """Begin to send the engine's state as it is now."""
-        small = bytearray(self._state.capture_small(self._iterations.to_small()))
-        layout = self._state.layout
-        pieces = [(layout.small_offset_bytes, torch.frombuffer(small, dtype=torch.uint8))]
-        for spec, tensor in zip(layout.tensors, self._state.tensors(), strict=True):
-            pieces.append((spec.offset_bytes, tensor))
-        self._traffic.send(
-            OutgoingVersion(
-                version=self._state.version,
-                lineage=self._lineage,
-                pieces=pieces,
-                payload_bytes=layout.payload_bytes,
-            )
-        )
-
-    def finish(self) -> None:
-        """Wait until the last version is whole everywhere."""
-        self._traffic.wait()
-        if not self._traffic.is_sent(self._state.version):
-            self.send_version()
-        self._traffic.close()
-
-
 def start_protection(
     session: WorkerSession,
     engine: ZeroEngine,
     *,
-    data: Stateful | Sequence[Stateful] | None,
-    client_state: dict[str, Value] | None,
+    data: Source | Sequence[Source] | None = None,
+    client_state: dict[str, Value] | None = None,
+    also: Mapping[str, Keepable] | None = None,
 ) -> LiveProtection:
     """Protect a worker's engine: lay out, restore what the plan says, and hook the step.
 
@@ -186,13 +137,14 @@ def start_protection(
         engine: See `protect`, as for what follows and for the errors.
         data: The position in the data.
         client_state: The script's own.
+        also: The script's own, too.
     """
-    if session.on_finish is not None:
-        raise ConfigError("gemini_lab.protect was called twice; call it once, for one engine")
     start = session.start
     settings = read_settings(engine, start.order)
     seats = start.seats if start.seats.placement is not None else start.seats.placed(settings)
-    state = EngineState(engine, data=data, client_state=client_state)
+    remark = _remark(session)
+    script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
+    state = EngineState(engine, script=script)
     url = settings.persistent_url
     if url is not None and start.rank == 0 and start.plan.version is None:
         tier = persistent_tier(url)
@@ -211,7 +163,7 @@ def start_protection(
         layout=state.layout,
     )
     with session.pulse.within("restoring", start.plan.tier):
-        newest = _restore(session, state, place)
+        newest, epoch = _restore(session, state, place)
     traffic = open_traffic(
         settings,
         group,
@@ -231,13 +183,32 @@ def start_protection(
         traffic.note_whole(state.version)
     iterations = IterationLog(session.emit, newest=newest)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
-    protection = LiveProtection(state, traffic, iterations, session.pulse, lineage=lineage)
+    protection = LiveProtection(
+        state,
+        traffic,
+        iterations,
+        session.pulse,
+        lineage=lineage,
+        epoch=epoch,
+        remark=remark,
+    )
     hook_step(engine, protection)
     session.on_finish = protection.finish
-    if start.plan.version is None and not traffic.is_sent(0):
+    if start.plan.version is None and not traffic.is_sent(state.version):
         protection.send_version()
     session.pulse.enter("between steps")
     return protection
+
+
+def _remark(session: WorkerSession) -> Callable[[str], None]:
+    """Tells the script's author something: in the log, and on the terminal; one rank does."""
+
+    def say(text: str) -> None:
+        if session.start.rank == 0:
+            session.emit(events.Note(text=text))
+            warnings.warn(f"gemini_lab: {text}", stacklevel=2)
+
+    return say
 
 
 def read_settings(engine: ZeroEngine, order: JobOrder) -> Settings:
@@ -278,8 +249,14 @@ def _lay_out(
     return memory
 
 
-def _restore(session: WorkerSession, state: EngineState, place: Place) -> events.Iteration | None:
-    """Do what the recovery plan asks of this rank, and say it; gives the version's iteration."""
+def _restore(
+    session: WorkerSession, state: EngineState, place: Place
+) -> tuple[events.Iteration | None, int]:
+    """Do what the recovery plan asks of this rank, and say it.
+
+    Returns:
+        The version's iteration, if there is one, and the epoch in which it was made.
+    """
     plan = session.start.plan
     try:
         restored = restore(plan, place, state.load)
@@ -289,13 +266,20 @@ def _restore(session: WorkerSession, state: EngineState, place: Place) -> events
         )
         raise  # this worker ends: the root agent plans without that copy
     if restored is None or plan.version is None:
-        return None
+        return None, 0
     receipt, small = restored
     newest = iteration_in(small)
     if newest is not None:
         session.emit(msgspec.structs.replace(newest, restored=True))
     session.emit(_restored_event(place.rank, plan.version, receipt))
-    return newest
+    for watch in state.script.watches:
+        if watch.replay_s > _LONG_REPLAY_S and place.rank == 0:
+            text = (
+                f"{watch.replayed} batches were loaded again in {watch.replay_s:.1f} s to find the "
+                "position in an epoch; torchdata's StatefulDataLoader does it faster"
+            )
+            session.emit(events.Note(text=text))
+    return newest, epoch_in(small)
 
 
 def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRestored:

@@ -1,45 +1,56 @@
 """The small part of a version: what an iteration changes beside the weights' own tensors."""
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
 import torch
-from deepspeed.accelerator import get_accelerator
 
-from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.random_states import restore_random_states
+from gemini_lab.engine.script_state import ScriptState
 from gemini_lab.engine.zero import Partitions
 from gemini_lab.errors import UnsupportedError
+from gemini_lab.shard.codec import decode, encode
 
 _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
 
 
-def capture(
-    partitions: Partitions, data: Sequence[Stateful], client_state: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The small state as it is now: plain values and small tensors, for the codec."""
+def capture(partitions: Partitions, script: ScriptState, drawn: bytes) -> dict[str, Any]:
+    """The small state as it is now: plain values and small tensors, for the codec.
+
+    Args:
+        partitions: The engine's.
+        script: What the script handed over.
+        drawn: What `script.capture_drawn` gave when the iteration ended.
+    """
     engine = partitions.engine
     scheduler = engine.lr_scheduler
-    positions = [source.state_dict() for source in data]  # may draw random numbers, so it is first
     return {
         "counters": {name: getattr(engine, name) for name in _COUNTERS},
         "optimizer": _optimizer(partitions),
         "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
         "buffers": dict(persistent_buffers(engine.module)),
-        "data": positions,
-        "client": client_state,
-        "random": _random_states(),
+        "made": script.made(),
+        _DRAWN: drawn,
     }
 
 
+def unfold(small: dict[str, Any]) -> dict[str, Any]:
+    """A decoded small state with all its parts side by side, as versions of 0.1.0 have them."""
+    return {"made": {}, "also": {}, **small, **decode(small.get(_DRAWN, encode({})))}
+
+
 def restore(
-    small: Mapping[str, Any],
-    partitions: Partitions,
-    data: Sequence[Stateful],
-    client_state: dict[str, Any] | None,
+    small: Mapping[str, Any], partitions: Partitions, script: ScriptState, *, with_data: bool = True
 ) -> None:
-    """Put back what `capture` gave; the optimizer's tensors were put back before."""
+    """Put back what `capture` gave; the optimizer's tensors were put back before.
+
+    Args:
+        small: As `unfold` gave it.
+        partitions: The engine's.
+        script: What the script handed over.
+        with_data: Whether the positions in the data are put back as well.
+    """
     engine = partitions.engine
     _restore_optimizer(partitions, small["optimizer"])
     if engine.lr_scheduler is not None:
@@ -47,15 +58,12 @@ def restore(
     with torch.no_grad():
         for name, buffer in persistent_buffers(engine.module):
             buffer.copy_(small["buffers"][name])
-    for source, position in zip(data, small["data"], strict=True):
-        source.load_state_dict(position)
-        source.state_dict()  # whatever it builds, and draws for it, comes before the random states
-    if client_state is not None:
-        client_state.clear()
-        client_state.update(small["client"])
+    if with_data:
+        script.put_data(small["data"])
+    script.put(small)
     for name in _COUNTERS:
         setattr(engine, name, small["counters"][name])
-    _restore_random_states(small["random"])
+    restore_random_states(small["random"])
 
 
 def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -139,21 +147,3 @@ def _numbers(thing: Any) -> dict[str, Any] | None:
         return None
     kept = (bool, int, float, type(None))
     return {key: value for key, value in vars(thing).items() if isinstance(value, kept)}
-
-
-def _random_states() -> dict[str, Any]:
-    device = get_accelerator()
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - scripts still use it
-        "torch": torch.get_rng_state(),
-        "device": None if device.device_name() == "cpu" else device.get_rng_state(),
-    }
-
-
-def _restore_random_states(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if states["device"] is not None:
-        get_accelerator().set_rng_state(states["device"])

@@ -1,7 +1,9 @@
-"""The hook in an engine's step: what is done before an update changes the state, and after it."""
+"""The hooks in an engine: where an iteration begins to compute, and around its update."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
+
+import torch
 
 from gemini_lab.engine.contract import ZeroEngine
 
@@ -10,7 +12,7 @@ class StepHook(Protocol):
     """What is called on training's thread, in every iteration."""
 
     def begin_forward(self) -> None:
-        """The model begins to compute; once a micro-batch."""
+        """The model begins to compute for an update, or its step is called; often an iteration."""
 
     def before_update(self) -> float:
         """The weights are about to change.
@@ -24,14 +26,25 @@ class StepHook(Protocol):
 
 
 def hook_step(engine: ZeroEngine, hook: StepHook) -> Callable[[], None]:
-    """Have the engine's `step` call the hook around updates; other micro-batches pass unnoticed.
+    """Have the engine call the hook around updates; evaluations and other steps pass unnoticed.
+
+    An evaluation is a forward pass without gradients, or in another mode than training's.
 
     Returns:
         Takes the hook off again.
     """
     inner: Callable[..., Any] = engine.step
+    module = engine.module
+    trains_in_mode = module.training
+
+    def begin_forward(*_: object) -> None:
+        if torch.is_grad_enabled() and module.training == trains_in_mode:
+            hook.begin_forward()
 
     def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal trains_in_mode
+        trains_in_mode = module.training
+        hook.begin_forward()  # also where the model is not called as a whole
         is_update = engine.is_gradient_accumulation_boundary()  # the step itself goes on from it
         waited_s = hook.before_update() if is_update else 0.0
         result = inner(*args, **kwargs)
@@ -39,7 +52,8 @@ def hook_step(engine: ZeroEngine, hook: StepHook) -> Callable[[], None]:
             hook.after_update(waited_s)
         return result
 
-    forward = engine.module.register_forward_pre_hook(lambda *_: hook.begin_forward())
+    # Before DeepSpeed's own hooks: those already call collectives of the iteration that begins.
+    forward = module.register_forward_pre_hook(begin_forward, prepend=True)
     engine.step = step  # type: ignore[method-assign]
 
     def unhook() -> None:

@@ -68,9 +68,14 @@ def encode_framed(state: Any) -> bytes:
 
 def decode_framed(data: bytes | bytearray | memoryview) -> Any:
     """What `encode_framed` was given; whatever follows it in `data` is not looked at."""
+    return decode(memoryview(framed(data))[_LENGTH_BYTES:])
+
+
+def framed(data: bytes | bytearray | memoryview) -> bytes:
+    """The bytes of what `encode_framed` gave, without whatever follows them in `data`."""
     view = memoryview(data)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
-    return decode(view[_LENGTH_BYTES:end])
+    return bytes(view[:end])
 
 
 def _pack(state: Any) -> bytes:

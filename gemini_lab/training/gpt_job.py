@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     emulate(model.blocks, layer_s=options.layer_s, link_bytes_per_s=options.link_bytes_per_s)
     protected = gemini_lab.protect(engine, data=batches)
     ended_s = [time.monotonic()]
-    for step in range(protected.step, options.iterations):
+    for step in protected.steps(options.iterations):
         for _ in range(options.accumulate):
             tokens, targets = (part.to(engine.device) for part in next(batches))
             loss = engine(tokens, targets)

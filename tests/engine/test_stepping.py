@@ -4,9 +4,10 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.protection import LiveProtection
+from gemini_lab.engine.live import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL, LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.stepping import hook_step
+from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 
 
@@ -59,9 +60,31 @@ def test_an_update_lies_between_its_two_calls_and_other_micro_batches_make_none(
     engine = Engine(told)
     hook_step(engine, Hook(told))
     assert micro_batch(engine) == "stepped with arguments"
-    assert told == ["forward"]
+    assert told == ["forward"] * 2
     micro_batch(engine)
-    assert told[1:] == ["forward", "before", "update 1", "after 0.5"]
+    assert told[2:] == ["forward", "forward", "before", "update 1", "after 0.5"]
+
+
+def test_evaluations_are_no_forward_passes_of_training() -> None:
+    told: list[str] = []
+    engine = Engine(told)
+    hook_step(engine, Hook(told))
+    with torch.no_grad():
+        engine.module(torch.zeros(1))
+    engine.module.eval()
+    engine.module(torch.zeros(1))
+    assert told == []
+
+
+def test_training_in_the_mode_of_evaluation_is_training() -> None:
+    told: list[str] = []
+    engine = Engine(told)
+    hook_step(engine, Hook(told))
+    engine.module.eval()
+    micro_batch(engine)
+    told.clear()
+    engine.module(torch.zeros(1))
+    assert told == ["forward"]
 
 
 def test_unhooked_the_engine_steps_alone() -> None:
@@ -75,22 +98,51 @@ def test_unhooked_the_engine_steps_alone() -> None:
 
 
 class State:
-    """Stands for an engine's state: it is captured as text."""
+    """Stands for an engine's state: says what is captured, and what is drawn by then."""
 
     def __init__(self, engine: Engine, told: list) -> None:
         self.engine, self.told = engine, told
         self.layout = Layout()
+        self.script = Script()
 
     @property
     def version(self) -> int:
         return self.engine.global_steps
 
-    def capture_small(self, extra: dict) -> bytes:
-        self.told.append(f"capture {extra['last'].get('iteration')}")
+    def capture_drawn(self) -> bytes:
+        return encode(self.script.drawn())
+
+    def capture_small(self, extra: dict, *, drawn: bytes, at_top: bool) -> bytes:
+        iteration, where = extra["last"].get("iteration"), " at the top" if at_top else ""
+        self.told.append(f"seal {iteration} drawn {decode(drawn)['random']}{where}")
         return b"small"
+
+    def restore_small_again(self) -> None:
+        self.told.append("top")
 
     def tensors(self) -> list:
         return []
+
+
+class Script:
+    """Stands for what a script handed over: a number that is drawn, and a position in the data."""
+
+    def __init__(self) -> None:
+        self.number = self.position = 0
+        self.loader = Loader()
+        self.watches = [self.loader]
+
+    def drawn(self) -> dict:
+        return {"data": [self.position], **self.others()}
+
+    def others(self) -> dict:
+        return {"client": None, "also": {}, "random": self.number}
+
+
+class Loader:
+    """Stands for a loader's watch."""
+
+    on_fetch = staticmethod(lambda: None)
 
 
 class Layout:
@@ -102,10 +154,10 @@ class Layout:
 
 
 class Traffic:
-    """Stands for checkpoint traffic: sends all versions but odd ones."""
+    """Stands for checkpoint traffic: sends all versions but those left out."""
 
-    def __init__(self, told: list) -> None:
-        self.told = told
+    def __init__(self, told: list, leaves_out: frozenset[int]) -> None:
+        self.told, self.leaves_out = told, leaves_out
         self.newest = None
 
     def wait(self) -> float:
@@ -113,7 +165,7 @@ class Traffic:
         return 0.0
 
     def end_iteration(self, version: int) -> bool:
-        return version % 2 == 0
+        return version not in self.leaves_out
 
     def send(self, version) -> None:
         assert version.lineage == Lineage(run=7, epoch=2)
@@ -127,34 +179,189 @@ class Traffic:
         self.told.append("close")
 
 
-def protect(engine: Engine, told: list) -> LiveProtection:
-    log = IterationLog(lambda _: None)
-    pulse = Pulse(lambda _: None, rank=0, epoch=2)
-    lineage = Lineage(run=7, epoch=2)
-    return LiveProtection(State(engine, told), Traffic(told), log, pulse, lineage=lineage)
+class Training:
+    """A protected engine, what it told, and what the script's author is told."""
+
+    def __init__(
+        self, *, leaves_out: frozenset[int] = frozenset(), done: int = 0, **how: int
+    ) -> None:
+        self.told: list[str] = []
+        self.remarks: list[str] = []
+        self.engine = Engine(self.told)
+        self.engine.global_steps = done
+        self.state = State(self.engine, self.told)
+        self.script = self.state.script
+        self.protection = LiveProtection(
+            self.state,
+            Traffic(self.told, leaves_out),
+            IterationLog(lambda _: None),
+            Pulse(lambda _: None, rank=0, epoch=2),
+            lineage=Lineage(run=7, epoch=2),
+            remark=self.remarks.append,
+            **how,
+        )
+        hook_step(self.engine, self.protection)
+
+    def update(self, *, reads: bool = True) -> None:
+        self.script.position += reads
+        micro_batch(self.engine)
+        micro_batch(self.engine)
+
+    def take(self) -> list[str]:
+        told = [*self.told]
+        self.told.clear()
+        return told
 
 
-def test_a_version_leaves_after_its_update_and_is_whole_before_the_next() -> None:
-    told: list[str] = []
-    engine = Engine(told)
-    protection = protect(engine, told)
-    hook_step(engine, protection)
-    for _ in range(4):
-        micro_batch(engine)
-    assert told == ["wait", "update 1", "wait", "update 2", "capture 2", "send 2"]
+def test_a_version_is_sealed_when_the_next_iteration_computes_and_whole_before_its_update() -> None:
+    training = Training(leaves_out=frozenset({1}))
+    for _ in range(3):
+        training.update()
+    assert training.take() == [
+        *("wait", "update 1", "wait", "update 2"),
+        *("seal 2 drawn 0", "send 2", "wait", "update 3"),
+    ]
+
+
+def test_what_was_drawn_for_the_next_iteration_is_in_no_version_of_the_one_before() -> None:
+    training = Training()
+    training.update()
+    training.script.number = 7  # as for the next batch, at the loop's top
+    training.update()
+    assert "seal 1 drawn 0" in training.take()
+    assert training.remarks == [IS_AMBIGUOUS]
+
+
+def test_what_is_drawn_to_fetch_a_batch_is_plainly_of_the_next_iteration() -> None:
+    training = Training()
+    for _ in range(training.protection.step, 4):
+        training.script.loader.on_fetch()
+        training.script.number += 1
+        training.update()
+    assert training.remarks == []
+
+
+def test_at_the_top_of_the_loop_what_was_drawn_before_is_in_the_version() -> None:
+    training = Training()
+    for step in training.protection.steps(2):
+        training.script.position += 1
+        training.script.number = 10 * step  # as for the next batch
+        training.update()
+        training.script.loader.on_fetch()
+        training.script.number += 1  # as by an evaluation over a loader
+    assert training.take() == [
+        *("top", "wait", "update 1", "top", "seal 1 drawn 1 at the top", "send 1"),
+        *("wait", "update 2", "top", "seal 2 drawn 11 at the top", "send 2"),
+    ]
+    assert training.remarks == []
+
+
+def test_the_loop_ends_when_so_many_steps_are_done_however_many_passes_that_takes() -> None:
+    training = Training()
+    seen = []
+    for step in training.protection.steps(2):
+        seen.append(step)
+        micro_batch(training.engine)
+    assert seen == [0, 0, 1, 1]
+
+
+def test_after_a_checkpoint_of_deepspeeds_own_the_loop_goes_on_at_its_step() -> None:
+    training = Training(done=30)
+    assert training.protection.step == 30
+    seen = []
+    for step in training.protection.steps(32):
+        seen.append(step)
+        training.update()
+    assert seen == [30, 31]
+    assert training.engine.global_steps == 32
+
+
+def test_two_updates_in_one_pass_make_one_version() -> None:
+    training = Training()
+    for _ in training.protection.steps(2):
+        training.update()
+        training.update()
+    assert [line for line in training.take() if "se" in line] == [
+        "seal 2 drawn 0 at the top",
+        "send 2",
+    ]
+
+
+def test_a_loop_that_is_broken_off_leaves_its_last_version_to_the_end() -> None:
+    training = Training()
+    for _ in training.protection.steps(9):
+        training.update()
+        training.script.number = 5
+        break
+    training.script.number = 6  # what follows is of no iteration
+    training.protection.finish()
+    assert training.take()[3:] == ["wait", "seal 1 drawn 5", "send 1", "close"]
+
+
+def test_after_the_loop_versions_are_sealed_by_forward_passes_again() -> None:
+    training = Training()
+    for _ in training.protection.steps(1):
+        training.update()
+    training.update()
+    training.take()
+    training.update()
+    assert training.take()[0].startswith("seal 2")
+
+
+def test_an_epoch_goes_on_and_its_loader_tells_the_top() -> None:
+    training = Training(epoch=1)
+    seen = []
+    for epoch in training.protection.epochs(3):
+        seen.append(epoch)
+        for _ in range(2):
+            training.script.loader.on_fetch()
+            training.update()
+        training.script.number += 1  # as by an evaluation after the epoch
+        training.script.loader.on_fetch()
+    assert seen == [1, 2]
+    sealed = [line for line in training.take() if line.startswith("seal")]
+    assert sealed == [
+        "seal 1 drawn 0 at the top",
+        "seal 2 drawn 1 at the top",
+        "seal 3 drawn 1 at the top",
+        "seal 4 drawn 2 at the top",
+    ]
+
+
+def test_where_nobody_asks_the_loader_a_forward_pass_ends_an_epochs_iteration() -> None:
+    training = Training()
+    for _ in training.protection.epochs(1):
+        training.update()
+        training.update()
+    assert "seal 1 drawn 0" in training.take()
+
+
+def test_a_position_that_stands_still_is_said_once() -> None:
+    training = Training()
+    for _ in training.protection.steps(3):
+        training.update(reads=False)
+    assert training.remarks == [STANDS_STILL]
+
+
+def test_a_script_that_does_not_ask_where_to_go_on_is_told() -> None:
+    training = Training()
+    for _ in range(5):
+        training.update()
+    assert training.remarks == [ASKS_NOTHING]
+
+
+def test_a_script_that_asks_is_not_told() -> None:
+    training = Training()
+    for _ in range(training.protection.step, 5):
+        training.update()
+    assert training.remarks == []
 
 
 def test_at_the_end_the_last_version_is_sent_if_it_was_not() -> None:
-    for updates, expected in (
-        (2, ["wait", "close"]),
-        (3, ["wait", "capture 3", "send 3", "close"]),
-    ):
-        told: list[str] = []
-        engine = Engine(told)
-        protection = protect(engine, told)
-        hook_step(engine, protection)
-        for _ in range(2 * updates):
-            micro_batch(engine)
-        told.clear()
-        protection.finish()
-        assert told == expected
+    for leaves_out in (frozenset[int](), frozenset({2})):
+        training = Training(leaves_out=leaves_out)
+        training.update()
+        training.update()
+        training.take()
+        training.protection.finish()
+        assert training.take() == ["wait", "seal 2 drawn 0", "send 2", "close"]

@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOG_LEVEL": "error"}
 
 import deepspeed
+import loops
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.script_state import ScriptState
 
 WORLD_SIZE = 2
 STEPS = 6
@@ -182,12 +184,22 @@ def full_weights(engine):
     return weights
 
 
+def work_a_loop(request, rank):
+    folder, version = Path(request["folder"]), request.get("load")
+    payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
+    found, payloads = loops.train(request, rank, payload)
+    for version, payload in payloads.items():
+        (folder / f"shard-{rank}-{version}.bin").write_bytes(payload)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+
+
 def work(request, rank):
     case, folder = request["case"], Path(request["folder"])
     engine = make_engine(case, request["seed"])
     loader = StatefulDataLoader(Numbers(), batch_size=2, shuffle=True)
-    client = {"noise": None, "rank": dist.get_rank(), **request.get("client", {})}
-    state = EngineState(engine, data=loader, client_state=client)
+    client = {"noise": None, "rank": dist.get_rank()}
+    state = EngineState(engine, script=ScriptState(data=[loader], client_state=client))
+    client |= request.get("client", {})  # more than `protect` was given
     trainer, found = Trainer(engine, loader, client), {"layout": state.layout.to_json()}
     shard = folder / f"shard-{rank}.bin"
     if request.get("load"):
@@ -231,7 +243,7 @@ def run_rank(request, rank):
             verbose=False,
             auto_mpi_discovery=False,
         )
-        work(request, rank)
+        (work_a_loop if "loop" in request else work)(request, rank)
         dist.barrier()
         code = 0
     except Exception as error:  # noqa: BLE001 - the test reads it

@@ -1,7 +1,10 @@
 """The README's training script as a type checker reads it; nothing here runs."""
 
 import deepspeed
+import numpy as np
+import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import gemini_lab
 from gemini_lab.engine.contract import Protected, Stateful, ZeroEngine
@@ -11,7 +14,7 @@ def script(model: nn.Module, loader: Stateful, *, steps: int) -> None:
     """The README's training script."""
     engine, *_ = deepspeed.initialize(model=model, config="ds_config.json")
     protected = gemini_lab.protect(engine, data=loader)
-    for step in range(protected.step, steps):
+    for step in protected.steps(steps):
         loss = engine(step)
         engine.backward(loss)
         protected.log(loss=loss.item())
@@ -39,6 +42,20 @@ class Loader:
         self.position = state["position"]
 
 
+def script_with_what_torch_has(engine: ZeroEngine, loader: DataLoader[int]) -> int:
+    """A plain loader, generators, averaged weights; epochs, and a loop of the script's own."""
+    average, counts = nn.Linear(1, 1), {"seen": 0}
+    here, there = torch.Generator(), np.random.default_rng(1)
+    protected = gemini_lab.protect(
+        engine,
+        data=loader,
+        also={"here": here, "there": there, "average": average, "counts": counts},
+    )
+    for epoch in protected.epochs(3):
+        protected.log(epoch=epoch)
+    return sum(range(protected.step, 9))
+
+
 def script_with_its_own_loader(engine: ZeroEngine) -> int:
     """No base class is asked for."""
     protected: Protected = gemini_lab.protect(engine, data=Loader())
@@ -53,3 +70,5 @@ def wrong_uses(engine: ZeroEngine, loader: Loader) -> None:
     protected = gemini_lab.protect(engine)
     protected.log(loss="much")  # type: ignore[arg-type]
     protected.step = 3  # type: ignore[misc]
+    protected.steps("all")  # type: ignore[arg-type]
+    gemini_lab.protect(engine, also=[loader])  # type: ignore[arg-type]

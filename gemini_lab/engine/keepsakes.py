@@ -1,0 +1,107 @@
+"""What a script names as `also`: generators, and objects of its own that have a state."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+
+from gemini_lab.engine.contract import Stateful
+from gemini_lab.errors import ConfigError, UnsupportedError
+
+_ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepsake:
+    """One thing of the script's own that travels with every version.
+
+    Attributes:
+        read: Its state now, for the codec.
+        put: Puts such a state back, in place.
+        is_made: Whether it is made of an update (a schedule, averaged weights), so that what the
+            script does to it after `engine.step()` belongs to that update. Of other things, such as
+            generators, nobody can tell.
+        room_bytes: How large its state may become beyond what is usual for small things.
+    """
+
+    read: Callable[[], Any]
+    put: Callable[[Any], object]
+    is_made: bool = False
+    room_bytes: int = 0
+
+
+def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
+    """How to read and put back each thing of `also`.
+
+    Raises:
+        ConfigError: Something in it has no state that could be read and put back.
+        UnsupportedError: It is another DeepSpeed engine.
+    """
+    return {name: _keepsake(name, thing) for name, thing in also.items()}
+
+
+def _keepsake(name: str, thing: Any) -> Keepsake:
+    match thing:
+        case torch.Generator():
+            return Keepsake(read=thing.get_state, put=thing.set_state)
+        case np.random.Generator():
+            bits: Any = thing.bit_generator
+            return Keepsake(read=lambda: bits.state, put=partial(setattr, bits, "state"))
+        case np.random.RandomState():
+            return Keepsake(read=partial(thing.get_state, legacy=False), put=thing.set_state)
+        case random.Random():
+            return Keepsake(read=thing.getstate, put=thing.setstate)
+        case dict():
+            return Keepsake(
+                read=lambda: thing, put=partial(_refill, thing), room_bytes=_tensor_bytes(thing)
+            )
+        case DeepSpeedEngine():
+            raise UnsupportedError(
+                f"also={{{name!r}: ...}} is a second DeepSpeed engine, and a job protects one; "
+                "make both models parts of one module, or train the second as a plain module with "
+                "a torch optimizer and name these two in `also`"
+            )
+    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        raise ConfigError(
+            f"also={{{name!r}: ...}} is a {type(thing).__name__}; give a generator (torch's, "
+            "numpy's or Python's), a dict, or an object with `state_dict` and `load_state_dict`"
+        )
+    return _stateful(thing)
+
+
+def _stateful(thing: Stateful) -> Keepsake:
+    weights = _tensor_bytes(thing.state_dict())
+    if isinstance(thing, torch.optim.Optimizer):  # it makes its tensors at its first step
+        trained = (weight for group in thing.param_groups for weight in group["params"])
+        weights = _ADAM_COPIES * sum(weight.nbytes for weight in trained)
+    return Keepsake(
+        read=lambda: _plain(thing.state_dict()),
+        put=thing.load_state_dict,
+        is_made=True,
+        room_bytes=weights,
+    )
+
+
+def _plain(state: Mapping[str, object]) -> Mapping[str, object]:
+    return state if isinstance(state, dict) else dict(state)
+
+
+def _refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
+    kept.clear()
+    kept.update(values)
+
+
+def _tensor_bytes(state: Any) -> int:
+    """Bytes of all tensors and arrays in a nested state."""
+    if isinstance(state, (torch.Tensor, np.ndarray)):
+        return int(state.nbytes)
+    if isinstance(state, Mapping):
+        return sum(map(_tensor_bytes, state.values()))
+    if isinstance(state, (list, tuple)):
+        return sum(map(_tensor_bytes, state))
+    return 0

@@ -1,0 +1,239 @@
+"""The hook in a protected engine: when a version is sealed, sent and waited for.
+
+A version's weights are those that its update made. Its small state is sealed later, when the next
+iteration begins, because what the script does in between (a schedule, an average, an evaluation) is
+not done again after a failure. The top of the script's loop tells exactly when that is:
+`LiveProtection.steps` and `epochs`. Where the script loops otherwise, its next forward pass does;
+but what is drawn (random numbers, data) or counted by the script may by then be of the next
+iteration, so of these the version keeps what there was right after the step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.pulse import Pulse
+from gemini_lab.shard.codec import decode, encode
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab.transfer.traffic import CheckpointTraffic
+from gemini_lab.transfer.version import OutgoingVersion
+
+_EPOCH: Final = "epoch"  # in what a version carries beside the engine's state
+_LOOKS: Final = 3  # so many versions of a worker are looked at
+
+STANDS_STILL: Final = (
+    "the position in the data stood still during an iteration, so it will not come back: give "
+    "`protect` the loader that training reads, and make its iterator afterwards"
+)
+IS_AMBIGUOUS: Final = (
+    "between engine.step() and the next forward pass the script drew random numbers or changed "
+    "client_state, and a version has both as they were right after the step; where that belongs to "
+    "the iteration before (an evaluation, a counter), loop `for step in protected.steps(N)`"
+)
+ASKS_NOTHING: Final = (
+    "the script has not asked where to go on, and a loop from 0 would do the first iterations once "
+    "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsealed:
+    """A version that is to be sent, but whose small state may still change.
+
+    Attributes:
+        drawn: What was drawn and counted when its update ended; `None` where the top of the loop
+            will tell.
+    """
+
+    drawn: bytes | None
+
+
+class LiveProtection:
+    """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step.
+
+    Args:
+        state: The engine's.
+        traffic: Sends versions.
+        iterations: Says what an iteration took.
+        pulse: Says what training does.
+        lineage: The history in which versions are made.
+        epoch: Epochs that were over when the restored version was made.
+        remark: Called with a thing that the script's author should know, once each.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        traffic: CheckpointTraffic,
+        iterations: IterationLog,
+        pulse: Pulse,
+        *,
+        lineage: Lineage,
+        epoch: int = 0,
+        remark: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._began_at = state.version
+        self._state = state
+        self._traffic = traffic
+        self._iterations = iterations
+        self._pulse = pulse
+        self._lineage = lineage
+        self._epoch = epoch
+        self._remark = remark
+        self._unsealed: Unsealed | None = None
+        self._top_is_told = False
+        self._is_asked = False
+        self._looks = _LOOKS
+        self._positions = b""
+        self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
+        self._said: set[str] = set()
+
+        for watch in state.script.watches:
+            watch.on_fetch = self._see_fetch
+
+    @property
+    def step(self) -> int:
+        """Iterations that were done when protection began."""
+        self._is_asked = True
+        return self._began_at
+
+    def steps(self, total: int, /) -> Iterator[int]:
+        """The script's loop; see `Protected`."""
+        self._top_is_told = self._is_asked = True
+        try:
+            self._reach_top()
+            while self._state.version < total:
+                yield self._state.version
+                self._reach_top()
+        finally:  # also where the script breaks off its loop
+            self._top_is_told = False
+            self._keep_drawn()
+
+    def epochs(self, total: int, /) -> Iterator[int]:
+        """The outer of the script's loops; see `Protected`."""
+        self._is_asked = True
+        for watch in self._state.script.watches[:1]:
+            watch.on_fetch = self._reach_top
+        while self._epoch < total:
+            yield self._epoch
+            self._epoch += 1
+
+    def log(self, **values: float) -> None:
+        """Attach values to the iteration that is computed, or was just done; see `Protected`."""
+        self._iterations.add(values)
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Long work of the script's own; see `Protected`."""
+        return self._pulse.pause(reason)
+
+    # -- the hook --------------------------------------------------------------------------------
+
+    def begin_forward(self) -> None:
+        """An iteration computes: the version before it is sealed now, if that was not done yet."""
+        self._pulse.enter("step")
+        if not self._top_is_told:
+            self._seal()
+        self._iterations.begin_forward()
+
+    def before_update(self) -> float:
+        """Wait until the version on its way is whole: its tensors are about to change."""
+        self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
+        return self._traffic.wait()
+
+    def after_update(self, waited_s: float) -> None:
+        """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
+        version = self._state.version
+        self._at_fetch = None
+        self._iterations.end(version, waited_s=waited_s)
+        if self._traffic.end_iteration(version):
+            self._unsealed = Unsealed(drawn=None)
+            if not self._top_is_told:
+                self._keep_drawn()
+        self._pulse.enter("between steps")
+
+    # -- versions --------------------------------------------------------------------------------
+
+    def _reach_top(self) -> None:
+        """The script is at the top of its loop: what follows is of the next iteration."""
+        self._state.restore_small_again()
+        if self._unsealed is not None:
+            self._unsealed = Unsealed(drawn=None)  # what was kept of it is older than this moment
+            self._seal(at_top=True)
+
+    def _keep_drawn(self) -> None:
+        if self._unsealed is not None:
+            self._unsealed = Unsealed(drawn=self._state.capture_drawn())
+
+    def _seal(self, *, at_top: bool = False) -> None:
+        if self._unsealed is not None:
+            drawn, self._unsealed = self._unsealed.drawn, None
+            drawn = self._state.capture_drawn() if drawn is None else drawn
+            if self._looks:
+                self._look(decode(drawn), at_top=at_top)
+            self.send_version(drawn, at_top=at_top)
+
+    def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:
+        """Look at one of the first versions for what the script's author should know."""
+        self._looks -= 1
+        positions = encode(drawn["data"])
+        if drawn["data"] and positions == self._positions:
+            self._remark_once(STANDS_STILL)
+        self._positions = positions
+        others = {name: drawn[name] for name in ("client", "also", "random")}
+        if not at_top and encode(others) != (self._at_fetch or encode(self._state.script.others())):
+            self._remark_once(IS_AMBIGUOUS)
+        if not self._looks and not self._is_asked:
+            self._remark_once(ASKS_NOTHING)
+
+    def _see_fetch(self) -> None:
+        """A loader is asked for a batch: what is drawn from here on is drawn for that."""
+        if self._looks and self._at_fetch is None:
+            self._at_fetch = encode(self._state.script.others())
+
+    def _remark_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._remark(text)
+
+    def send_version(self, drawn: bytes | None = None, *, at_top: bool = False) -> None:
+        """Begin to send the engine's state as it is now.
+
+        Args:
+            drawn: What was drawn and counted when its update ended; by default what there is now.
+            at_top: The script is at the top of its loop.
+        """
+        drawn = self._state.capture_drawn() if drawn is None else drawn
+        extra = {**self._iterations.to_small(), _EPOCH: self._epoch}
+        small = bytearray(self._state.capture_small(extra, drawn=drawn, at_top=at_top))
+        layout = self._state.layout
+        pieces = [(layout.small_offset_bytes, torch.frombuffer(small, dtype=torch.uint8))]
+        for spec, tensor in zip(layout.tensors, self._state.tensors(), strict=True):
+            pieces.append((spec.offset_bytes, tensor))
+        self._traffic.send(
+            OutgoingVersion(
+                version=self._state.version,
+                lineage=self._lineage,
+                pieces=pieces,
+                payload_bytes=layout.payload_bytes,
+            )
+        )
+
+    def finish(self) -> None:
+        """Wait until the last version is whole everywhere."""
+        self._traffic.wait()
+        if self._unsealed is not None:
+            self._seal()
+        elif not self._traffic.is_sent(self._state.version):
+            self.send_version()
+        self._traffic.close()
+
+
+def epoch_in(small: Mapping[str, object]) -> int:
+    """The epoch in which a version was made; 0 where it does not say."""
+    epoch = small.get(_EPOCH, 0)
+    return epoch if isinstance(epoch, int) else 0

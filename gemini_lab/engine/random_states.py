@@ -1,0 +1,29 @@
+"""The random number generators that all code shares: Python's, numpy's, torch's, the device's."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from deepspeed.accelerator import get_accelerator
+
+
+def random_states() -> dict[str, Any]:
+    """Their states as they are now, for the codec."""
+    device = get_accelerator()
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - scripts still use it
+        "torch": torch.get_rng_state(),
+        "device": None if device.device_name() == "cpu" else device.get_rng_state(),
+    }
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Put back what `random_states` gave."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if states["device"] is not None:
+        get_accelerator().set_rng_state(states["device"])

@@ -1,0 +1,129 @@
+"""The script's own part of the small state: where its data stand, and what it named."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.keepsakes import keepsakes
+from gemini_lab.engine.loaders import KINDS, LoaderWatch, watch
+from gemini_lab.engine.random_states import random_states
+from gemini_lab.errors import ConfigError
+from gemini_lab.shard.codec import encode
+from gemini_lab.units import MIB
+
+
+class ScriptState:
+    """What travels with a version beside the engine, read and put back in place.
+
+    Args:
+        data: What holds the position in the data: loaders, or anything with `state_dict` and
+            `load_state_dict`.
+        client_state: A dict of the script's own.
+        also: Generators and objects with a state, by name.
+
+    Attributes:
+        watches: The watches of those of `data` that are loaders, in their order.
+
+    Raises:
+        ConfigError: Something has no state that could be kept, or its iterator was made too early.
+        UnsupportedError: It has one that cannot be kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Sequence[object] = (),
+        client_state: dict[str, Any] | None = None,
+        also: Mapping[str, object] | None = None,
+    ) -> None:
+        self.client_state = client_state
+        self.keepsakes = keepsakes(also or {})
+        loaders = [source for source in data if isinstance(source, KINDS)]
+        for loader in loaders:
+            _require_no_iterator(loader)
+        self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
+        self._data = [_position(source) for source in data]
+
+    @property
+    def room_bytes(self) -> int:
+        """Room for what was handed over, beyond what is usual for small things; in whole MiB."""
+        held = sum(one.room_bytes for one in self.keepsakes.values())
+        held += 0 if self.client_state is None else len(encode(self.client_state))
+        return -(-held // MIB) * MIB
+
+    def positions(self) -> list[Any]:
+        """Where the data stand; to ask may draw random numbers."""
+        return [source.state_dict() for source in self._data]
+
+    def drawn(self) -> dict[str, Any]:
+        """What changes at any time, so that only the loop's top tells what belongs to an iteration.
+
+        Positions in the data, random states, and the script's own dicts and generators.
+        """
+        return {"data": self.positions(), **self.others()}  # positions first: they may draw
+
+    def others(self) -> dict[str, Any]:
+        """The same without positions in the data: to ask for it changes nothing."""
+        return {
+            "client": self.client_state,
+            "also": {name: one.read() for name, one in self.keepsakes.items() if not one.is_made},
+            "random": random_states(),
+        }
+
+    def made(self) -> dict[str, Any]:
+        """What is made of updates: schedules, averaged weights."""
+        return {name: one.read() for name, one in self.keepsakes.items() if one.is_made}
+
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Refuse a version whose script handed over other things.
+
+        Raises:
+            ConfigError: It did; says which.
+        """
+        if len(small["data"]) != len(self._data):
+            raise ConfigError(
+                f"the version has the positions of {len(small['data'])} data sources, the script "
+                f"gives {len(self._data)}; give `data=` as it was"
+            )
+        stored = {*small["also"], *small["made"]}
+        if stored != {*self.keepsakes}:
+            raise ConfigError(
+                f"the version keeps {sorted(stored)} of the script's own, the script names "
+                f"{sorted(self.keepsakes)}; give `also=` as it was"
+            )
+
+    def put_data(self, positions: Sequence[Any]) -> None:
+        """Go to these positions in the data; random numbers may be drawn for it."""
+        for source, position in zip(self._data, positions, strict=True):
+            source.load_state_dict(position)
+            source.state_dict()  # what it builds, and draws for it, comes before the random states
+
+    def put(self, small: Mapping[str, Any]) -> None:
+        """Put back everything else, but for the random states that all share."""
+        if self.client_state is not None:
+            self.client_state.clear()
+            self.client_state.update(small["client"])
+        for name, state in {**small["also"], **small["made"]}.items():
+            self.keepsakes[name].put(state)
+
+
+def _position(source: Any) -> Stateful:
+    """Where `source` stands: it says so itself, or its watch does."""
+    if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
+        if isinstance(source, KINDS):
+            return watch(source)
+        raise ConfigError(
+            f"data= was given a {type(source).__name__}; give the DataLoader itself, not an "
+            "iterator or a data set, or an object with `state_dict` and `load_state_dict`"
+        )
+    stateful: Stateful = source
+    return stateful
+
+
+def _require_no_iterator(loader: Any) -> None:
+    """Refuse a loader that keeps an iterator already, where that can be seen."""
+    if getattr(loader, "_iterator", None) is not None:
+        raise ConfigError(
+            f"an iterator of the {type(loader).__name__} in data= was made before `protect`, and "
+            "a position only reaches iterators made after it; call iter(loader) after `protect`"
+        )

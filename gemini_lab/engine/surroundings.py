@@ -1,0 +1,134 @@
+"""What stands around an engine when it is protected: loaders, schedules, other engines.
+
+What is found alone is taken along without being named; of several nobody can tell which is which
+after a restart, so these are remarked on.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from gemini_lab.engine.arguments import as_sources
+from gemini_lab.engine.contract import Keepable, Source
+from gemini_lab.engine.script_state import ScriptState
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What this process has beside an engine.
+
+    Attributes:
+        loaders: The loader that DeepSpeed made of `training_data`; else torch's DataLoaders.
+        schedules: Learning rate schedules of the engine's optimizer that the script steps itself.
+        engines: Other engines that train.
+    """
+
+    loaders: Sequence[Any]
+    schedules: Sequence[Any]
+    engines: Sequence[Any]
+
+
+def gather(
+    engine: Any,
+    *,
+    data: Source | Sequence[Source] | None,
+    client_state: dict[str, Any] | None,
+    also: Mapping[str, Keepable] | None,
+    remark: Callable[[str], None],
+    living: Callable[[], Iterable[object]] | None = None,
+) -> ScriptState:
+    """What a script hands over, with what of the rest can be taken along.
+
+    Args:
+        engine: As for what follows, see `protect`.
+        data: Where the data stand.
+        client_state: The script's own.
+        also: The script's own, too.
+        remark: Told what is there and will not come back after a failure.
+        living: Gives all objects of this process; by default the garbage collector does.
+    """
+    named = dict(also or {})
+    around = look_around(engine, _living() if living is None else living())
+    schedules = [
+        one for one in around.schedules if all(one is not thing for thing in named.values())
+    ]
+    sources = [*around.loaders] if data is None else as_sources(data)
+    if data is None and len(sources) > 1:
+        remark(
+            f"{len(sources)} DataLoaders are there and none is kept; name those that training "
+            "reads: protect(engine, data=train_loader)"
+        )
+        sources = []
+    if len(schedules) == 1:
+        named[f"the optimizer's {type(schedules[0]).__name__}"] = schedules[0]
+    for text in _left(schedules, around.engines, sources):
+        remark(text)
+    return ScriptState(data=sources, client_state=client_state, also=named)
+
+
+def _left(
+    schedules: Sequence[Any], engines: Sequence[Any], sources: Sequence[Any]
+) -> Iterator[str]:
+    """What will not come back after a failure, as sentences for the script's author."""
+    if len(schedules) > 1:
+        yield (
+            f"{len(schedules)} schedules of the optimizer are there ({_listed(schedules)}) and are "
+            'not kept; name them: protect(engine, also={"warm-up": one, "decay": other})'
+        )
+    if engines:
+        yield (
+            f"another DeepSpeed engine trains here ({_listed([one.module for one in engines])}) "
+            "and is not kept, as a job protects one; make both models parts of one module"
+        )
+    if any(getattr(source, "persistent_workers", False) for source in sources):
+        yield (
+            "a DataLoader has persistent_workers=True: what its workers draw after the first epoch "
+            "does not come back; leave that option out"
+        )
+
+
+def look_around(engine: Any, living: Iterable[object]) -> Surroundings:
+    """What is there now; what the script makes later is not seen."""
+    own = engine.training_dataloader
+    kinds = (DataLoader, LRScheduler, DeepSpeedEngine)
+    # By their type alone: to ask an object of unknown kind anything may run its code.
+    things = [thing for thing in living if issubclass(type(thing), kinds)]
+    loaders = _of(DataLoader, things)
+    return Surroundings(
+        loaders=loaders if own is None else [own],
+        schedules=_schedules(_of(LRScheduler, things), engine),
+        engines=[
+            other
+            for other in _of(DeepSpeedEngine, things)
+            if other is not engine and other.optimizer is not None
+        ],
+    )
+
+
+def _schedules(found: Sequence[Any], engine: Any) -> list[Any]:
+    """Those of the engine's optimizer that neither DeepSpeed nor another schedule steps."""
+    wrapper = engine.optimizer
+    optimizers = {id(wrapper), id(getattr(wrapper, "optimizer", None))}
+    stepped = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
+    stepped.add(id(engine.lr_scheduler))
+    return [one for one in found if id(one) not in stepped and id(one.optimizer) in optimizers]
+
+
+def _of(kind: type[Kind], things: Sequence[object]) -> list[Kind]:
+    return [thing for thing in things if isinstance(thing, kind)]
+
+
+def _living() -> list[object]:
+    gc.collect()  # what nobody reaches any more is not there
+    return gc.get_objects()
+
+
+def _listed(things: Sequence[object]) -> str:
+    return ", ".join(type(thing).__name__ for thing in things)

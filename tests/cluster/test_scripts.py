@@ -1,0 +1,62 @@
+"""A script with all that people put around a step, on real nodes: it comes back bit by bit."""
+
+import textwrap
+
+import pytest
+
+from gemini_lab import Job
+from gemini_lab.injector.failures import NodeLoss, WorkerCrash
+from gemini_lab.injector.scenario import Scenario
+
+SCRIPT = """
+    import deepspeed, torch, gemini_lab
+    from torch import nn
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return torch.sin(torch.arange(6.0) * index) + 0.1 * torch.randn(6)
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
+              "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    ema = AveragedModel(engine.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    loader = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2)
+    protected = gemini_lab.protect(engine, data=loader, also={"ema": ema})
+
+    def endless():
+        while True:
+            yield from loader
+
+    batches = endless()
+    for step in protected.steps(20):
+        batch = next(batches)
+        loss = engine(batch).square().mean()
+        weights = zip(ema.module.parameters(), engine.module.parameters())
+        drift = sum((averaged - now).abs().sum().item() for averaged, now in weights)
+        engine.backward(loss)
+        protected.log(loss=loss.item() + drift)
+        engine.step()
+        schedule.step()
+        ema.update_parameters(engine.module)
+        with torch.no_grad():  # an evaluation that draws: dropout is on
+            engine(batch)
+"""
+
+
+@pytest.mark.parametrize("failure", [WorkerCrash("rank-1"), NodeLoss("rank-2")], ids=str)
+def test_whatever_a_script_does_around_its_step_comes_back(lab, script, failure):
+    job = Job(script=str(script(textwrap.dedent(SCRIPT))))
+    quiet = lab.train(job, persistent_url=None).wait(200).report()
+    scenario = Scenario().add(failure, iteration=9)
+    report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
+    assert len(report.recoveries) == 1
+    assert len(quiet.losses) == 20 * 4
+    assert report.losses_match(quiet)

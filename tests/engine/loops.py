@@ -1,0 +1,233 @@
+"""Training loops as people write them, each with what is hard to bring back around its step.
+
+A loop gets `protect`, which is the real one but for the lab: versions are kept by `Keeper`.
+"""
+
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed import initialize
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.live import LiveProtection, epoch_in
+from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.stepping import hook_step
+from gemini_lab.engine.surroundings import gather
+from gemini_lab.shard.lineage import NO_LINEAGE
+
+STEPS = 12
+
+
+class Keeper:
+    """Keeps some versions, read as late as traffic may: when the next update waits for them."""
+
+    def __init__(self, wanted):
+        self.wanted = wanted
+        self.newest = None
+        self.outgoing = None
+        self.payloads = {}
+
+    def send(self, version):
+        self.newest = version.version
+        if version.version in self.wanted:
+            self.outgoing = version
+
+    def wait(self):
+        if self.outgoing is not None:
+            version, self.outgoing = self.outgoing, None
+            payload = self.payloads[version.version] = bytearray(version.payload_bytes)
+            for offset, tensor in version.pieces:
+                raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                payload[offset : offset + len(raw)] = raw
+        return 0.0
+
+    def end_iteration(self, _version):
+        return True
+
+    def is_sent(self, version):
+        return version == self.newest
+
+    def close(self):
+        self.wait()
+
+
+class Job:
+    """One start of a loop: its protection, what it computed, and what its author is told."""
+
+    def __init__(self, *, wanted, payload):
+        self.keeper = Keeper(wanted)
+        self.payload = payload
+        self.remarks = []
+        self.losses = {}
+        self.protection = None
+
+    def protect(self, engine, *, data=None, client_state=None, also=None):
+        script = gather(
+            engine, data=data, client_state=client_state, also=also, remark=self.remarks.append
+        )
+        state = EngineState(engine, script=script)
+        small = {} if self.payload is None else state.load(self.payload)
+        self.protection = LiveProtection(
+            state,
+            self.keeper,
+            IterationLog(lambda _: None),
+            Pulse(lambda _: None, rank=dist.get_rank(), epoch=1),
+            lineage=NO_LINEAGE,
+            epoch=epoch_in(small),
+            remark=self.remarks.append,
+        )
+        hook_step(engine, self.protection)
+        return self.protection
+
+    def update(self, engine, loss, *more):
+        """Backward and step; the loss, and whatever else must come back, bit for bit."""
+        engine.backward(loss)
+        engine.step()
+        self.losses[engine.global_steps] = [float(one).hex() for one in (loss.detach(), *more)]
+
+
+def settings(**more):
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        **more,
+    }
+
+
+class Noisy(Dataset):
+    """Samples that are augmented with each kind of random number."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        sample = torch.sin(torch.arange(6.0) * index) + 0.1 * torch.randn(6)
+        return sample * random.choice([1, 2]) + float(np.random.rand())  # noqa: NPY002
+
+
+def network(*layers):
+    return nn.Sequential(nn.Linear(6, 12), *layers, nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 1))
+
+
+def prefetching(job):
+    """As nanoGPT: the next batch is drawn before `backward`, and the top of the loop evaluates."""
+    model = network()
+    engine, *_ = initialize(model=model, model_parameters=[*model.parameters()], config=settings())
+
+    def get_batch():
+        return torch.randn(4, 6)
+
+    ahead = {"batch": get_batch()}
+    protected = job.protect(engine, client_state=ahead)
+    for step in protected.steps(STEPS):
+        for group in engine.optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        if step % 3 == 0:
+            evaluate(engine, get_batch())
+        loss = engine(ahead["batch"]).square().mean()
+        ahead["batch"] = get_batch()
+        job.update(engine, loss)
+
+
+def nested(job):
+    """As DeepSpeed's cifar10 example: epochs over DeepSpeed's own loader, evaluated after each."""
+    model = network(nn.BatchNorm1d(12))
+    engine, _, loader, _ = initialize(
+        model=model,
+        model_parameters=[*model.parameters()],
+        training_data=Noisy(),
+        config=settings(),
+    )
+    others = DataLoader(Noisy(), batch_size=8, shuffle=True)
+    protected = job.protect(engine)
+    for _epoch in protected.epochs(3):
+        for batch in loader:
+            job.update(engine, engine(batch).square().mean())
+            if engine.global_steps % 2:  # a count from `enumerate` begins anew
+                evaluate(engine, next(iter(others)))
+        evaluate(engine, *others)
+
+
+def everything(job):
+    """Schedule, average, generator and counter by hand, workers that draw, a drawing evaluation."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    engine, *_ = initialize(model=model, optimizer=optimizer, config=settings(optimizer={}))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    ema = AveragedModel(engine.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    generators = {"torch": torch.Generator().manual_seed(5), "numpy": np.random.default_rng(5)}
+    counts = {"evaluations": 0}
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2)
+    protected = job.protect(
+        engine, data=loader, client_state=counts, also={"ema": ema, **generators}
+    )
+    batches = endless(loader)
+    for step in protected.steps(STEPS):
+        batch = next(batches) + torch.randn(6, generator=generators["torch"])
+        loss = engine(batch + generators["numpy"].random()).square().mean()
+        weights = zip(ema.module.parameters(), engine.module.parameters(), strict=True)
+        drift = sum((averaged - now).abs().sum().item() for averaged, now in weights)
+        job.update(engine, loss, drift, optimizer.param_groups[0]["lr"], counts["evaluations"])
+        schedule.step()
+        ema.update_parameters(engine.module)
+        if step % 3 == 1:
+            with torch.no_grad():  # in training's mode: dropout draws
+                engine(batch)
+            counts["evaluations"] += 1
+
+
+def ranged(job):
+    """A loop over a range; its sampler is told the epoch, its schedule is found by itself."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    engine, *_ = initialize(model=model, optimizer=optimizer, config=settings(optimizer={}))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    sampler = DistributedSampler(Noisy())
+    loader = DataLoader(Noisy(), batch_size=5, sampler=sampler)
+
+    def told():
+        while True:
+            yield from loader
+            sampler.set_epoch(sampler.epoch + 1)
+
+    protected = job.protect(engine)
+    batches = told()
+    for _step in range(protected.step, STEPS):
+        loss = engine(next(batches)).square().mean()
+        job.update(engine, loss, optimizer.param_groups[0]["lr"])
+        schedule.step()
+
+
+def evaluate(engine, *batches):
+    engine.eval()
+    with torch.no_grad():
+        for batch in batches:
+            engine(batch)
+    engine.train()
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, ranged)}
+
+
+def train(request, rank, payload):
+    """Run a loop on this rank; gives what it found, and the versions that were to be kept."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(3 + rank)
+    job = Job(wanted=request.get("wanted", ()), payload=payload)
+    LOOPS[request["loop"]](job)
+    job.protection.finish()
+    return {"losses": job.losses, "remarks": job.remarks}, job.keeper.payloads

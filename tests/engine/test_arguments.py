@@ -1,0 +1,135 @@
+"""What is no engine, or no state, is refused in sentences; what stands around an engine is seen."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
+from torch.utils.data import DataLoader
+
+import gemini_lab
+from gemini_lab.engine.surroundings import gather
+from gemini_lab.errors import ConfigError, UnsupportedError
+
+
+@pytest.fixture
+def group():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def bare_engine():
+    """An engine that was never initialised: enough to be told from other things."""
+    return object.__new__(DeepSpeedEngine)
+
+
+class Wrapper:
+    """As Accelerate wraps an engine."""
+
+    def __init__(self):
+        self.engine = bare_engine()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DistributedDataParallel(nn.Linear(1, 1)), "DDP is not supported .ZeRO stage 1"),
+        (lambda: fully_shard(nn.Linear(1, 1)), "FSDP is not supported .ZeRO stage 3"),
+        (lambda: nn.Linear(1, 1), "a plain Linear, whose optimizer it does not know"),
+    ],
+    ids=["DDP", "FSDP2", "plain"],
+)
+def test_a_model_that_is_no_engine_is_refused_with_what_is_supported(make, words):
+    with pytest.raises(UnsupportedError, match=rf"{words}.*deepspeed\.initialize\(model=model"):
+        gemini_lab.protect(make())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: (bare_engine(), None, None, None), "give the engine alone"),
+        (Wrapper, r"a Wrapper around a DeepSpeedEngine; give its `\.engine`"),
+        (lambda: "engine", "was given a str; give what deepspeed.initialize returns first"),
+    ],
+    ids=["tuple", "wrapper", "word"],
+)
+def test_what_is_nearly_an_engine_is_refused_with_the_way_to_it(make, words):
+    with pytest.raises(ConfigError, match=words):
+        gemini_lab.protect(make())
+
+
+class Engine:
+    """An engine, as far as is looked at around it."""
+
+    training_dataloader = None
+    lr_scheduler = None
+
+    def __init__(self):
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+
+
+@pytest.fixture
+def remarks():
+    return []
+
+
+def gathered(engine, remarks, *around, **handed):
+    handed = {"data": None, "client_state": None, "also": None, **handed}
+    return gather(engine, remark=remarks.append, living=lambda: [1, engine, *around], **handed)
+
+
+def test_the_only_loader_is_taken_along(remarks):
+    loader = DataLoader([1, 2])
+    script = gathered(Engine(), remarks, loader)
+    assert [one.loader for one in script.watches] == [loader]
+    assert remarks == []
+
+
+def test_of_several_loaders_none_is_taken_and_that_is_said(remarks):
+    loaders = [DataLoader([1]), DataLoader([2])]
+    assert gathered(Engine(), remarks, *loaders).watches == []
+    assert "2 DataLoaders are there and none is kept" in remarks[0]
+    remarks.clear()
+    assert len(gathered(Engine(), remarks, *loaders, data=loaders[0]).watches) == 1
+    assert gathered(Engine(), remarks, *loaders, data=()).watches == []
+    assert remarks == []
+
+
+def test_the_schedule_that_steps_all_others_is_taken_along(remarks):
+    engine = Engine()
+    parts = [ConstantLR(engine.optimizer), ExponentialLR(engine.optimizer, 0.5)]
+    whole = SequentialLR(engine.optimizer, parts, milestones=[2])
+    elsewhere = ExponentialLR(torch.optim.SGD([engine.weight], lr=1.0), 0.5)
+    around = (*parts, whole, elsewhere)
+    script = gathered(engine, remarks, *around)
+    assert [*script.keepsakes] == ["the optimizer's SequentialLR"]
+    assert remarks == []
+    script = gathered(engine, remarks, *around, also={"mine": whole, "other": elsewhere})
+    assert [*script.keepsakes] == ["mine", "other"]
+
+
+def test_several_schedules_have_to_be_named(remarks):
+    engine = Engine()
+    both = [ConstantLR(engine.optimizer), ExponentialLR(engine.optimizer, 0.5)]
+    assert gathered(engine, remarks, *both).keepsakes == {}
+    assert "(ConstantLR, ExponentialLR) and are not kept" in remarks[0]
+    remarks.clear()
+    gathered(engine, remarks, *both, also=dict(zip("ab", both, strict=True)))
+    assert remarks == []
+
+
+def test_another_engine_that_trains_and_workers_that_stay_are_said(remarks):
+    other = bare_engine()
+    nn.Module.__init__(other)
+    other.optimizer, other.module = "some", nn.Linear(1, 1)
+    loader = DataLoader([1], num_workers=1, persistent_workers=True)
+    gathered(Engine(), remarks, other, data=loader)
+    assert "another DeepSpeed engine trains here (Linear)" in remarks[0]
+    assert "persistent_workers" in remarks[1]

@@ -1,0 +1,81 @@
+"""What a script names as `also` comes back in place, whatever kind of thing it is."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import nn
+
+from gemini_lab.engine.keepsakes import keepsakes
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.shard.codec import decode, encode
+
+
+def after_a_step():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).backward()
+    optimizer.step()
+    return optimizer
+
+
+THINGS = {
+    "torch": (lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(3, generator=g)),
+    "numpy": (lambda: np.random.default_rng(1), lambda g: g.random(3)),
+    "numpy, Mersenne": (lambda: np.random.Generator(np.random.MT19937(1)), lambda g: g.random(3)),
+    "numpy, older": (lambda: np.random.RandomState(1), lambda g: g.rand(3)),
+    "Python": (lambda: random.Random(1), lambda g: g.gauss(0, 1)),
+    "dict": (lambda: {"best": 3}, lambda kept: kept.setdefault("seen", kept.pop("best"))),
+    "module": (lambda: nn.BatchNorm1d(2), lambda norm: norm(torch.rand(4, 2))),
+    "optimizer": (after_a_step, lambda optimizer: optimizer.step()),
+}
+
+
+@pytest.mark.parametrize(("make", "use"), THINGS.values(), ids=THINGS)
+def test_a_thing_takes_its_state_on_again(make, use):
+    thing = make()
+    one = keepsakes({"thing": thing})["thing"]
+    before = encode(one.read())
+    use(thing)
+    assert encode(one.read()) != before
+    one.put(decode(before))
+    assert encode(one.read()) == before
+
+
+def test_a_generator_draws_the_same_again():
+    generator = np.random.default_rng(5)
+    one = keepsakes({"rng": generator})["rng"]
+    state = decode(encode(one.read()))
+    drawn = generator.random(4).tolist()
+    one.put(state)
+    assert generator.random(4).tolist() == drawn
+
+
+def test_only_what_is_made_of_updates_counts_until_the_next_forward_pass():
+    kinds = keepsakes({"ema": nn.Linear(1, 1), "rng": random.Random(1), "counts": {}})
+    assert [one.is_made for one in kinds.values()] == [True, False, False]
+
+
+def test_an_optimizer_has_room_for_what_it_makes_at_its_first_step():
+    weight = nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.Adam([weight])
+    room_bytes = keepsakes({"optimizer": optimizer})["optimizer"].room_bytes
+    weight.grad = torch.ones(1000)
+    optimizer.step()
+    assert room_bytes <= 3 * weight.nbytes
+    assert len(encode(optimizer.state_dict())) < room_bytes + 4096
+
+
+def test_a_second_engine_is_refused_with_two_ways_out():
+    engine = object.__new__(DeepSpeedEngine)
+    with pytest.raises(
+        UnsupportedError, match=r"also=\{'critic': .*second DeepSpeed engine.*parts"
+    ):
+        keepsakes({"critic": engine})
+
+
+def test_what_has_no_state_is_refused_by_its_name():
+    with pytest.raises(ConfigError, match=r"also=\{'loss': \.\.\.\} is a float; give a generator"):
+        keepsakes({"loss": 1.5})

@@ -1,0 +1,27 @@
+"""Loops as people write them come back bit by bit, whatever stands around the engine's step."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("loop", "versions"),
+    [
+        ("prefetching", [3, 4]),  # after version 3, the next loop's top evaluates
+        ("nested", [3, 5]),  # version 5 is the last of its epoch
+        ("everything", [2, 5]),  # version 2 comes after an evaluation
+        ("ranged", [6]),
+    ],
+)
+def test_a_loop_goes_on_with_the_numbers_of_one_that_never_stopped(
+    server, tmp_path, loop, versions
+):
+    whole = server.run(tmp_path, loop=loop, wanted=versions)
+    for version in versions:
+        resumed = server.run(tmp_path, loop=loop, load=version)
+        for before, after in zip(whole, resumed, strict=True):
+            expected = {n: loss for n, loss in before["losses"].items() if int(n) > version}
+            assert len(expected) >= 6
+            assert after["losses"] == expected
+            assert before["remarks"] == after["remarks"] == []
