@@ -16,6 +16,7 @@ import torch
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Protected, Stateful, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
@@ -229,7 +230,8 @@ def start_protection(
     )
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
-    iterations = IterationLog(session.emit, newest=newest)
+    iterations = IterationLog(session.emit, newest=newest, measure=lambda: gradient_norm(engine))
+    watch_inputs(engine, iterations)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
     protection = LiveProtection(state, traffic, iterations, session.pulse, lineage=lineage)
     hook_step(engine, protection)
