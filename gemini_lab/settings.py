@@ -13,6 +13,7 @@ SettingValue = str | int | float | bool | None
 SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gemini")
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
+ON_DIVERGENCE: Final = ("warn", "stop")
 
 _ABOVE_ZERO: Final = (
     "replicas",
@@ -28,6 +29,7 @@ _ABOVE_ZERO_OR_NONE: Final = (
     "persist_every_s",
     "persist_every_iterations",
     "max_overhead",
+    "max_same_errors",
     "link_bytes_per_s",
     "copy_bytes_per_s",
 )
@@ -50,6 +52,11 @@ class Settings:
         give_up_progress_after_s: How long a run waits for versions that may come back (a silent
             node's memory, a persistent tier that cannot be read) before it goes on from an older
             one, or from its start. `None`: until a person says so.
+        on_divergence: What is done when an iteration that is done again after a recovery differs
+            from what it was: `"warn"` says so in log, terminal and report; `"stop"` also ends the
+            run.
+        max_same_errors: So often a script may raise one and the same error in a run, also where it
+            makes progress in between; `None` for as often as it likes.
         min_progress_s: A worker that stands still in a step for this long, or for ten times the
             median iteration if that is longer, counts as hung; so does one whose process is
             stopped for this long.
@@ -82,6 +89,8 @@ class Settings:
     persist_limit_s: float = 600.0
     keep_versions: int = 2
     give_up_progress_after_s: float | None = None
+    on_divergence: str = "warn"
+    max_same_errors: int | None = 5
     min_progress_s: float = 30.0
     idle_s: float = 300.0
     scheme: str = "background"
@@ -104,6 +113,10 @@ class Settings:
                 raise ConfigError(f"{name} must be above zero, or null for none (got {value})")
         if self.scheme not in SCHEMES:
             raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
+        if self.on_divergence not in ON_DIVERGENCE:
+            raise ConfigError(
+                f"on_divergence must be one of {ON_DIVERGENCE} (got {self.on_divergence!r})"
+            )
         if not 0 < self.mu <= 1:
             raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
         if self.buffer_bytes < self.sub_buffers:

@@ -18,7 +18,7 @@ REQUESTS: Final[dict[str, StopRun | GiveUpProgress]] = {
 def command(arguments: list[str]) -> int:
     """Ask the lab of a live run to make a failure happen."""
     parser = argparse.ArgumentParser(prog="gemini-lab inject", description=command.__doc__)
-    parser.add_argument("run", help="the run's folder, or 'latest'")
+    parser.add_argument("run", help="the run's folder or name, or 'latest'")
     parser.add_argument(
         "failure",
         choices=[*FAILURES, *REQUESTS],

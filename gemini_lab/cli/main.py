@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+from importlib import metadata
 from typing import Final, NoReturn
 
 from gemini_lab.errors import GeminiError
@@ -19,6 +20,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "attach": ("gemini_lab.cli.runs:attach_command", "follow a run that is under way"),
     "status": ("gemini_lab.cli.runs:status_command", "how a run is now, on one screen"),
     "stop": ("gemini_lab.cli.runs:stop_command", "end a run that is under way"),
+    "check": ("gemini_lab.cli.check:command", "does your script come back bit-identical?"),
     "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),
     "report": ("gemini_lab.cli.report:command", "what a run did"),
     "serve": ("gemini_lab.lab.pages:command", "show a run in the browser, live or afterwards"),
@@ -37,8 +39,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 def usage() -> str:
     """The help text."""
     lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
-    return "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help)\n\n" + "\n".join(
-        lines
+    return (
+        "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help, --version)\n\n"
+        + "\n".join(lines)
     )
 
 
@@ -47,6 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in {"-h", "--help", "help"}:
         print(usage())  # noqa: T201
+        return 0
+    if name in {"-V", "--version", "version"}:
+        print(f"gemini-lab {metadata.version('gemini-lab')}")  # noqa: T201
         return 0
     if name not in COMMANDS:
         print(f"gemini-lab: there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201

@@ -16,7 +16,9 @@ from gemini_lab.report.trace import chrome_trace
 def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab report`; the exit code is 1 where a comparison finds a difference."""
     parser = argparse.ArgumentParser(prog="gemini-lab report", description=__doc__)
-    parser.add_argument("run", nargs="?", default="latest", help="a run's folder, or 'latest'")
+    parser.add_argument(
+        "run", nargs="?", default="latest", help="a run's folder or name, or 'latest'"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--chrome-trace", type=Path, metavar="FILE", help="write a trace, too")
     parser.add_argument(

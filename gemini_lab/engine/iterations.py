@@ -2,14 +2,29 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from gemini_lab.log.events import AnyEvent, Iteration
+from gemini_lab.log.events import AnyEvent, Inputs, Iteration, IterationBegun
 
 _LAST: Final = "last"
 _SAID_ANEW: Final = frozenset({"rank", "epoch", "restored"})
+
+
+class BegunWith(Protocol):
+    """What an iteration began with; `gemini_lab.engine.inputs.StepInputs` is one."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `read` would not wait."""
+
+    def read(self) -> Inputs:
+        """All of it."""
+
+
+def _no_measures() -> dict[str, float]:
+    return {}
 
 
 class IterationLog:
@@ -18,6 +33,7 @@ class IterationLog:
     Args:
         emit: Says an event.
         newest: The iteration before the first one, if a version was restored.
+        measure: What is known of an iteration that has just ended, beside what the script logs.
         clock: Seconds; the first iteration begins now.
 
     Attributes:
@@ -29,11 +45,15 @@ class IterationLog:
         emit: Callable[[AnyEvent], None],
         *,
         newest: Iteration | None = None,
+        measure: Callable[[], Mapping[str, float]] = _no_measures,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.newest = newest
         self._emit = emit
         self._clock = clock
+        self._measure = measure
+        self._begun: tuple[int, BegunWith] | None = None
+        self._is_begin_said = False
         self._values: dict[str, float] = {}
         self._is_computing = False
         self._began_s = clock()
@@ -42,8 +62,24 @@ class IterationLog:
         """The next iteration computes: what is logged from here on is its own."""
         self._is_computing = True
 
+    def begin_with(self, iteration: int, inputs: Callable[[], BegunWith]) -> None:
+        """The model is about to train on something; the first such time in an iteration counts."""
+        if self._begun is None:
+            self._begun = iteration, inputs()
+            self._say_begin()
+
+    def _say_begin(self, *, wait: bool = False) -> None:
+        """Say what the iteration began with, once, when that is known."""
+        if self._begun is None or self._is_begin_said:
+            return
+        iteration, inputs = self._begun
+        if wait or inputs.is_ready:
+            self._is_begin_said = True
+            self._emit(IterationBegun(iteration=iteration, inputs=inputs.read()))
+
     def add(self, values: Mapping[str, float]) -> None:
         """Attach values to the iteration that is computed, or else to the newest."""
+        self._say_begin()  # to log a loss, one waits for a GPU
         numbers = {name: float(value) for name, value in values.items()}
         if self._is_computing or self.newest is None:
             self._values.update(numbers)
@@ -69,13 +105,15 @@ class IterationLog:
             iteration: Its number, from 1.
             waited_s: How much of its time went into waiting for the version before.
         """
+        self._say_begin(wait=True)
         now_s = self._clock()
         self.newest = Iteration(
             iteration=iteration,
             duration_s=now_s - self._began_s,
             waited_s=waited_s,
-            values=dict(self._values),
+            values={**self._measure(), **self._values},
         )
+        self._begun, self._is_begin_said = None, False
         self._values.clear()
         self._is_computing = False
         self._began_s = now_s

@@ -17,6 +17,7 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import require_engine, require_parts
 from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.live import LiveProtection, epoch_in
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
@@ -181,7 +182,8 @@ def start_protection(
     )
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
-    iterations = IterationLog(session.emit, newest=newest)
+    iterations = IterationLog(session.emit, newest=newest, measure=lambda: gradient_norm(engine))
+    watch_inputs(engine, iterations)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
     protection = LiveProtection(
         state,

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, Protocol
@@ -102,6 +103,9 @@ def describe(entry: Entry) -> str | None:
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.WorkerHung(seen=seen) if seen:
             return f"    hung: {seen}"
+        case events.Diverged() as diverged:
+            told = textwrap.wrap(f"likely: {diverged.cause}", 94)
+            return "\n".join([f"!! DIVERGED: {diverged}", *(f"    | {line}" for line in told)])
         case events.RecoveryStarted(lost=lost) as started:
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"

@@ -27,6 +27,13 @@ ones. `entry.shifted` moves fields of this type, and no others, to another machi
 Number = float | Literal["nan", "inf", "-inf"]
 """A number in a log; JSON has no word of its own for those that are not finite."""
 
+DIFFERENCES: Final = {
+    "order": "iteration number",
+    "random": "random state",
+    "learning_rate": "learning rate",
+}
+"""What `Diverged.differs` means in words, where it is not a word itself."""
+
 UNSAID: Final = -1
 """The rank and epoch of a worker's event whose session has not spoken yet; no log has it."""
 
@@ -282,6 +289,33 @@ class Unprotected(OfWorker, frozen=True, kw_only=True):
 # -- training --------------------------------------------------------------------------------------
 
 
+class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an iteration began with on one rank: the same inputs and weights give the same numbers.
+
+    Attributes:
+        batch: Checksum of what entered its first forward pass.
+        random: Checksum of each random generator's state at that moment: Python's, NumPy's,
+            torch's, and the device's where that is no CPU.
+        learning_rate: That of the first group of weights; `None` where it is not known.
+    """
+
+    batch: str
+    random: dict[str, str]
+    learning_rate: float | None = None
+
+
+class IterationBegun(OfWorker, frozen=True, kw_only=True):
+    """The first forward pass of an iteration began; on a GPU it is told when that has come to it.
+
+    Attributes:
+        iteration: Its number, from 1.
+        inputs: With what.
+    """
+
+    iteration: int
+    inputs: Inputs
+
+
 class Iteration(OfWorker, frozen=True, kw_only=True):
     """One optimizer step ended.
 
@@ -289,7 +323,8 @@ class Iteration(OfWorker, frozen=True, kw_only=True):
         iteration: Its number, from 1.
         duration_s: Since the end of the step before.
         waited_s: How much of that was spent waiting for the version on its way.
-        values: What the script logged, such as `"loss"`; read numbers with `value`.
+        values: What the script logged, such as `"loss"`, and the engine's `"grad_norm"`; read
+            numbers with `value`.
         restored: Whether this repeats what a version says of its last iteration, for the case that
             the node that computed it is gone.
     """
@@ -309,6 +344,32 @@ class Iteration(OfWorker, frozen=True, kw_only=True):
         """The value that was logged as `name`, to the bit; `None` if there is none."""
         number = self.values.get(name)
         return None if number is None else float(number)
+
+
+class Diverged(OfWorker, frozen=True, kw_only=True):
+    """An iteration that was done again after a recovery is not what it was before.
+
+    Attributes:
+        iteration: Its number.
+        differs: What differs first: `"order"` (another iteration was expected), `"batch"`,
+            `"random"`, `"learning_rate"`, or the name of a value such as `"loss"`.
+        before: What it was, to the bit.
+        after: What it is now.
+        cause: What is likely to be behind it, for people.
+    """
+
+    iteration: int
+    differs: str
+    before: str
+    after: str
+    cause: str
+
+    def __str__(self) -> str:
+        what = DIFFERENCES.get(self.differs, self.differs)
+        return (
+            f"rank {self.rank}, iteration {self.iteration}: {what} {self.after} now, "
+            f"{self.before} before the failure"
+        )
 
 
 class VersionComplete(OfWorker, frozen=True, kw_only=True):
@@ -677,7 +738,9 @@ AnyEvent = (
     | RunFailed
     | Protected
     | Unprotected
+    | IterationBegun
     | Iteration
+    | Diverged
     | VersionComplete
     | Transfer
     | Profiled

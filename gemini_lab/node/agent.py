@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -21,7 +22,14 @@ import psutil
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
-from gemini_lab.log.events import NodeReady, Note, Protected, VersionComplete
+from gemini_lab.log.events import (
+    Iteration,
+    IterationBegun,
+    NodeReady,
+    Note,
+    Protected,
+    VersionComplete,
+)
 from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
@@ -75,6 +83,7 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
 ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
+REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
@@ -114,6 +123,10 @@ class Agent:
         self._owner_task: asyncio.Task[None] | None = None  # of a detached lab, beside its root
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
+        self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED)
+        )
+        self._run: int | None = None  # whose those are
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=self._to_root, background=self._background
@@ -423,6 +436,9 @@ class Agent:
                 persistent=stored,
                 unread=unread,
                 protected=self._protected if found.copies or found.damaged else None,
+                iterations=[said for told in self._iterations.values() for said in told]
+                if order.run == self._run
+                else [],
             )
         )
 
@@ -456,6 +472,9 @@ class Agent:
             )
 
     def _start_workers(self, order: StartWorkers) -> None:
+        if self._run != order.order.run:
+            self._iterations.clear()
+            self._run = order.order.run
         interface = interface_of(self.address.rpartition(":")[0])
         for rank in order.seats.ranks_on(self.name):
             self.host.start(
@@ -483,12 +502,19 @@ class Agent:
                     self.writer.begin_if_whole()
                 elif isinstance(message.entry.event, Protected):
                     self._protected = message.entry.event
+                self._remember(message.entry.event)
             case WorkerPulse():
                 self._watch.hear(message)
             case SlabRequest():
                 self._background(self._give_slab(worker, message))
             case ScriptFinished() | RestoreFailed():
                 self._to_root(message)
+
+    def _remember(self, event: events.AnyEvent) -> None:
+        """Keep what a worker of this node said of its newest iterations."""
+        match event:
+            case IterationBegun() | Iteration(restored=False):
+                self._iterations[event.rank].append(event)
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

@@ -1,5 +1,6 @@
 """When to give up: a script that fails for its own reasons, a version that does not load."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -12,8 +13,46 @@ from gemini_lab.recovery.protocol import Emit, RootState
 MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
 MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
+LONGEST_ERROR: Final = 200
+_OF_THE_NETWORK: Final = re.compile(
+    r"connection|broken ?pipe|EOFError|\bpeer\b|gloo|nccl|timed? ?out|rendezvous|TCPStore",
+    re.IGNORECASE,
+)
+"""In the errors that ranks raise because another one is gone."""
 FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
 """Errors that the same script on the same machines would only raise again."""
+
+
+def own_error(exited: WorkerExited) -> str:
+    """The script's own exception, told apart from others; empty if a lost machine may be behind it.
+
+    Numbers count for nothing: an index or a step differs each time.
+    """
+    error = exited.error
+    if exited.code <= 0 or error is None or error.error.startswith("Dist"):
+        return ""
+    if _OF_THE_NETWORK.search(f"{error.error} {error.text}"):
+        return ""
+    return re.sub(r"\d+", "#", f"{error.error}: {error.text}")[:LONGEST_ERROR]
+
+
+def reason_to_stop_repeating(
+    exited: WorkerExited, *, node: str, times: int, most: int | None
+) -> str | None:
+    """Why the run ends with an error that its script has raised before, progress or not.
+
+    Args:
+        exited: What its agent said.
+        node: Where it ran.
+        times: How often the same error has ended a worker in this run, this time included.
+        most: How often it may.
+    """
+    if most is None or times < most:
+        return None
+    return (
+        f"rank {exited.rank} on {node} raised the same error for the {times}th time in this run, "
+        f"with no other cause: {_said_last(exited)}; mend the script, or raise max_same_errors"
+    )
 
 
 def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str | None:
@@ -28,11 +67,14 @@ def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str 
     is_final = error is not None and error.error in FINAL_ERRORS
     if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
         return None
-    lines = [line.strip() for line in exited.output.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it printed nothing"
-    told = f"{error.error}: {error.text}" if error is not None and is_final else last
+    told = f"{error.error}: {error.text}" if error is not None and is_final else _said_last(exited)
     times = "" if is_final else f" (failure {attempts} without a new iteration)"
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
+
+
+def _said_last(exited: WorkerExited) -> str:
+    lines = [line.strip() for line in exited.output.splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
 
 
 def node_to_leave(

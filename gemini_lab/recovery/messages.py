@@ -24,7 +24,7 @@ from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import OfWorker, Protected
+from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected
 from gemini_lab.recovery.plan import RecoveryPlan, Stored
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
@@ -348,6 +348,8 @@ class Inventory(Message, frozen=True, kw_only=True):
         unread: Why it cannot be read.
         protected: By which settings the copies were made: a root that was elected before any root
             could store them knows them from nowhere else.
+        iterations: What the node's workers said of their newest ones, so that this root too can
+            compare with that what is done again.
     """
 
     epoch: Epoch
@@ -356,6 +358,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     persistent: list[Stored] | None = None
     unread: str = ""
     protected: Protected | None = None
+    iterations: list[IterationBegun | Iteration] = []
 
 
 class PortHeld(Message, frozen=True, kw_only=True):

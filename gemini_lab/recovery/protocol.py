@@ -179,6 +179,7 @@ class RootState:
         has_given_up: Whether a person let go of versions that may still come back.
         given_up: The last number of a `ProgressGivenUp` that was heard.
         attempts: Workers that failed since the last new iteration.
+        errors: The script's own ones in this run, the newest last.
         offences: On which node each of them did, newest last.
         excluded: Nodes that are not used again because every attempt on them failed.
         recoveries: Failures so far, this one included.
@@ -202,6 +203,7 @@ class RootState:
     has_given_up: bool = False
     given_up: int = 0
     attempts: int = 0
+    errors: tuple[str, ...] = ()
     offences: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     recoveries: int = 0

@@ -23,7 +23,9 @@ from gemini_lab.recovery.faults import (
     MAX_ATTEMPTS,
     after_failed_restore,
     node_to_leave,
+    own_error,
     reason_to_give_up,
+    reason_to_stop_repeating,
     rejections,
 )
 from gemini_lab.recovery.hangs import Limits, Pulses
@@ -69,9 +71,10 @@ from gemini_lab.recovery.protocol import (
     Trouble,
     WriteState,
 )
+from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
-from gemini_lab.recovery.telling import finished_event, rejected_copy
+from gemini_lab.recovery.telling import divergence_reason, finished_event, rejected_copy
 from gemini_lab.recovery.told import planned
 from gemini_lab.seats import in_order
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -81,6 +84,7 @@ INVENTORY_LIMIT_S: Final = 900.0  # reading every checksum of a large memory tak
 RENDEZVOUS_LIMIT_S: Final = 60.0
 FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
 LONGEST_RETRY_S: Final = 30.0
+MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
 
 
 WAY_OUT: Final = (
@@ -109,6 +113,7 @@ class RootAgent:
         self._retry_s = FIRST_RETRY_S
         self._progress = Progress()
         self._pulses = Pulses()
+        self._repeats = Repeats()
         self._protected: set[int] = set()
         self._restored: set[int] = set()
         self._finished: set[int] = set()
@@ -227,6 +232,7 @@ class RootAgent:
         present = in_order(self.living)[: seats.nodes]
         members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
+        self._repeats = Repeats()
         self.state = RootState(
             epoch=self.state.epoch, order=submitted.order, placed=seats.seated(members)
         )
@@ -285,6 +291,7 @@ class RootAgent:
             case Inventory(), "inventory":
                 self._answered.add(node)
                 self._inventory[node] = answer
+                self._repeats.learn(answer.iterations)
                 if self.state.settings is None and answer.protected is not None:
                     self._learn_settings(answer.protected)
                 yield from self._advance(at_s)
@@ -488,8 +495,12 @@ class RootAgent:
                     self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s
-            case events.Iteration() if not event.restored:
-                yield from self._on_iteration(at_s, event)
+            case events.IterationBegun():
+                yield from self._compare(at_s, event)
+            case events.Iteration():
+                yield from self._compare(at_s, event)
+                if not event.restored and self.state.phase in ACTIVE:
+                    yield from self._on_iteration(at_s, event)
             case events.VersionComplete():
                 self._saver.note_complete(
                     event.rank, event.version, next_version=event.next_version
@@ -517,6 +528,17 @@ class RootAgent:
             placed=replace(self.state.seats, placement=event.placement),
         )
 
+    def _compare(
+        self, at_s: float, said: events.IterationBegun | events.Iteration
+    ) -> Iterator[Instruction]:
+        """Say it where an iteration that is done again is not what it was."""
+        diverged = self._repeats.take(said)
+        if diverged is None:
+            return
+        yield Emit(event=diverged)
+        if self.state.phase in ACTIVE and self.state.read_settings().on_divergence == "stop":
+            yield from self._fail(at_s, divergence_reason(diverged))
+
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
         self._progress.note(event.rank, event.iteration, at_s=at_s, duration_s=event.duration_s)
         self._pulses.note_iteration(event.rank, event.iteration)
@@ -542,6 +564,9 @@ class RootAgent:
         if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
             return
         self._note_attempt([node])
+        if (reason := self._reason_to_stop_repeating(exited, node)) is not None:
+            yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
+            return
         reason = reason_to_give_up(exited, node=node, attempts=self.state.attempts)
         if reason is None:
             yield from self._begin(at_s, cause="worker_exited", lost=[])
@@ -549,6 +574,15 @@ class RootAgent:
             yield from self._leave_node(at_s, left, reason)
         else:
             yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
+
+    def _reason_to_stop_repeating(self, exited: WorkerExited, node: str) -> str | None:
+        error, most = own_error(exited), self.state.read_settings().max_same_errors
+        if not error:
+            return None
+        errors = (*self.state.errors, error)[-MOST_ERRORS:]
+        self.state = replace(self.state, errors=errors)
+        times = errors.count(error)
+        return reason_to_stop_repeating(exited, node=node, times=times, most=most)
 
     def _note_attempt(self, nodes: Sequence[str]) -> None:
         self.state = replace(

@@ -35,3 +35,10 @@ def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:
             reason=f"chunk {copy.chunk} failed its checksum",
         )
     )
+
+
+def divergence_reason(diverged: events.Diverged) -> str:
+    """Why a run that is told to stop at a divergence ends."""
+    return (
+        f'{diverged}; likely: {diverged.cause} (the run ends here as "on_divergence": "stop" says)'
+    )

@@ -67,6 +67,7 @@ def report_of(run: RunReducer) -> RunReport:
         notes=tuple(f"{node}: {text}" for _, node, text in sorted(course.notes)),
         plans=run.plans.told(),
         unread=run.unread,
+        divergences=tuple(run.divergences.found),
     )
 
 

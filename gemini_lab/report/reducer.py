@@ -18,6 +18,7 @@ from gemini_lab.log.follow import LogFeed
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
+from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.iterations import Iterations
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.pace import Pace
@@ -80,6 +81,7 @@ class RunReducer:
         copies: Which copy of which shard is whole where.
         pace: How long iterations and versions took.
         iterations: Those that count, rank by rank, if they are kept.
+        divergences: What was not the same when it was done again.
         recoveries: What failed, and how training came back.
         persistent: What is in the persistent tier.
         sums: Bytes sent.
@@ -97,7 +99,10 @@ class RunReducer:
         self.copies = Copies(self.nodes)
         self.pace = Pace()
         self.iterations = Iterations()
-        self.recoveries = Recoveries(self.reached, self.pace, most=keep.recoveries)
+        self.divergences = Divergences(ranks=keep.ranks)
+        self.recoveries = Recoveries(
+            self.reached, self.pace, self.divergences, most=keep.recoveries
+        )
         self.persistent = Persistent()
         self.sums = Sums()
         self.plans = Plans()
@@ -109,6 +114,7 @@ class RunReducer:
             self.reached,
             self.copies,
             self.pace,
+            self.divergences,
             self.recoveries,
             self.persistent,
             self.sums,

@@ -80,6 +80,7 @@ def _summary(report: RunReport) -> Iterator[str]:
         yield f"  loss of rank 0: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
     if len(report.roots) > 1:
         yield f"  root agent: {', then '.join(report.roots)}"
+    yield from _diverged(report)
     if report.unread:
         yield f"  {_count(report.unread, 'event')} of the log made no sense"
     if report.reason:
@@ -88,6 +89,36 @@ def _summary(report: RunReport) -> Iterator[str]:
         if (error := error_line(report.output)) not in report.reason:
             yield f"  ! {error}"
         yield from (f"    | {line}" for line in last_lines(report.output))
+
+
+def _diverged(report: RunReport) -> Iterator[str]:
+    """That the numbers are not those of a run that never failed, where that was noticed."""
+    if not report.divergences:
+        return
+    after = [r.number for r in report.recoveries if r.divergences]
+    where = f"recovery {after[0]}" if after else "a failure"
+    yield f"  !! DIVERGED: after {where} the numbers are not those of a run that never failed"
+    first = min(report.divergences, key=lambda one: (one.epoch, one.iteration, one.rank))
+    yield from _wrapped(f"{first}", "     ")
+    yield from _wrapped(f"likely: {first.cause}", "     ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def _repeated(recovery: Recovery) -> Iterator[str]:
+    """Whether what was done again came out as before."""
+    if recovery.divergences:
+        for one in recovery.divergences:
+            yield from _wrapped(f"DIVERGED: {one}", "  !! ")
+    elif recovery.compared:
+        yield (
+            f"  done again and compared bit by bit: {_count(recovery.compared, 'iteration')} of "
+            "ranks, none differs"
+        )
+    elif recovery.resumed_at_s is not None:
+        yield "  nothing that the log knows was done again, so there was nothing to compare"
 
 
 def _recovery(recovery: Recovery, ink: Ink, *, said: Sequence[str]) -> Iterator[str]:
@@ -113,6 +144,7 @@ def _recovery(recovery: Recovery, ink: Ink, *, said: Sequence[str]) -> Iterator[
     for rejected in recovery.rejected:
         yield f"  stepped over {rejected}"
     yield from _receipts(recovery)
+    yield from _repeated(recovery)
     if recovery.wasted_s is not None and recovery.lost_progress_s is not None:
         yield from textwrap.wrap(
             f"wasted {format_seconds(recovery.wasted_s)}: "
@@ -160,11 +192,12 @@ def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) 
 def _receipts(recovery: Recovery) -> Iterator[str]:
     if not recovery.receipts:
         return
-    yield "  shard  tier        holder           size  verified  retrieve    verify      load"
+    yield "  shard  tier        holder           size  checksum  retrieve    verify      load"
     for receipt in recovery.receipts:
+        checksum = "right" if receipt.verified else "UNREAD"
         yield (
             f"  {receipt.shard:>5}  {receipt.tier:<10}  {_short(receipt.holder):<12}"
-            f"{format_bytes(receipt.size_bytes):>10}  {'yes' if receipt.verified else 'NO':<8}"
+            f"{format_bytes(receipt.size_bytes):>10}  {checksum:<8}"
             f"{_ms(receipt.retrieve_s)}{_ms(receipt.verify_s)}{_ms(receipt.load_s)}"
         )
 

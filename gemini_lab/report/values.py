@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
+import msgspec
+
+from gemini_lab.log.events import Diverged
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -134,6 +137,8 @@ class Recovery:
         lost_iterations: How many iterations that every rank had ended had to be done again.
         lost_by_any: The same for those that only some ranks had ended; never fewer.
         lost_progress_s: Time of training between the version that was loaded and the failure.
+        compared: How many iterations of ranks were done again and compared with before, bit by bit.
+        divergences: Those that are not what they were; the earliest first.
     """
 
     number: int
@@ -153,6 +158,8 @@ class Recovery:
     lost_iterations: int
     lost_by_any: int
     lost_progress_s: float | None
+    compared: int = 0
+    divergences: tuple[Diverged, ...] = ()
 
     @property
     def duration_s(self) -> float | None:
@@ -279,6 +286,7 @@ class RunReport:
         output: The last lines of the worker because of which it failed.
         iterations: In order of number, then rank.
         recoveries: In order of time.
+        divergences: What was not the same when it was done again, in order of the log.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -307,6 +315,7 @@ class RunReport:
     notes: tuple[str, ...]
     plans: tuple[TrafficPlan, ...] = ()
     unread: int = 0
+    divergences: tuple[Diverged, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -335,8 +344,10 @@ class RunReport:
         record["duration_s"] = self.duration_s
         for iteration in record["iterations"]:
             iteration["loss_hex"] = _hex(iteration["loss"])
+        record["divergences"] = [msgspec.to_builtins(one) for one in self.divergences]
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {
+                "divergences": [msgspec.to_builtins(one) for one in recovery.divergences],
                 "duration_s": recovery.duration_s,
                 "retrieval_s": recovery.retrieval_s,
                 "wasted_s": recovery.wasted_s,

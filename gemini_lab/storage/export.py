@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.log.events import PersistStarted
-from gemini_lab.log.file import LOG_FILE, read_log
+from gemini_lab.log.file import LOG_FILE, find_run, read_log
 from gemini_lab.shard.codec import decode_framed
 from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.storage.persistent import PersistentTier
@@ -53,7 +53,7 @@ def export_weights(
     Tied weights are written under each of their names; buffers keep their type.
 
     Args:
-        source: A run's folder, or the URL of a persistent tier.
+        source: A run's folder or name, or the URL of a persistent tier.
         to: A `.safetensors` file, or a `.pt` file for `torch.load`.
         version: By default the newest whose bytes are all right.
         base: A safetensors file with the weights that were frozen in training.
@@ -98,14 +98,14 @@ def export_weights(
 
 
 def tier_url(source: str | Path) -> str:
-    """The persistent tier of a run's folder, or `source` itself if it is no run's folder.
+    """The persistent tier of a run, by folder or name, or `source` itself if it is a tier.
 
     Raises:
-        ConfigError: It is a folder with neither.
+        ConfigError: It is a folder with neither, or no run's name.
     """
-    folder = Path(source)
-    if "://" in str(source) or any(folder.glob("version-*")):
+    if "://" in str(source) or any(Path(source).glob("version-*")):
         return str(source)
+    folder = Path(source) if Path(source).is_dir() else find_run(str(source))
     if (folder / "persistent").is_dir():
         return str(folder / "persistent")
     if (folder / LOG_FILE).is_file():
@@ -184,7 +184,9 @@ def parser() -> argparse.ArgumentParser:
         prog="gemini-lab export",
         description="Write a run's full fp32 weights to a file that loads without gemini_lab.",
     )
-    options.add_argument("run", help="a run's folder, or the URL of a persistent tier")
+    options.add_argument(
+        "run", help="a run's folder or name, 'latest', or the URL of a persistent tier"
+    )
     options.add_argument("--to", required=True, type=Path, help="model.safetensors or model.pt")
     options.add_argument("--version", type=int, help="by default the newest good one")
     options.add_argument("--base", type=Path, help="safetensors file with the frozen weights")

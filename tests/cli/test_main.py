@@ -1,11 +1,14 @@
 """Claims about the command line as a whole."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from gemini_lab.cli.main import COMMANDS, main
 
 LOG = Path(__file__).parents[1] / "log" / "schema_1_run.jsonl"
 
@@ -20,3 +23,19 @@ def test_a_reader_that_has_left_ends_a_command_quietly(tmp_path):
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 128 + signal.SIGPIPE
+
+
+def test_the_command_says_its_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"gemini-lab \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_every_command_is_listed(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in COMMANDS)
+
+
+def test_an_unknown_command_is_refused_with_the_list(capsys):
+    assert main(["trian"]) == 2
+    assert "there is no command 'trian'" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Exported weights are the engine's own, in files that load without gemini_lab."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +114,17 @@ def test_the_tier_of_a_run_is_found(tmp_path):
     (tmp_path / "persistent").mkdir()
     assert tier_url(tmp_path) == str(tmp_path / "persistent")
     assert tier_url("memory://x") == "memory://x"
+
+
+def test_a_run_is_found_by_its_name_as_in_other_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "gemini-runs" / "mine"
+    (folder / "persistent").mkdir(parents=True)
+    (folder / "events.jsonl").touch()
+    for name in ("mine", "latest", "gemini-runs/mine"):
+        assert Path(tier_url(name)).resolve() == folder / "persistent"
+    with pytest.raises(ConfigError, match="'yours' is no run"):
+        tier_url("yours")
 
 
 def test_an_empty_tier_and_a_wrong_suffix_are_refused(tmp_path):

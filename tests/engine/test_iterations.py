@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.engine.iterations import IterationLog, iteration_in
-from gemini_lab.log.events import Iteration
+from gemini_lab.log.events import Inputs, Iteration, IterationBegun
 from gemini_lab.shard.codec import decode_framed, encode_framed
 
 
@@ -83,3 +83,46 @@ def test_after_a_restore_the_log_goes_on_from_the_versions_iteration(said) -> No
     log.begin_forward()
     log.end(5, waited_s=0.0)
     assert [event.iteration for event in said] == [5]
+
+
+class Begun:
+    """What an iteration began with, on a device that comes to it when it likes."""
+
+    def __init__(self, *, is_ready: bool = True) -> None:
+        self.is_ready = is_ready
+
+    def read(self) -> Inputs:
+        return Inputs(batch="b", random={"torch": "r"})
+
+
+BEGUN = IterationBegun(iteration=1, inputs=Inputs(batch="b", random={"torch": "r"}))
+
+
+def test_with_what_an_iteration_begins_is_said_at_once_and_for_the_first_micro_batch(log, said):
+    log.begin_with(1, Begun)
+    assert said == [BEGUN]
+    log.begin_with(1, lambda: pytest.fail("the first micro-batch counts"))
+    log.end(1, waited_s=0.0)
+    log.begin_with(2, Begun)
+    assert [event.iteration for event in said] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("arrives", ["when a loss is logged", "never before the end"])
+def test_a_device_that_is_behind_is_not_waited_for_until_the_iteration_ends(log, said, arrives):
+    begun = Begun(is_ready=False)
+    log.begin_with(1, lambda: begun)
+    assert said == []
+    begun.is_ready = arrives == "when a loss is logged"
+    log.add({"loss": 1.0})
+    assert said == ([BEGUN] if begun.is_ready else [])
+    log.end(1, waited_s=0.0)
+    assert said[0] == BEGUN
+    assert [event.kind for event in said] == ["iteration_begun", "iteration"]
+
+
+def test_what_is_measured_stands_beside_what_is_logged_which_has_the_last_word(said):
+    log = IterationLog(said.append, measure=lambda: {"grad_norm": 2.0}, clock=Clock())
+    log.add({"grad_norm": 1.0})
+    log.end(1, waited_s=0.0)
+    log.end(2, waited_s=0.0)
+    assert [event.value("grad_norm") for event in said] == [1.0, 2.0]

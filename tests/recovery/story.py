@@ -71,6 +71,7 @@ class Story:
         self.copies: dict[str, list[KeptCopy]] = {}
         self.silent: set[str] = set()
         self.deaf: set[str] = set()  # whose inventories take long
+        self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
         self.persistent: list[int] = []
         self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
@@ -158,6 +159,7 @@ class Story:
                     if is_read
                     else None,
                     unread="" if url is None else self.unread,
+                    iterations=self.remembered.get(sent.to, []),
                 )
                 self.say(sent.to, said)
             case HoldPort():

@@ -5,6 +5,7 @@ from typing import Literal
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    Diverged,
     Injected,
     NodeLost,
     RecoveryFinished,
@@ -60,6 +61,9 @@ class Marks:
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
                 text = f"rank {event.rank} on {node} {what}"
                 self._mark(Mark(kind="noticed", start_s=at_s, lane=node, text=text))
+            case Diverged():
+                text = f"DIVERGED: rank {event.rank}, iteration {event.iteration}: {event.differs}"
+                self._mark(Mark(kind="noticed", start_s=at_s, text=text))
             case RecoveryStarted(recovery=number):
                 started_s = seconds(event.failed_at_s)
                 self._recoveries[number] = len(self.marks)

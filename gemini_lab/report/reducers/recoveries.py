@@ -7,6 +7,7 @@ from typing import Final
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.values import Injection, Receipt, Recovery, Step, WorkerExit
@@ -41,6 +42,7 @@ class Recoveries:
     Args:
         reached: How far each rank came; takes an entry before this does.
         pace: When which iteration ended; takes an entry before this does.
+        divergences: What was not the same when it was done again.
         most: How many of the newest recoveries, injections and exits to keep; `None` for all.
 
     Attributes:
@@ -50,12 +52,19 @@ class Recoveries:
         exits: Workers that ended before their script did.
     """
 
-    def __init__(self, reached: Reached, pace: Pace, *, most: int | None = None) -> None:
+    def __init__(
+        self,
+        reached: Reached,
+        pace: Pace,
+        divergences: Divergences,
+        *,
+        most: int | None = None,
+    ) -> None:
         self.total = 0
         self.changes = 0
         self.injections: deque[Injection] = deque(maxlen=most)
         self.exits: deque[WorkerExit] = deque(maxlen=most)
-        self._reached, self._pace = reached, pace
+        self._reached, self._pace, self._divergences = reached, pace, divergences
         self._most = most or MOST_KEPT
         self._told: dict[int, _Told] = {}
         self._receipts: dict[int, dict[int, tuple[float, Receipt]]] = {}  # by epoch and shard
@@ -176,6 +185,8 @@ class Recoveries:
             lost_iterations=0 if version is None else max(0, reached.by_all - version),
             lost_by_any=0 if version is None else max(0, reached.by_any - version),
             lost_progress_s=None,
+            compared=self._divergences.compared(told.plans),
+            divergences=self._divergences.of(told.plans),
         )
 
     def _receipts_of(self, told: _Told) -> tuple[Receipt, ...]:

@@ -40,9 +40,19 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, overhead: Overhead 
         recoveries=losses.total,
         wasted_s=losses.wasted_s,
         conditions=tuple(_conditions(run)),
+        diverged=tuple(_diverged(run)),
         notes=tuple(f"{node}: {text}" for _, node, text in course.notes),
         unread=run.unread,
     )
+
+
+def _diverged(run: RunReducer) -> Iterable[str]:
+    """What was noticed first, and what is likely behind it."""
+    found = run.divergences.found
+    if found:
+        first = min(found, key=lambda one: (one.epoch, one.iteration, one.rank))
+        yield f"DIVERGED: {first}"
+        yield f"likely: {first.cause}"
 
 
 def _error(run: RunReducer, losses: Losses) -> tuple[str, tuple[str, ...]]:

@@ -94,6 +94,7 @@ class StatusView(View):
                 *(_tile(*tile) for tile in tiles),
                 "</dl>",
                 _failure(status),
+                _diverged(status),
                 f"<ul aria-label='Nodes'>{''.join(_node(node) for node in _named(status))}</ul>",
                 *(f"<p>{esc(line)}</p>" for line in _lines(status)),
             )
@@ -108,6 +109,13 @@ def _failure(status: Status) -> str:
         f"<p class=error>{esc(f'failed: {status.detail}')}</p>" if status.phase == "failed" else ""
     )
     return why + printed.printed(status.error, status.output)
+
+
+def _diverged(status: Status) -> str:
+    """That the numbers are not those of a run that never failed."""
+    return "".join(f"<p class=error>{esc(line)}</p>" for line in status.diverged[:1]) + "".join(
+        f"<p>{esc(line)}</p>" for line in status.diverged[1:]
+    )
 
 
 def _badge(status: Status) -> str:

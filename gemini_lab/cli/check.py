@@ -1,0 +1,120 @@
+"""`gemini-lab check`: does this very script come back from failures bit-identical?"""
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from gemini_lab.experiments.check import Checked, Recovered, check_script
+from gemini_lab.job import Job
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab import Lab
+from gemini_lab.log.events import DIFFERENCES
+from gemini_lab.report.twice import FirstDifference
+from gemini_lab.units import format_seconds
+
+NODES: Final = 2
+ITERATIONS: Final = 18
+LIMIT_S: Final = 1800.0
+WIDTH: Final = 96
+
+SEEDS: Final = (
+    "the script computes other numbers each time it is started, without any failure: seed its "
+    "random generators (weights, data order, dropout), and check again"
+)
+
+
+def command(arguments: list[str]) -> int:
+    """Run `gemini-lab check`; the exit status is 1 where the script is not proven bit-identical."""
+    options = parser().parse_args(arguments)
+    job = Job(script=options.script, args=options.args, module=options.module)
+    job.check()
+    tell = partial(print, file=sys.stderr, flush=True)
+    with Lab(
+        options.nodes, 1, workers_per_node=options.workers_per_node, folder=options.folder
+    ) as lab:
+        tell(f"{options.script} on {lab.nodes} nodes, about {options.iterations} iterations, twice")
+        checked = check_script(
+            lab, job, iterations=options.iterations, limit_s=options.limit, tell=tell
+        )
+    if options.json:
+        print(json.dumps(checked.to_json(), indent=2))  # noqa: T201
+    else:
+        print("\n".join(["", *render(checked)]))  # noqa: T201
+    return 0 if checked.verdict == "bit-identical" else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab check`."""
+    options = argparse.ArgumentParser(
+        prog="gemini-lab check",
+        description="Train some iterations of a script twice in a small lab, once with a worker "
+        "and then a node killed, and compare every loss, gradient norm, batch, random state and "
+        "learning rate. What the script writes, it writes twice; its persistent tier is not used.",
+    )
+    number = partial(options.add_argument, type=int)
+    number("--nodes", default=NODES, help="machines that train (%(default)s)")
+    number("--workers-per-node", default=1, help="one per GPU (%(default)s)")
+    number("--iterations", default=ITERATIONS, help="to train each time, about (%(default)s)")
+    options.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_S,
+        metavar="S",
+        help="seconds that each run may take (%(default).0f)",
+    )
+    options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
+    options.add_argument("--json", action="store_true", help="for programs")
+    options.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module")
+    options.add_argument("script")
+    options.add_argument("args", nargs=argparse.REMAINDER)
+    return options
+
+
+def render(checked: Checked) -> Iterator[str]:
+    """The verdict for people."""
+    twice = checked.twice
+    scope = f"{checked.iterations} iterations by {checked.ranks} ranks on {checked.nodes} nodes"
+    if checked.verdict == "bit-identical":
+        yield f"BIT-IDENTICAL: {scope}, {len(checked.recovered)} failures survived;"
+        yield f"  {twice.with_values} losses or gradient norms compared, none differs"
+    elif checked.verdict == "nothing to compare":
+        yield "NOTHING TO COMPARE: neither a loss nor a gradient norm is known of these iterations"
+        yield from _wrapped("log the loss: protected.log(loss=loss.item()) before engine.step()")
+    elif twice.first is not None:
+        is_own = checked.verdict == "not repeatable"
+        yield "NOT REPEATABLE, even without a failure" if is_own else "NOT BIT-IDENTICAL"
+        yield from _table(twice.first, None if is_own else checked.after)
+        yield from _wrapped(f"likely: {SEEDS if is_own else twice.first.cause}")
+    if twice.silent is not None:
+        yield ""
+        text = f"beware: the {twice.silent} differs, without effect on any of these numbers so far"
+        yield from _wrapped(text, "")
+        yield from _wrapped(f"likely: {twice.silent.cause}")
+    for remark in checked.remarks:
+        yield from ("", *_wrapped(f"beware: {remark}", ""))
+
+
+def _table(first: FirstDifference, after: Recovered | None) -> Iterator[str]:
+    what = DIFFERENCES.get(first.what, first.what)
+    rows = {
+        "differs first": what,
+        "where": f"iteration {first.iteration}, rank {first.rank}",
+        "undisturbed": first.undisturbed,
+        "with failures": first.disturbed,
+    }
+    if after is not None:
+        took = format_seconds(after.duration_s)
+        rows["after"] = (
+            f"{after.failure} at iteration {after.iteration}: back in {took} from version "
+            f"{after.version}"
+        )
+    for name, value in rows.items():
+        yield f"  {name:<15}{value}"
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")

@@ -1,0 +1,268 @@
+"""Whether an iteration that is done again is what it was before: compared bit by bit.
+
+After a recovery some iterations are done a second time, and at least one is begun a second time.
+What is said of it is compared with what was said before. What differs first tells where to look: a
+batch, a random state, the learning rate, or none of these.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gemini_lab.log.events import Diverged, Inputs, Iteration, IterationBegun, Number
+
+NEWEST: Final = 64
+"""Iterations of a rank that are kept to compare with; older ones are known to the log alone."""
+MOST_SAID: Final = 8
+"""Ranks of one start of the job whose first difference is said; the others mostly follow."""
+ROUNDING: Final = 1e-4
+"""Where only the loss differs, and by no larger share than this, it may be the order of sums."""
+
+CAUSES: Final = {
+    "order": "the engine's count of steps is not that of the version: something sets it after "
+    "`protect` (such as `engine.load_checkpoint`), or steps are taken outside the loop",
+    "batch": "the position in the data did not come back: a loader or generator that `protect` was "
+    "not given as data=, or a batch that was fetched ahead before the version was made",
+    "random": "random numbers were drawn before the failure that are not drawn again (a batch "
+    "fetched ahead, a new loader's seed, an evaluation), or by a generator of the script's own; "
+    "dropout and sampling follow other numbers from here",
+    "learning_rate": "a scheduler or the script sets the learning rate, and `protect` does not "
+    "know of it: give it to DeepSpeed, or keep what it counts in client_state=",
+}
+"""What is likely behind a difference, by what differs first."""
+_KNOWN_INPUTS: Final = (
+    "the batch, the random state and the learning rate are the same, so it is the weights or other "
+    "state of the model that `protect` does not know of (averaged weights, a second engine, "
+    "attributes of modules), or a random generator of the script's own"
+)
+_UNKNOWN_INPUTS: Final = (
+    "the position in the data, the random state, the learning rate or state of the script's own "
+    "did not come back; the log does not say with what these iterations began"
+)
+_SMALL: Final = "; the difference is small, so it may also be kernels that are not deterministic"
+
+
+Said = IterationBegun | Iteration
+"""What a worker says of an iteration: with what it began, and what came out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """All that one try said of one iteration of one rank.
+
+    Attributes:
+        epoch: The try.
+        inputs: With what it began; `None` where that was not said.
+        values: What came out; empty where it did not end.
+        is_done: Whether it ended.
+        restored: Whether only a version tells of it.
+    """
+
+    epoch: int
+    inputs: Inputs | None = None
+    values: Mapping[str, Number] = field(default_factory=dict)
+    is_done: bool = False
+    restored: bool = False
+
+    @property
+    def compared(self) -> set[str]:
+        """The names of its values that say what was computed; a speed or a time does not."""
+        return {name for name in self.values if "loss" in name.lower() or "norm" in name.lower()}
+
+
+def joined(known: Account | None, said: Said) -> Account:
+    """What is known of an iteration with one more thing said; a newer try replaces an older."""
+    if known is None or known.epoch < said.epoch:
+        known = Account(epoch=said.epoch)
+    if isinstance(said, IterationBegun):
+        return replace(known, inputs=said.inputs)
+    return replace(known, values=said.values, is_done=True, restored=said.restored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What differs first between two accounts of one iteration.
+
+    Attributes:
+        what: As `Diverged.differs`.
+        before: What it was, to the bit.
+        after: What it is.
+        cause: What is likely behind it, for people.
+    """
+
+    what: str
+    before: str
+    after: str
+    cause: str
+
+
+def difference(
+    before: Account, after: Account, *, unseeded: Collection[str] = ()
+) -> Difference | None:
+    """What differs first between two accounts of one iteration of one rank; `None` for nothing.
+
+    Where losses or norms are known and equal, another batch or random state was without effect:
+    nothing is computed from what differs. The learning rate shows later, so it counts. A value
+    that only the earlier account has is still to come, and is waited for.
+
+    Args:
+        before: The earlier one.
+        after: The later one.
+        unseeded: Random generators that count for nothing.
+    """
+    values = _values_difference(before, after)
+    both = before.compared & after.compared
+    if before.inputs is None or after.inputs is None or before.compared > both:
+        return values
+    if both and values is None:
+        return _rate_difference(before.inputs, after.inputs)
+    return inputs_difference(before.inputs, after.inputs, unseeded=unseeded) or values
+
+
+def inputs_difference(
+    before: Inputs, after: Inputs, *, unseeded: Collection[str] = ()
+) -> Difference | None:
+    """What differs first between what an iteration began with, twice."""
+    if before.batch != after.batch:
+        return _of_inputs("batch", before.batch, after.batch)
+    for name in differing_generators(before, after):
+        if name not in unseeded:
+            was, is_now = (f"{name} {side.random[name]}" for side in (before, after))
+            return _of_inputs("random", was, is_now)
+    return _rate_difference(before, after)
+
+
+def differing_generators(before: Inputs, after: Inputs) -> list[str]:
+    """The random generators whose states differ."""
+    both = before.random.keys() & after.random.keys()
+    return sorted(name for name in both if before.random[name] != after.random[name])
+
+
+def _rate_difference(before: Inputs, after: Inputs) -> Difference | None:
+    was, is_now = before.learning_rate, after.learning_rate
+    if was is None or is_now is None or was == is_now:
+        return None
+    return _of_inputs("learning_rate", f"{was!r}", f"{is_now!r}")
+
+
+def _of_inputs(what: str, before: str, after: str) -> Difference:
+    return Difference(what=what, before=before, after=after, cause=CAUSES[what])
+
+
+def _values_difference(before: Account, after: Account) -> Difference | None:
+    for name in sorted(before.compared & after.compared, key=_losses_first):
+        was, is_now = before.values[name], after.values[name]
+        if _bits(was) == _bits(is_now):
+            continue
+        cause = _KNOWN_INPUTS if before.inputs and after.inputs else _UNKNOWN_INPUTS
+        if _share(was, is_now) < ROUNDING:
+            cause += _SMALL
+        return Difference(what=name, before=_exact(was), after=_exact(is_now), cause=cause)
+    return None
+
+
+class Repeats:
+    """Compares what is said of iterations with what was said of the same ones before.
+
+    Memory: `newest` iterations of each rank.
+
+    Args:
+        newest: How many to keep of each rank; `None` for all.
+
+    Attributes:
+        compared: By epoch, how many iterations of ranks had been begun before, and are compared.
+    """
+
+    def __init__(self, *, newest: int | None = NEWEST) -> None:
+        self.compared: dict[int, int] = {}
+        self._newest = newest
+        self._told: dict[int, dict[int, Account]] = {}  # by rank and number
+        self._last: dict[int, tuple[int, int]] = {}  # of each rank: epoch, newest that ended
+        self._before: dict[int, tuple[int, Account]] = {}  # of each rank: the one done again now
+        self._diverged: dict[int, set[int]] = {}  # ranks, by epoch
+
+    def learn(self, earlier: Iterable[Said]) -> None:
+        """Take in what others remember of earlier iterations; what is known already stays."""
+        for said in earlier:
+            known = self._told.get(said.rank, {}).get(said.iteration)
+            if known is None or known.epoch <= said.epoch:
+                self._keep(said, joined(known, said))
+
+    def take(self, said: Said) -> Diverged | None:
+        """Take in what is said of an iteration.
+
+        Returns:
+            What differs, once for each rank and epoch, and for a few ranks only.
+        """
+        epoch, _ = self._last.get(said.rank, (said.epoch, 0))
+        known = self._told.get(said.rank, {}).get(said.iteration)
+        if said.epoch < max(epoch, 0 if known is None else known.epoch):
+            return None  # it arrives late, from workers that were replaced
+        is_restored = isinstance(said, Iteration) and said.restored
+        is_again = known is not None and known.epoch < said.epoch
+        if known is not None and is_again and not is_restored:
+            self._before[said.rank] = said.iteration, known
+            self.compared[said.epoch] = self.compared.get(said.epoch, 0) + 1
+        account = joined(known, said)
+        if not (is_restored and known is not None and known.is_done):  # it knows no more
+            self._keep(said, account)
+        found = None if is_restored else self._difference(said, account)
+        self._note_end(said)
+        return None if found is None else self._say(found, said)
+
+    def _difference(self, said: Said, account: Account) -> Difference | None:
+        number, before = self._before.get(said.rank, (0, account))
+        found = difference(before, account) if number == said.iteration else None
+        return found or self._out_of_order(said)
+
+    def _out_of_order(self, said: Said) -> Difference | None:
+        epoch, ended = self._last.get(said.rank, (said.epoch, said.iteration))
+        if epoch != said.epoch or said.iteration in {ended, ended + 1}:
+            return None  # the same one is said again where more was logged afterwards
+        return Difference(
+            what="order", before=f"{ended + 1}", after=f"{said.iteration}", cause=CAUSES["order"]
+        )
+
+    def _note_end(self, said: Said) -> None:
+        if isinstance(said, Iteration):
+            self._last[said.rank] = said.epoch, said.iteration
+
+    def _keep(self, said: Said, account: Account) -> None:
+        of_rank = self._told.setdefault(said.rank, {})
+        of_rank[said.iteration] = account
+        if self._newest is not None and len(of_rank) > self._newest:
+            del of_rank[min(of_rank)]
+
+    def _say(self, found: Difference, said: Said) -> Diverged | None:
+        ranks = self._diverged.setdefault(said.epoch, set())
+        if said.rank in ranks or len(ranks) >= MOST_SAID:
+            return None
+        ranks.add(said.rank)
+        return Diverged(
+            rank=said.rank,
+            epoch=said.epoch,
+            iteration=said.iteration,
+            differs=found.what,
+            before=found.before,
+            after=found.after,
+            cause=found.cause,
+        )
+
+
+def _losses_first(name: str) -> tuple[bool, str]:
+    return "loss" not in name.lower(), name
+
+
+def _bits(number: Number) -> str:
+    return number if isinstance(number, str) else float(number).hex()
+
+
+def _exact(number: Number) -> str:
+    """As people and machines read it: the shortest decimal that gives the same bits."""
+    return number if isinstance(number, str) else repr(float(number))
+
+
+def _share(before: Number, after: Number) -> float:
+    if isinstance(before, str) or isinstance(after, str):
+        return 1.0
+    return abs(before - after) / max(abs(before), abs(after), 1e-300)

@@ -1,0 +1,153 @@
+"""Two runs of one script, iteration by iteration and rank by rank: what differs first."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import DIFFERENCES, Iteration, IterationBegun
+from gemini_lab.recovery.repeats import (
+    Account,
+    Difference,
+    difference,
+    differing_generators,
+    inputs_difference,
+    joined,
+)
+
+Accounts = Mapping[tuple[int, int], Account]
+"""What a run did, by iteration and rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDifference:
+    """Where two runs part.
+
+    Attributes:
+        iteration: The first that differs.
+        rank: The first rank in it.
+        what: `"batch"`, `"random"`, `"learning_rate"` or the name of a value, such as `"loss"`.
+        undisturbed: What it is in the run that never failed, to the bit.
+        disturbed: What it is in the other one.
+        cause: What is likely behind it, for people.
+    """
+
+    iteration: int
+    rank: int
+    what: str
+    undisturbed: str
+    disturbed: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{DIFFERENCES.get(self.what, self.what)} of rank {self.rank} in iteration " + str(
+            self.iteration
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twice:
+    """Whether a run with failures computed what an undisturbed one did.
+
+    Attributes:
+        compared: Iterations of ranks that both runs have.
+        with_values: Those among them in which both have a loss or a gradient norm.
+        first: Where they part; `None` where every loss and gradient norm is the same.
+        silent: The first batch, random state or learning rate that differs without any effect on
+            a loss or gradient norm so far.
+    """
+
+    compared: int
+    with_values: int
+    first: FirstDifference | None
+    silent: FirstDifference | None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether there was something to compare, and all of it is the same to the bit."""
+        return self.with_values > 0 and self.first is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"is_same": self.is_same, **asdict(self)}
+
+
+def accounts(log: Iterable[Entry], *, until: int | None = None) -> Accounts:
+    """The account that counts of each iteration and rank: the newest try's, and the last word.
+
+    Args:
+        log: A run's.
+        until: The last iteration to take; `None` for all.
+    """
+    told: dict[tuple[int, int], Account] = {}
+    for entry in log:
+        said = entry.event
+        if not isinstance(said, IterationBegun | Iteration):
+            continue
+        key = said.iteration, said.rank
+        known = told.get(key)
+        is_known = known is not None and (
+            said.epoch < known.epoch
+            or (isinstance(said, Iteration) and said.restored and known.is_done)
+        )
+        if not is_known and (until is None or said.iteration <= until):
+            told[key] = joined(known, said)
+    return {key: account for key, account in told.items() if account.is_done}
+
+
+def compare(undisturbed: Accounts, disturbed: Accounts) -> Twice:
+    """Compare all that both did, bit by bit.
+
+    A random generator that differs from the very first iteration on was never seeded; what is drawn
+    from it shows elsewhere, so it counts for nothing here.
+    """
+    both = sorted(undisturbed.keys() & disturbed.keys())
+    pairs = {key: (undisturbed[key], disturbed[key]) for key in both}
+    unseeded = _unseeded(pairs)
+    parted = next(_differences(pairs, unseeded, strict=False), None)
+    strict = next(_differences(pairs, unseeded, strict=True), None)
+    return Twice(
+        compared=len(both),
+        with_values=sum(_has_values(*pair) for pair in pairs.values()),
+        first=None if parted is None else strict,
+        silent=strict if parted is None else None,
+    )
+
+
+def _unseeded(pairs: Mapping[tuple[int, int], tuple[Account, Account]]) -> set[str]:
+    """The random generators that are not in the same state when training begins."""
+    first = min((iteration for iteration, _ in pairs), default=0)
+    begins = [pair for (iteration, _), pair in pairs.items() if iteration == first]
+    return {
+        name
+        for one, other in begins
+        if one.inputs is not None and other.inputs is not None
+        for name in differing_generators(one.inputs, other.inputs)
+    }
+
+
+def _differences(
+    pairs: Mapping[tuple[int, int], tuple[Account, Account]],
+    unseeded: Collection[str],
+    *,
+    strict: bool,
+) -> Iterator[FirstDifference]:
+    """What differs, in order; if `strict`, also what is without effect on that iteration's loss."""
+    for (iteration, rank), (one, other) in pairs.items():
+        found: Difference | None = None
+        if strict and one.inputs is not None and other.inputs is not None:
+            found = inputs_difference(one.inputs, other.inputs, unseeded=unseeded)
+        found = found or difference(one, other, unseeded=unseeded)
+        if found is not None:
+            yield FirstDifference(
+                iteration=iteration,
+                rank=rank,
+                what=found.what,
+                undisturbed=found.before,
+                disturbed=found.after,
+                cause=found.cause,
+            )
+
+
+def _has_values(one: Account, other: Account) -> bool:
+    return bool(one.compared & other.compared)

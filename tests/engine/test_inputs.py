@@ -1,0 +1,89 @@
+"""What an iteration begins with: the same gives the same checksum, and any change another one."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from gemini_lab.engine.inputs import BatchChecksum, random_checksums, tensor_sum
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)
+
+
+def checksum(*args, **kwargs) -> str:
+    return BatchChecksum((args, kwargs)).read()
+
+
+def tokens() -> torch.Tensor:
+    return torch.arange(24).reshape(4, 6)
+
+
+def test_equal_batches_at_other_places_in_memory_have_one_checksum():
+    assert checksum(tokens(), mask=None) == checksum(tokens().clone(), mask=None)
+    assert checksum(tokens().t().contiguous()) == checksum(tokens().t())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        tokens() + (tokens() == 23),
+        tokens().flip(0),
+        tokens().reshape(6, 4),
+        tokens().to(torch.int32),
+        tokens()[:-1],
+    ],
+    ids=["an element", "the order", "the form", "the type", "the length"],
+)
+def test_any_change_of_a_tensor_gives_another_checksum(other):
+    assert checksum(tokens()) != checksum(other)
+
+
+def test_containers_numbers_texts_and_arrays_count_wherever_they_lie():
+    @dataclass
+    class Batch:
+        ids: torch.Tensor
+        weight: float
+
+    given = {"a": [tokens(), 1, None], "b": (np.arange(3.0), "text", b"bytes")}
+    known = {checksum(given), checksum(Batch(tokens(), 0.5)), checksum(Batch(tokens(), 0.25))}
+    known |= {checksum({**given, "b": (np.arange(3.0), "other", b"bytes")})}
+    known |= {checksum({**given, "b": (np.arange(3.0) + 1, "text", b"bytes")})}
+    assert len(known) == 5
+
+
+def test_an_object_without_a_value_counts_by_its_class_so_that_its_address_does_not():
+    assert checksum(object()) == checksum(object())
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [("python", random.random), ("numpy", np.random.rand), ("torch", lambda: torch.rand(1))],
+)
+def test_a_random_number_drawn_anywhere_gives_that_generator_another_checksum(generator, draw):
+    torch.manual_seed(1)
+    before = random_checksums()
+    assert random_checksums() == before
+    draw()
+    after = random_checksums()
+    assert {name for name in before if before[name] != after[name]} == {generator}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 33])
+def test_the_sum_for_gpus_sees_every_element_and_their_order(dtype, size):
+    data = (torch.arange(size) % 2).to(dtype)
+    whole = int(tensor_sum(data))
+    assert whole == int(tensor_sum(data.clone()))
+    for index in range(size):
+        other = data.clone()
+        other[index] = 1 - data[index].to(torch.float32)
+        assert int(tensor_sum(other)) != whole
+    if size > 1:
+        assert int(tensor_sum(data.roll(1))) != whole or torch.equal(data, data.roll(1))
+
+
+def test_the_sum_for_gpus_is_that_of_a_view_at_any_offset():
+    data = torch.arange(100, dtype=torch.int32)
+    assert int(tensor_sum(data[1:])) == int(tensor_sum(data[1:].clone()))

@@ -1,0 +1,70 @@
+"""A script's own exception is not a machine's failure: it is not met with ever new starts."""
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.recovery.faults import own_error
+from gemini_lab.recovery.messages import ScriptError, WorkerExited
+
+from .story import Story
+
+
+def raise_in(story: Story, rank: int, error: str, text: str, *, iteration: int) -> None:
+    """A rank's script ends with an exception after one more iteration of all."""
+    story.iterate(iteration)
+    output = f"Traceback (most recent call last):\n{error}: {text}"
+    story.exit(rank, 1, output, ScriptError(error=error, text=text))
+    if story.root.state.phase == "starting":
+        story.protect()
+
+
+def test_the_same_error_over_and_over_ends_the_run_although_it_makes_progress():
+    story = Story().start(iterations=3)
+    for iteration in range(4, 12):
+        if story.root.state.phase != "failed":
+            raise_in(story, 0, "ValueError", f"bad row {iteration}", iteration=iteration)
+    (ending,) = story.of(events.RunFailed)
+    assert len(story.of(events.RecoveryStarted)) == 4
+    assert "raised the same error for the 5th time" in ending.reason
+    assert "ValueError: bad row 8" in ending.reason
+    assert "max_same_errors" in ending.reason
+    assert ending.output[-1] == "ValueError: bad row 8"
+
+
+def test_other_errors_and_those_of_lost_machines_are_met_with_a_new_start():
+    story = Story().start(iterations=3)
+    said = [("RuntimeError", "Connection closed by peer [10.0.0.1]:22"), ("OSError", "disk")]
+    for iteration in range(4, 12):
+        error, text = said[iteration % 2] if iteration != 9 else ("KeyError", "'x'")
+        if iteration < 11:
+            raise_in(story, 0, error, text, iteration=iteration)
+    assert story.of(events.RunFailed) == []
+
+
+def test_a_setting_allows_as_many_as_one_likes():
+    story = Story().start(iterations=3, max_same_errors=None)
+    for iteration in range(4, 12):
+        raise_in(story, 0, "ValueError", "bad row", iteration=iteration)
+    assert story.of(events.RunFailed) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "is_own"),
+    [
+        (1, ScriptError(error="ValueError", text="row 7"), True),
+        (-9, None, False),
+        (3, None, False),
+        (1, ScriptError(error="DistBackendError", text="something"), False),
+        (1, ScriptError(error="RuntimeError", text="[gloo/pair.cc:54] Read error"), False),
+        (1, ScriptError(error="BrokenPipeError", text="[Errno 32] Broken pipe"), False),
+    ],
+)
+def test_what_another_machines_loss_may_have_raised_is_not_the_scripts_own(code, error, is_own):
+    exited = WorkerExited(rank=0, epoch=1, code=code, output="", error=error)
+    assert bool(own_error(exited)) == is_own
+
+
+def test_numbers_do_not_make_another_error():
+    said = [ScriptError(error="ValueError", text=f"row {number}") for number in (7, 812)]
+    told = {own_error(WorkerExited(rank=0, epoch=1, code=1, output="", error=e)) for e in said}
+    assert told == {"ValueError: row #"}
