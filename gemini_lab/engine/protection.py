@@ -191,7 +191,7 @@ def start_protection(
         raise ConfigError("gemini_lab.protect was called twice; call it once, for one engine")
     start = session.start
     settings = read_settings(engine, start.order)
-    seats = start.seats if start.seats.placement is not None else start.seats.placed(settings)
+    seats = start.seats.placed(settings)
     state = EngineState(engine, data=data, client_state=client_state)
     url = settings.persistent_url
     if url is not None and start.rank == 0 and start.plan.version is None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Final, Self, Unpack
@@ -24,9 +25,10 @@ from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import Profiled
 from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.placement import Placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.seats import node_name
+from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.storage import persistent_tier
 
@@ -103,6 +105,7 @@ class Lab:
         scenario: Scenario | None = None,
         name: str | None = None,
         resume: bool = False,
+        placement: Placement | None = None,
         **settings: SettingValue,
     ) -> Run:
         """Start a job on the nodes; returns at once.
@@ -113,10 +116,12 @@ class Lab:
             name: The run's folder below the lab's; by default the time and the job's name.
             resume: Go on from what another run left in the persistent tier. Without, a tier that
                 holds another run's versions is refused.
+            placement: Who keeps whose replica; by default what `replicas` and `strategy` ask for.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
         Raises:
-            ConfigError: A run is under way, the script is missing, or a setting is impossible.
+            ConfigError: A run is under way, the script is missing, or a setting or the placement is
+                impossible.
         """
         if self._is_closed:
             raise ConfigError("this lab is closed; make a new one")
@@ -125,7 +130,8 @@ class Lab:
         job.check()
         scenario = scenario or Scenario()
         identity = secrets.randbits(32)
-        self._check_train(Settings.parse(settings), scenario)
+        seats, settings = _with_placement(self.config.seats, placement, settings)
+        self._check_train(seats, Settings.parse(settings), scenario)
         if (url := settings.get("persistent_url")) is not None:
             persistent_tier(str(url)).claim(identity, is_resumed=resume)
         run_name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}"
@@ -135,7 +141,7 @@ class Lab:
                 number=self._runs.next_number(),
                 job=job,
                 scenario=scenario,
-                seats=self.config.seats,
+                seats=seats,
                 root=self.root,
             ),
             self._cluster,
@@ -148,7 +154,7 @@ class Lab:
             run=identity,
             is_resumed=resume,
             job=job,
-            seats=self.config.seats,
+            seats=seats,
             settings=settings,
             defaults=defaults,
         )
@@ -177,7 +183,7 @@ class Lab:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
         name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
-        run = self.train(job, scenario=None, name=name, resume=False, **given)
+        run = self.train(job, scenario=None, name=name, resume=False, placement=None, **given)
         made = threading.Event()
         run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):
@@ -322,10 +328,28 @@ class Lab:
         cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
 
-    def _check_train(self, settings: Settings, scenario: Scenario) -> None:
-        seats = self.config.seats
+    def _check_train(self, seats: Seats, settings: Settings, scenario: Scenario) -> None:
         names = [node_name(number) for number in range(max(100, 10 * seats.nodes))]
         seats.seated(names[: seats.nodes]).placed(settings)
         scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
         if settings.persistent_url is not None:
             persistent_tier(settings.persistent_url).check()
+
+
+def _with_placement(
+    seats: Seats, placement: Placement | None, settings: dict[str, SettingValue]
+) -> tuple[Seats, dict[str, SettingValue]]:
+    """Seats and settings with a placement that somebody made, if there is one."""
+    if placement is None:
+        return seats, settings
+    if not isinstance(placement, Placement):
+        raise ConfigError(
+            f"placement= has to be a Placement, and this is a {type(placement).__name__}; "
+            "plan_placement makes one, and so does Placement(nodes=..., holders=...)"
+        )
+    if "strategy" in settings:
+        raise ConfigError(
+            f"placement= says who keeps what, and strategy={settings['strategy']!r} too; leave one "
+            "of them out"
+        )
+    return replace(seats, placement=placement), {"replicas": placement.replicas, **settings}
