@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from gemini_lab.exercises.attacks.asking import NOTHING
 from gemini_lab.exercises.attacks.chunks import CHUNKS
 from gemini_lab.exercises.attacks.chunks import cases as chunk_cases
 from gemini_lab.exercises.attacks.outcome import Beside, Counterexample, Fault, Withstood
@@ -16,7 +17,7 @@ from gemini_lab.exercises.attacks.recoveries import cases as recovery_cases
 from gemini_lab.exercises.verdict import WrongAnswerError, another_kind
 from gemini_lab.placement import Placement
 
-__all__ = ["Beside", "Counterexample", "Fault", "Withstood", "attack"]
+__all__ = ["Beside", "Counterexample", "Fault", "Withstood", "attack", "compared", "withstood"]
 
 STAGES: Final = {"chunks": "profile", "recovery": "copies", "placement": "nodes"}
 """The stages that can be attacked, each with a parameter that only its planner takes."""
@@ -61,6 +62,38 @@ def attack(
     if name == "recovery":
         return RECOVERY.attack(mine, recovery_cases(), within_s=within_s)
     raise WrongAnswerError(f"there is no stage {name!r}; choose one of {', '.join(STAGES)}")
+
+
+def withstood(mine: object, *, name: str, stage: str, words: str) -> Withstood:
+    """What an attack on an answer comes to where nothing breaks it.
+
+    Args:
+        mine: The student's.
+        name: The variable that holds it.
+        stage: What it is attacked as.
+        words: What it has to be, for people.
+
+    Raises:
+        WrongAnswerError: It is no function, or there is a counterexample.
+    """
+    if not callable(mine):
+        raise another_kind(mine, name=name, words=words)
+    result = attack(mine, stage=stage)
+    if isinstance(result, Counterexample) and result.fault.why == NOTHING:
+        raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
+    if isinstance(result, Counterexample):
+        raise WrongAnswerError(f"not yet, with {result}; `attack({name})` draws it")
+    return result
+
+
+def compared(result: Withstood) -> str:
+    """All figures in one line."""
+    told = (
+        f"{each.what} {each.said(each.yours)} (reference {each.said(each.reference)}, "
+        f"bound {each.said(each.optimum)})"
+        for each in result.figures
+    )
+    return "; ".join(told)
 
 
 def _attack_placement(mine: Placement, *, within_s: float) -> Counterexample | Withstood:

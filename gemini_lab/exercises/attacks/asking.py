@@ -14,6 +14,7 @@ from gemini_lab.exercises.verdict import in_short
 A = TypeVar("A")
 Asked = Callable[[Mapping[str, object]], object]
 """Gives an answer for some arguments."""
+NOTHING: Final = "there is no answer: it returns nothing"
 ONE_S: Final = 2.0
 """How long one answer may take."""
 
@@ -83,7 +84,7 @@ def ask(
         with limit(limit_s):
             answer = mine(arguments)
             if answer is None:
-                return None, Fault(why="there is no answer: it returns nothing")
+                return None, Fault(why=NOTHING)
             return read(answer), None
     except TooLong:
         return None, Fault(why=f"there is no answer after {limit_s:g} s")

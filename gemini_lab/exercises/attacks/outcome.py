@@ -7,6 +7,7 @@ from typing import Protocol
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector import NodesLoss, Scenario
 from gemini_lab.placement import Placement
+from gemini_lab.units import format_seconds
 
 Stage = str
 """Which stage was attacked: `"placement"`, `"chunks"` or `"recovery"`."""
@@ -57,6 +58,12 @@ class Beside:
     reference: float
     optimum: float
     unit: str = ""
+
+    def said(self, value: float) -> str:
+        """One of the three, in its unit."""
+        if self.unit == "share":
+            return f"{value:.1%}"
+        return format_seconds(value) if self.unit == "s" else f"{value:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from gemini_lab.exercises.attacks.placements import PlacementCase
 from gemini_lab.exercises.attacks.recoveries import NEW, OLD, RecoveryCase
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import Placement
-from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import LEFT, MARGIN, WIDTH, Board, inside, rows, seconds_axis
 from gemini_lab_widgets.pictures.picture import Picture, Table
@@ -69,7 +68,7 @@ def draw_withstood(result: Withstood) -> Picture:
         for row, (value, colour) in enumerate(zip(values, colours, strict=True)):
             panel.barh(row, value, height=0.74, color=colour)
             panel.annotate(
-                _said(value, figure.unit),
+                figure.said(value),
                 (value, row),
                 (8, 0),
                 weight="bold",
@@ -77,21 +76,15 @@ def draw_withstood(result: Withstood) -> Picture:
                 va="center_baseline",
             )
     lines = [
-        (f.what, *(_said(each, f.unit) for each in (f.yours, f.reference, f.optimum)))
+        (f.what, *(f.said(each) for each in (f.yours, f.reference, f.optimum)))
         for f in result.figures
     ]
     return board.picture(tables=[Table(head=("figure", *names), rows=lines)], plain=repr(result))
 
 
 def _told(figure: Beside) -> str:
-    yours, reference = _said(figure.yours, figure.unit), _said(figure.reference, figure.unit)
+    yours, reference = figure.said(figure.yours), figure.said(figure.reference)
     return f"{figure.what}: {yours}, reference {reference}"
-
-
-def _said(value: float, unit: str) -> str:
-    if unit == "share":
-        return f"{value:.1%}"
-    return format_seconds(value) if unit == "s" else f"{value:g}"
 
 
 # -- a placement ----------------------------------------------------------------------------------
