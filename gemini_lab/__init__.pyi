@@ -2,6 +2,7 @@ from .engine.contract import Protected as Protected
 from .engine.contract import Stateful as Stateful
 from .engine.contract import ZeroEngine as ZeroEngine
 from .engine.protection import protect as protect
+from .exercises.attacks import attack as attack
 from .injector import BitFlip as BitFlip
 from .injector import LinkCut as LinkCut
 from .injector import NodeFreeze as NodeFreeze

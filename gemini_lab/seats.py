@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.settings import Settings
+from gemini_lab.settings import SCHEDULED, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +152,17 @@ class Seats:
         return replace(self, members=tuple(members))
 
     def placed(self, settings: Settings) -> "Seats":
-        """The same with the placement that `settings` ask for.
+        """The same with a placement: the one that is there already, or what `settings` ask for.
 
         Racks count where every position's is known.
 
         Raises:
-            ConfigError: There are fewer nodes than replicas, or the strategy does not fit them.
+            ConfigError: There are fewer nodes than replicas, the strategy does not fit them, or the
+                placement that is there is of something else.
         """
+        if self.placement is not None:
+            self._check_placement(self.placement, settings)
+            return self
         known = [self.rack_of.get(member or "") for member in self.members]
         racks = [rack for rack in known if rack is not None]
         placement = plan_placement(
@@ -168,6 +172,27 @@ class Seats:
             racks=racks if racks and len(racks) == self.nodes else None,
         )
         return replace(self, placement=placement)
+
+    def _check_placement(self, placement: Placement, settings: Settings) -> None:
+        """Refuse a placement that these nodes cannot have, or that settings contradict."""
+        if placement.nodes != self.nodes:
+            raise ConfigError(
+                f"the placement is of {placement.nodes} nodes, and {self.nodes} train; make one of "
+                f"{self.nodes}, or a lab of {placement.nodes}"
+            )
+        if placement.replicas != settings.replicas:
+            raise ConfigError(
+                f"the placement has {placement.replicas} replicas, and the settings say "
+                f"replicas={settings.replicas}; leave the setting out"
+            )
+        more = [
+            shard for shard, kept in enumerate(placement.holders) if len(kept) > placement.replicas
+        ]
+        if more and settings.scheme in SCHEDULED:
+            raise ConfigError(
+                f"shard {more[0]} has more than {placement.replicas} copies, and "
+                f"scheme={settings.scheme!r} plans for as many of each; use scheme='background'"
+            )
 
 
 def node_name(number: int) -> str:

@@ -99,7 +99,12 @@ def command(arguments: list[str]) -> int:
         lease_s=options.lease,
     ) as lab:
         run = lab.train(
-            job, scenario=scenario, name=options.name, resume=options.resume, **settings
+            job,
+            scenario=scenario,
+            name=options.name,
+            resume=options.resume,
+            placement=None,
+            **settings,
         )
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
         try:

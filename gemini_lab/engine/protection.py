@@ -142,7 +142,7 @@ def start_protection(
     """
     start = session.start
     settings = read_settings(engine, start.order)
-    seats = start.seats if start.seats.placement is not None else start.seats.placed(settings)
+    seats = start.seats.placed(settings)
     remark = _remark(session)
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
     state = EngineState(engine, script=script)

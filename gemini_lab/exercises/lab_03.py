@@ -1,7 +1,8 @@
-"""Lab 03: placements that do better than the planner's, and a chance that bounds get wrong."""
+"""Lab 03: placements that do better than the planner's, and a planner that is attacked."""
 
 from itertools import combinations
 
+from gemini_lab.exercises.attacks import compared, withstood
 from gemini_lab.exercises.verdict import given, need, number
 from gemini_lab.placement import (
     Placement,
@@ -67,3 +68,14 @@ def exercise_3(tough: object) -> str:
     copies = sum(placement.loads)
     need(copies == 3 * 16, f"it survives, with {copies} copies in all; it can be done with fewer")
     return f"right: {placement}, {copies} copies in all"
+
+
+def exercise_4(planner: object) -> str:
+    """Judge a planner of placements by attacking it.
+
+    Raises:
+        WrongAnswerError: It is no function, or there is a counterexample.
+    """
+    words = "a function of `nodes` and `replicas`"
+    result = withstood(planner, name="planner", stage="placement", words=words)
+    return f"right: {result}; {compared(result)}"

@@ -1,9 +1,10 @@
-"""Lab 04: the buffer that the naive scheme needs, and a machine on which nothing fits."""
+"""Lab 04: the naive scheme's buffer, a machine on which nothing fits, and a planner of chunks."""
 
 from collections.abc import Callable
 from itertools import pairwise
 
 from gemini_lab import Run
+from gemini_lab.exercises.attacks import compared, withstood
 from gemini_lab.exercises.verdict import WrongAnswerError, given, need, number
 from gemini_lab.log.events import VersionComplete
 from gemini_lab.units import KIB, format_bytes, parse_bandwidth
@@ -48,6 +49,17 @@ def exercise_2(harder: object, *, train_on: Callable[..., Run]) -> str:
     apart = max((later - sooner for sooner, later in pairwise(versions)), default=0)
     need(apart == every, f"the log has {versions}; too few to see it? choose an easier machine")
     return f"right: {format_bytes(left)} do not fit, one version in {every} is sent: {versions}"
+
+
+def exercise_3(planner: object) -> str:
+    """Judge a planner of chunks by attacking it.
+
+    Raises:
+        WrongAnswerError: It is no function, or there is a counterexample.
+    """
+    words = "a function of `profile` and more"
+    result = withstood(planner, name="planner", stage="chunks", words=words)
+    return f"right: {result}; {compared(result)}"
 
 
 def _machine(harder: object) -> dict[str, float]:

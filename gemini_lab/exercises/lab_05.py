@@ -1,8 +1,9 @@
-"""Lab 05: where shards come from, and settings that keep a lost group's in memory."""
+"""Lab 05: where shards come from, what keeps a lost group's in memory, and a recovery's planner."""
 
 from collections.abc import Callable
 
 from gemini_lab import RunReport
+from gemini_lab.exercises.attacks import compared, withstood
 from gemini_lab.exercises.verdict import WrongAnswerError, given, need
 
 _TIERS = ("local", "peer", "persistent")
@@ -65,3 +66,14 @@ def exercise_2(better: object, *, train: Callable[..., RunReport], undisturbed: 
     match = report.losses_match(undisturbed)
     need(match, str(match))
     return f"right: version {recovery.version} from memory, and {match}"
+
+
+def exercise_3(planner: object) -> str:
+    """Judge a recovery's planner by attacking it.
+
+    Raises:
+        WrongAnswerError: It is no function, or there is a counterexample.
+    """
+    words = "a function of `copies`, `living` and more"
+    result = withstood(planner, name="planner", stage="recovery", words=words)
+    return f"right: {result}; {compared(result)}"

@@ -36,7 +36,7 @@ class Verdict(AbstractContextManager[None]):
                 f"no answer yet: there is no `{error.name}`; run the cells above, then this one"
             ) from None
         if isinstance(error, (Exception, SystemExit)):  # an interrupt has to interrupt
-            raise WrongAnswerError(f"this answer could not be tried: {_in_short(error)}") from None
+            raise WrongAnswerError(f"this answer could not be tried: {in_short(error)}") from None
 
 
 def given(answer: object, kind: type[Kind], *, name: str, words: str) -> Kind:
@@ -101,7 +101,7 @@ def called(function: Callable[..., object], *arguments: float, name: str) -> obj
         return function(*arguments)
     except (Exception, SystemExit) as error:
         call = f"{name}({', '.join(f'{each:g}' for each in arguments)})"
-        raise WrongAnswerError(f"`{call}` raised {_in_short(error)}") from error
+        raise WrongAnswerError(f"`{call}` raised {in_short(error)}") from error
 
 
 def need(condition: object, sentence: str) -> None:
@@ -114,7 +114,7 @@ def need(condition: object, sentence: str) -> None:
         raise WrongAnswerError(f"not yet: {sentence}")
 
 
-def _in_short(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
     """One line of an error; its name too, unless gemini_lab's own message says enough."""
     text = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, GeminiError) and text:

@@ -106,7 +106,7 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
     token = config.token or secrets.token_hex(16)
     folder = fresh_folder(config.folder / wanted.name)
     check_name(folder.name)
-    order = wanted.order(config.seats, number=1, shared=folder)
+    order = wanted.order(number=1, shared=folder)
     with ExitStack() as undo:
         embedded = None if config.etcd else embedded_etcd(config.hosts, undo)
         etcd = config.etcd if embedded is None else embedded.address

@@ -25,6 +25,7 @@ from gemini_lab.launch.join import find_token
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import Profiled
 from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.placement import Placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import SettingValue
 
@@ -113,6 +114,7 @@ class Lab:
         scenario: Scenario | None = None,
         name: str | None = None,
         resume: bool = False,
+        placement: Placement | None = None,
         **settings: SettingValue,
     ) -> Run:
         """Start a job on the nodes; returns at once.
@@ -123,17 +125,25 @@ class Lab:
             name: The run's folder below the lab's; by default the time and the job's name.
             resume: Go on from what another run left in the persistent tier. Without, a tier that
                 holds another run's versions is refused.
+            placement: Who keeps whose replica; by default what `replicas` and `strategy` ask for.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
         Raises:
-            ConfigError: A run is under way, the script is missing, or a setting is impossible.
+            ConfigError: A run is under way, the script is missing, or a setting or the placement is
+                impossible.
         """
         if self._is_closed:
             raise ConfigError("this lab is closed; make a new one")
         if self._runs.under_way is not None:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
         wanted = Submission.checked(
-            self.config, job, scenario=scenario, name=name, resume=resume, settings=settings
+            self.config,
+            job,
+            scenario=scenario,
+            name=name,
+            resume=resume,
+            placement=placement,
+            settings=settings,
         )
         run = Run(
             RunOrigin(
@@ -141,13 +151,12 @@ class Lab:
                 number=self._runs.next_number(),
                 job=job,
                 scenario=wanted.scenario,
-                seats=self.config.seats,
+                seats=wanted.seats,
                 root=self.root,
             ),
             self._cluster,
         )
         order = wanted.order(
-            self.config.seats,
             number=run.number,
             shared=run.folder if self._cluster.is_local else None,
         )
@@ -176,7 +185,7 @@ class Lab:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
         name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
-        run = self.train(job, scenario=None, name=name, resume=False, **given)
+        run = self.train(job, scenario=None, name=name, resume=False, placement=None, **given)
         made = threading.Event()
         run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):

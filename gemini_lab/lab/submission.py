@@ -3,12 +3,14 @@
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue
@@ -22,6 +24,7 @@ class Submission:
     Attributes:
         job: What to run.
         scenario: Failures to inject on the way.
+        seats: How many nodes, standbys and workers; with a placement, if a person made one.
         name: What the run's folder is to be called.
         settings: They replace those of the script.
         is_resumed: Whether it may go on from another run's versions in the persistent tier.
@@ -30,6 +33,7 @@ class Submission:
 
     job: Job
     scenario: Scenario
+    seats: Seats
     name: str
     settings: Mapping[str, SettingValue]
     is_resumed: bool
@@ -44,34 +48,40 @@ class Submission:
         scenario: Scenario | None,
         name: str | None,
         resume: bool,
+        placement: Placement | None = None,
         settings: Mapping[str, SettingValue],
     ) -> "Submission":
         """A submission that can run on such a lab; the persistent tier that it names is its own.
 
         Raises:
-            ConfigError: The script is missing, a setting is impossible, or the tier is another
-                run's.
+            ConfigError: The script is missing, a setting or the placement is impossible, or the
+                tier is another run's.
         """
         job.check()
         scenario = scenario or Scenario()
         identity = secrets.randbits(32)
-        _check(config.seats, Settings.parse(settings), scenario)
+        seats = config.seats
+        if placement is not None:
+            _check_placement(placement, settings)
+            seats = replace(seats, placement=placement)
+            settings = {"replicas": placement.replicas, **settings}
+        _check(seats, Settings.parse(settings), scenario)
         if (url := settings.get("persistent_url")) is not None:
             persistent_tier(str(url)).claim(identity, is_resumed=resume)
         return cls(
             job=job,
             scenario=scenario,
+            seats=seats,
             name=name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}",
             settings=settings,
             is_resumed=resume,
             identity=identity,
         )
 
-    def order(self, seats: Seats, *, number: int, shared: Path | None) -> JobOrder:
+    def order(self, *, number: int, shared: Path | None) -> JobOrder:
         """What the root agent is told.
 
         Args:
-            seats: How many nodes, standbys and workers.
             number: Counts the lab's runs.
             shared: The run's folder, if all nodes see it: a persistent tier can be there.
         """
@@ -80,9 +90,22 @@ class Submission:
             run=self.identity,
             is_resumed=self.is_resumed,
             job=self.job,
-            seats=seats,
+            seats=self.seats,
             settings=dict(self.settings),
             defaults={} if shared is None else {"persistent_url": str(shared / "persistent")},
+        )
+
+
+def _check_placement(placement: object, settings: Mapping[str, SettingValue]) -> None:
+    if not isinstance(placement, Placement):
+        raise ConfigError(
+            f"placement= has to be a Placement, and this is a {type(placement).__name__}; "
+            "plan_placement makes one, and so does Placement(nodes=..., holders=...)"
+        )
+    if "strategy" in settings:
+        raise ConfigError(
+            f"placement= says who keeps what, and strategy={settings['strategy']!r} too; leave one "
+            "of them out"
         )
 
 

@@ -29,7 +29,8 @@ class Placement:
             have more where the planner was asked to protect it better.
         strategy: `"group"`, `"mixed"` (groups and one ring), `"ring"`, `"random"`, or `"uneven"`
             where memory per node decided.
-        groups: Positions that exchange replicas with one another, in sending order.
+        groups: Positions that exchange replicas with one another, in sending order; where none
+            are given, those that `holders` connect.
         holders: For each position's shard the positions that keep it, owner first.
         notes: What could not be had, in words: domains that share all copies of a shard.
     """
@@ -55,6 +56,8 @@ class Placement:
                     f"shard {shard} needs {self.replicas} distinct holders among positions 0 to "
                     f"{self.nodes - 1}, its owner first (got {holders})"
                 )
+        if not self.groups:
+            object.__setattr__(self, "groups", _connected(self.holders))
 
     def __repr__(self) -> str:
         groups = f"{len(self.groups)} group{'s' if len(self.groups) != 1 else ''}"
@@ -92,6 +95,15 @@ class Placement:
     def from_json(cls, data: Mapping[str, object]) -> "Placement":
         """The placement that `to_json` gave as `data`."""
         return msgspec.convert(data, cls)
+
+
+def _connected(holders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Positions in sets between which no replica goes."""
+    set_of = {position: {position} for position in range(len(holders))}
+    for kept in holders:
+        joined = set[int]().union(*(set_of[position] for position in kept))
+        set_of |= dict.fromkeys(joined, joined)
+    return tuple(sorted({tuple(sorted(group)) for group in set_of.values()}))
 
 
 @lru_cache(maxsize=8)

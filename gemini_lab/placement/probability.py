@@ -19,6 +19,10 @@ ENUMERATION_LIMIT: Final = 2_000_000
 """Sets of lost nodes that `enumerated_probability` looks at, at most."""
 
 
+WITH_FORM: Final = ("group", "mixed", "ring")
+"""Strategies whose chances can be written down; one made by hand has a name of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A chance found by trying, with its 95 % (Wilson) interval."""
@@ -42,8 +46,8 @@ def recovery_probability(placement: Placement, lost: int) -> Fraction:
         lost: k, the nodes lost at once.
 
     Raises:
-        ConfigError: k is out of range, or the placement has no closed form: it is random or
-            uneven, or some shards have more copies.
+        ConfigError: k is out of range, or the placement has no closed form: it is random, uneven
+            or made by hand, or some shards have more copies.
     """
     _check(placement, lost)
     check_form(placement, instead="enumerated_probability (small clusters) or sampled_probability")
@@ -109,7 +113,7 @@ def check_form(placement: Placement, *, instead: str) -> None:
     what = placement.strategy
     if any(len(kept) > placement.replicas for kept in placement.holders):
         what = f"{what} and more copies of some shards"
-    elif what not in {"random", "uneven"}:
+    elif what in WITH_FORM:
         return
     raise ConfigError(f"a placement with {what} has no closed form; use {instead}")
 

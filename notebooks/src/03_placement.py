@@ -14,7 +14,7 @@ from itertools import combinations
 
 import matplotlib.pyplot as plt
 
-from gemini_lab import Placement, plan_placement
+from gemini_lab import Placement, attack, plan_placement
 from gemini_lab import placement as chances
 from gemini_lab.experiments.figures import fig09
 
@@ -229,6 +229,45 @@ with Verdict():
     print(lab_03.exercise_3(tough))
 
 # %% [markdown]
+# ## Exercise 4
+# Now **write the planner**: `nodes` and `replicas` in, and out comes for each shard who keeps it,
+# owner first, as in `[(0, 1), (1, 0)]`; `replicas` copies of each, never more. It must not have
+# more fatal sets of `replicas` machines than Theorem 1 allows. `attack` tries all small clusters,
+# the smallest first, and draws the first in which a planner loses more than it may. This is what
+# becomes of the ring:
+
+
+# %%
+def ring_planner(nodes, replicas):
+    return plan_placement(nodes=nodes, replicas=replicas, strategy="ring")
+
+
+attack(ring_planner)
+
+
+# %% tags=["exercise"]
+def planner(nodes, replicas):
+    """For each shard the nodes that keep it; attack(planner) below this draws what breaks it."""
+    ### BEGIN SOLUTION
+    # Algorithm 1: groups of m, and the last one takes in who is left over, as a ring.
+    last = max(nodes // replicas - 1, 0) * replicas
+    groups = [range(i, i + replicas) for i in range(0, last, replicas)] + [range(last, nodes)]
+    ring = [(group, place) for group in groups for place in range(len(group))]
+    return [[group[(place + k) % len(group)] for k in range(replicas)] for group, place in ring]
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+from gemini_lab.exercises import Verdict, lab_03
+
+with Verdict():
+    print(lab_03.exercise_4(planner))
+
+# %% [markdown]
+# A planner that withstands gets its figures: how often it survives and what its nodes keep, beside
+# the package's planner and a bound that none can beat. A `Placement` can be attacked, too, and lab
+# 05 trains with one of yours.
+#
 # **Further reading.** Cidon and others, *Copysets: Reducing the Frequency of Data Loss in Cloud
 # Storage* (USENIX ATC 2013), found the same trade for file systems: fewer different sets of holders
 # make a loss rarer, and larger when it comes. NVIDIA's resiliency extension keeps local checkpoints

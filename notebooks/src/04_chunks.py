@@ -290,6 +290,58 @@ with Verdict():
     print(lab_04.exercise_2(harder, train_on=train_on))
 
 # %% [markdown]
+# ## Exercise 3
+# Now **write Algorithm 2**: cut `checkpoint_bytes` into chunks for each of `replicas - 1`
+# receivers, which are numbered from 1. The chunks come in the order in which they leave; each fits
+# a sub-buffer; those for a span are through before it ends, each taking `alpha_s` and its bytes;
+# and `span=None`, which delays the update, is for what fits nowhere. (`span.before_update` tells
+# which spans can be used.) `attack` tries small iterations and checkpoints, the smallest first, and
+# draws what breaks a planner:
+
+# %%
+from gemini_lab import attack
+from gemini_lab.pipeliner.schedule import Chunk
+
+
+# %%
+def in_one_piece(*, checkpoint_bytes):
+    return [Chunk(span=None, replica=1, offset_bytes=0, size_bytes=checkpoint_bytes)]
+
+
+attack(in_one_piece, stage="chunks")
+
+
+# %% tags=["exercise"]
+def planner(*, profile, checkpoint_bytes, replicas, bandwidth_bytes_per_s, alpha_s, **buffer):
+    """The chunks; attack(planner) below this draws what breaks it."""
+    ### BEGIN SOLUTION
+    part_bytes = buffer["buffer_bytes"] // buffer["sub_buffers"]
+    usable = [(n, s.duration_s) for n, s in enumerate(profile.idle_spans) if s.before_update]
+    chunks, replica, offset = [], 1, 0
+    for span, idle_s in [*usable, (None, float("inf"))]:
+        taken_s = 0
+        while replica < replicas and checkpoint_bytes:
+            room = (idle_s - taken_s - alpha_s) * bandwidth_bytes_per_s
+            size = int(min(part_bytes, checkpoint_bytes - offset, room))
+            if size < 1:  # what is left of the span is start-up time: here the printed one loops
+                break
+            chunk = {"span": span, "replica": replica, "offset_bytes": offset}
+            chunks.append(Chunk(**chunk, size_bytes=size))
+            taken_s += alpha_s + size / bandwidth_bytes_per_s
+            offset += size
+            if offset == checkpoint_bytes:
+                replica, offset = replica + 1, 0
+    return chunks
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+from gemini_lab.exercises import Verdict, lab_04
+
+with Verdict():
+    print(lab_04.exercise_3(planner))
+
+# %% [markdown]
 # What does a failure cost now, compared with a version of every iteration? Lab 01 has the formula.
 #
 # ## Further

@@ -204,7 +204,7 @@ with Verdict():
 # ## Exercise 2
 # Losing a whole group cost a fall back to the persistent tier. With which settings of `train` does
 # the same failure stay **in memory**, without a change to the cluster? Give them as a dictionary.
-# (What does it cost? Which lab told you?)
+# (What does it cost? Which lab told you?) A `placement` of your own may be among them.
 
 
 # %%
@@ -228,7 +228,71 @@ with Verdict():
     print(lab_05.exercise_2(better, train=lose_a_group, undisturbed=quiet))
 
 # %% [markdown]
+# ## Exercise 3
+# Now **write the root agent's plan**. It knows the `placement`, the `members` before the failure
+# (the node on each position), the `copies` that were in memory (with `shard`, `version`, `node`),
+# the `living` nodes, the `standbys`, and what is `persistent` (with `version`). It says the newest
+# version that is whole; its tier, `"memory"`, `"persistent"` or `"start"`; the members from now on,
+# living ones where they were; a `Source` for each shard, `"local"` or `"peer"` with its holder, or
+# the other tiers with none; and the `CopyTransfer`s after which every holder has its copy again.
+# `attack` tries small failures, the smallest first, and draws what breaks a plan:
+
+# %%
+from gemini_lab import attack
+from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
+
+
+# %%
+def start_anew(*, placement, members):
+    none = {"tier": "start", "holder": None}
+    sources = tuple(Source(shard=shard, **none) for shard in range(placement.nodes))
+    plan = {"version": None, "tier": "start", "members": members, "sources": sources}
+    return RecoveryPlan(**plan, transfers=(), reason="the safest")
+
+
+attack(start_anew, stage="recovery")
+
+
+# %% tags=["exercise"]
+def planner(*, placement, members, copies, living, standbys, persistent):
+    """A RecoveryPlan; attack(planner) below this draws what breaks it."""
+    ### BEGIN SOLUTION
+    spares, shards = [node for node in standbys if node in living], range(placement.nodes)
+    seats = [n if n in living else (spares.pop(0) if spares else None) for n in members]
+    held = {(c.version, s): [] for c in copies for s in shards}
+    for copy in copies:
+        held[copy.version, copy.shard] += [copy.node] if copy.node in living else []
+    versions = {version for version, _ in held}
+    whole = max((v for v in versions if all(held[v, s] for s in shards)), default=None)
+    stored = max((one.version for one in persistent), default=None)
+    if whole is None or (stored is not None and stored > whole):
+        tier = "start" if stored is None else "persistent"
+        sources = [Source(shard=s, tier=tier, holder=None) for s in shards]
+        said = {"version": stored, "tier": tier, "reason": "memory does not have it"}
+        return RecoveryPlan(**said, members=tuple(seats), sources=tuple(sources), transfers=())
+    sources, transfers = [], []
+    for shard in shards:
+        nodes, owner = held[whole, shard], seats[shard]
+        tier, holder = ("local", owner) if owner in nodes else ("peer", nodes[0])
+        sources.append(Source(shard=shard, tier=tier, holder=holder))
+        to = {seats[p] for p in placement.holders[shard]} - {None, *nodes}
+        transfers += [CopyTransfer(shard=shard, sender=nodes[0], receiver=node) for node in to]
+    said = {"version": whole, "tier": "memory", "reason": "memory has it"}
+    moved = {"sources": tuple(sources), "transfers": tuple(transfers)}
+    return RecoveryPlan(**said, members=tuple(seats), **moved)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+from gemini_lab.exercises import Verdict, lab_05
+
+with Verdict():
+    print(lab_05.exercise_3(planner))
+
+# %% [markdown]
 # ## Further
+# - What an attack finds in a placement can be done for real: `found = attack(mine)`, then `train`
+#   with `placement=mine` and `found.scenario(iteration=when)`.
 # - A worker that *hangs* sends no signal. Try `WorkerHang("rank-1")` with `min_progress_s=5`, and a
 #   machine that falls silent: `NodeFreeze("rank-2")`. Who notices now, and after how long?
 # - `BitFlip("rank-1", shard=1)` turns a bit in memory. What does the next recovery say about it?

@@ -6,11 +6,15 @@ import time
 import pytest
 from lab_stand_in import ClusterStandIn, begin, entry, lab_on, tell
 
-from gemini_lab import Job, Lab, NodeLoss, Scenario
+from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
 from gemini_lab.lab.control import CONTROL_FILE, ask
 from gemini_lab.log.events import Note, RunFinished
 from gemini_lab.recovery.messages import InjectFailure, StopRun
+
+THREE_OF_ONE = Placement(
+    nodes=4, replicas=2, strategy="mine", groups=(), holders=((0, 1, 2), (1, 0), (2, 3), (3, 2))
+)
 
 
 @pytest.fixture
@@ -80,6 +84,29 @@ def test_nothing_is_submitted_that_cannot_run(lab, cluster, job):
             lab.train(job, **settings)
     assert cluster.jobs == []
     assert lab.run is None
+
+
+def test_a_placement_of_ones_own_goes_with_the_job(lab, cluster, job):
+    pairs = ((0, 2), (1, 3), (2, 0), (3, 1))
+    mine = Placement(nodes=4, replicas=2, strategy="mine", groups=(), holders=pairs)
+    lab.train(job, placement=mine, scheme="gemini")
+    assert cluster.jobs[0].seats.placement == mine
+    assert cluster.jobs[0].settings == {"replicas": 2, "scheme": "gemini"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"placement": plan_placement(nodes=5)}, "of 5 nodes, and 4 train"),
+        ({"placement": plan_placement(nodes=4), "replicas": 3}, "replicas=3; leave the setting"),
+        ({"placement": plan_placement(nodes=4), "strategy": "ring"}, "leave one of them out"),
+        ({"placement": THREE_OF_ONE, "scheme": "gemini"}, "shard 0 has more than 2 copies"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused_in_a_sentence(lab, cluster, job, given, said):
+    with pytest.raises(ConfigError, match=said):
+        lab.train(job, **given)
+    assert cluster.jobs == []
 
 
 def test_one_run_at_a_time(lab, job):

@@ -20,6 +20,8 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector import Scenario
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import VersionComplete
+from gemini_lab.pipeliner.schedule import Chunk
+from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 from gemini_lab.report import Comparison
 from gemini_lab.settings import Settings
 from gemini_lab.units import KIB
@@ -209,6 +211,7 @@ def _lab_04() -> Names:
         "shard_bytes": 900 * KIB,
         "train_on": train_on,
         "KIB": KIB,
+        "Chunk": Chunk,
     }
 
 
@@ -218,6 +221,7 @@ def _lab_05() -> Names:
         "quiet": ToldReport(),
         "lose_rank_3": lose_rank_3,
         "lose_a_group": lose_a_group,
+        **{kind.__name__: kind for kind in (CopyTransfer, RecoveryPlan, Source)},
     }
 
 

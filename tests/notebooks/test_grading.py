@@ -72,4 +72,4 @@ def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solut
     nbgrader(course, "export", "--to=grades.csv")
     with (course / "grades.csv").open() as grades:
         points = {row["student_id"]: float(row["score"]) for row in csv.DictReader(grades)}
-    assert points == {"ada": 3.0, "ben": 1.0, "eve": 0.0}
+    assert points == {"ada": 4.0, "ben": 2.0, "eve": 0.0}

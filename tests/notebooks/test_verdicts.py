@@ -46,6 +46,12 @@ class Unspeakable:
 MORE = ((0, 1, 2), (1, 0, 2), (2, 3), (3, 2), (4, 0))
 """A third copy of two shards."""
 
+ANEW = """
+def start_anew(members, **_):
+    nothing = {"version": None, "sources": (), "transfers": ()}
+    return RecoveryPlan(**nothing, tier="start", members=members, reason="the safest")
+"""
+
 WRONG = [
     ("lab_00", 1, "answer = Scenario()", "no failure is in `answer` yet"),
     ("lab_00", 1, "answer = Scenario().add(NodeLoss('rank-1'), iteration=5)", "the log has 1"),
@@ -125,6 +131,14 @@ WRONG = [
         "tough = plan_placement(nodes=16, replicas=4, racks=sorted('abcd' * 4))",
         "it can be done with fewer",
     ),
+    (
+        "lab_03",
+        4,
+        "def planner(**asked): return plan_placement(**asked, strategy='ring')",
+        "4 nodes, 2 replicas: lose node-0 and node-1 at once",
+    ),
+    ("lab_03", 4, "def planner(nodes, replicas): return nodes", "the answer has to be a Placement"),
+    ("lab_03", 4, "planner = plan_placement(nodes=5)", "a function of `nodes` and `replicas`, and"),
     ("lab_04", 1, "smallest_bytes = 900 * KIB", "can do with a KiB less"),
     ("lab_04", 1, "smallest_bytes = 300", "refused, even with a KiB more"),
     ("lab_04", 1, "smallest_bytes = 0", "above 0"),
@@ -134,6 +148,8 @@ WRONG = [
     ("lab_04", 2, "harder = {'layer_ms': 20, 'link_bytes_per_s': 1e6}", "stay above 10 MB/s"),
     ("lab_04", 2, "harder = {'layer_ms': -1, 'link_bytes_per_s': '20 MB/s'}", "cannot take -1 ms"),
     ("lab_04", 2, "harder = {'layer_ms': 20, 'link_bytes_per_s': 'slow'}", "could not be tried"),
+    ("lab_04", 3, "def planner(**_): return []", "0 of the 1 bytes are sent"),
+    ("lab_04", 3, "def planner(profile): raise KeyError('span')", "it raises KeyError: 'span'"),
     ("lab_05", 1, "tiers = ['local'] * 4", "something else for 1 of the 4 ranks"),
     ("lab_05", 1, "tiers = ['peer'] * 4", "something else for 3 of the 4 ranks"),
     ("lab_05", 1, "tiers = ['local'] * 3", "yours has 3"),
@@ -142,6 +158,13 @@ WRONG = [
     ("lab_05", 2, "better = {'copies': 3}", "copies"),
     ("lab_05", 2, "better = {'replicas': 'three'}", "has the wrong type"),
     ("lab_05", 2, "better = {3: 'replicas'}", "could not be tried: TypeError"),
+    (
+        "lab_05",
+        3,
+        f"{ANEW}\nplanner = start_anew",
+        "1 node, 1 replica, no node lost, 0 copies of version 8 there: training starts anew",
+    ),
+    ("lab_05", 3, "def planner(**_): return 7", "has to be a RecoveryPlan, and it is a int"),
     ("lab_06", 1, "iterations = 1", "over a point more can be had"),
     ("lab_06", 1, "iterations = 400", "over a point more can be had"),
     ("lab_06", 1, "iterations = 0", "1 is the least"),

@@ -1,11 +1,14 @@
 """Stories of a root agent among agents that behave, as plain values and without any I/O."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
 
 from gemini_lab.job import Job
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.placement import plan_placement
+from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
@@ -212,7 +215,7 @@ class Story:
                 rank=rank, epoch=self.epoch, iteration=iteration, duration_s=1.0, waited_s=0.0
             )
             self.event(node, done)
-        for shard, holders in enumerate(plan_placement(nodes=4, replicas=2).holders):
+        for shard, holders in enumerate(self.root.state.seats.holders.holders):
             for position in holders:
                 kept = self.copies[members[position]]
                 kept[:] = [c for c in kept if c.shard != shard or c.version == iteration - 1]
@@ -233,9 +236,17 @@ class Story:
             )
             self.event(node, whole)
 
-    def start(self, iterations: int = 3, **settings: str | float | None) -> "Story":
+    def start(
+        self,
+        iterations: int = 3,
+        *,
+        placement: Placement | None = None,
+        **settings: str | float | None,
+    ) -> "Story":
         self.settings = settings
-        self.do(self.root.handle(JobSubmitted(at_s=self.now_s, order=job(**settings))))
+        seats = replace(JOB.seats, placement=placement)
+        order = msgspec.structs.replace(job(**settings), seats=seats)
+        self.do(self.root.handle(JobSubmitted(at_s=self.now_s, order=order)))
         self.protect()
         for iteration in range(1, iterations + 1):
             self.iterate(iteration)

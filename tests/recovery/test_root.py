@@ -1,6 +1,7 @@
 """The root agent, told as stories: what happens, and what it then has others do."""
 
 from gemini_lab.log import events
+from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import (
     Commit,
     Committed,
@@ -43,6 +44,15 @@ def test_a_lost_node_is_replaced_and_training_resumes_from_the_last_whole_versio
     story.iterate(6)
     assert story.root.state.phase == "running"
     assert story.of(events.RecoveryFinished)[0].version == 5
+
+
+def test_a_lost_nodes_shard_comes_from_whom_the_jobs_own_placement_names():
+    across = ((0, 2), (1, 3), (2, 0), (3, 1))
+    mine = Placement(nodes=4, replicas=2, strategy="mine", groups=(), holders=across)
+    story = Story().start(placement=mine)
+    story.lose("node-2")
+    assert story.root.state.seats.placement == mine
+    assert story.plan().sources[2] == Source(shard=2, tier="peer", holder="node-0")
 
 
 def test_the_operator_is_asked_for_a_machine_after_a_standby_was_used():

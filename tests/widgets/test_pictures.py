@@ -16,11 +16,16 @@ from gemini_lab_widgets.pictures.display import register
 from gemini_lab_widgets.pictures.placement import chances
 from IPython.core.formatters import DisplayFormatter
 
+from gemini_lab import attack
 from gemini_lab.errors import ConfigError
+from gemini_lab.exercises.attacks.chunks import CHUNKS, ChunkCase
+from gemini_lab.exercises.attacks.outcome import Beside, Counterexample, Fault
+from gemini_lab.exercises.attacks.placements import PLACEMENT, PlacementCase
+from gemini_lab.exercises.attacks.recoveries import RECOVERY, RecoveryCase
 from gemini_lab.experiments.figures.figure import Figure, Point
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS
-from gemini_lab.pipeliner.schedule import plan_chunks
+from gemini_lab.pipeliner.schedule import Chunk, plan_chunks
 from gemini_lab.placement import enumerated_probability, plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.plan import Copy, plan_recovery
@@ -33,7 +38,20 @@ from gemini_lab.units import GIB
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<img src=x onerror=alert(1)>\"'&]]>\x00\u202e$x$"
-NAMES = ("placement", "profile", "schedule", "plan", "report", "recovery", "outcome", "figure")
+NAMES = (
+    "placement",
+    "profile",
+    "schedule",
+    "plan",
+    "report",
+    "recovery",
+    "outcome",
+    "figure",
+    "broken placement",
+    "broken schedule",
+    "broken plan",
+    "withstood",
+)
 
 
 def a_profile(name="all_gather"):
@@ -123,6 +141,35 @@ def a_figure(name="Gemini", kind="bars"):
     )
 
 
+def broken(stage, name):
+    """What an attack finds, told in `name`."""
+    cases = {
+        PLACEMENT: (PlacementCase(nodes=4, replicas=2), ((0, 1), (1, 2), (2, 3), (3, 0))),
+        CHUNKS: (
+            ChunkCase(spans_s=(1.0,), has_late_span=True, checkpoint_bytes=2),
+            tuple(Chunk(span=span, replica=1, offset_bytes=0, size_bytes=1) for span in (0, None)),
+        ),
+        RECOVERY: (
+            RecoveryCase(
+                placement=plan_placement(nodes=2, replicas=2),
+                lost=frozenset({0}),
+                arrived=frozenset({(0, 0)}),
+                standbys=1,
+            ),
+            None,
+        ),
+    }
+    case, answer = cases[stage]
+    fault = Fault(why=name, lost=("node-0",), shards=(0,), spans=(0,))
+    return Counterexample(
+        stage=stage.name, case=case, answer=answer, fault=fault, tried=3, judge=lambda _: None
+    )
+
+
+def a_comparison(name):
+    return Beside(what=name, yours=0.5, reference=0.6, optimum=0.7, unit="share")
+
+
 @pytest.fixture(scope="module")
 def simulated():
     workload = paper_workload()
@@ -148,6 +195,8 @@ def values(simulated, name="run"):
                 report.recoveries[0],
                 replace(simulated, policy=replace(simulated.policy, name=name)),
                 a_figure(name),
+                *(broken(stage, name) for stage in (PLACEMENT, CHUNKS, RECOVERY)),
+                replace(attack(placement), figures=(a_comparison(name),)),
             ),
             strict=True,
         )

@@ -134,7 +134,14 @@ class Controls:
         job = self._job or (run.job if run else None)
         if self._lab is None or job is None:
             raise ConfigError("there is nothing to start; make the panel with lab.controls(job)")
-        self._lab.train(job, scenario=self._scenario, name=None, resume=False, **self._settings)
+        self._lab.train(
+            job,
+            scenario=self._scenario,
+            name=None,
+            resume=False,
+            placement=None,
+            **self._settings,
+        )
 
     def fail(self) -> None:
         """Make the chosen failure happen now."""

@@ -115,6 +115,7 @@ def train_text(
         scenario=None,
         name=name,
         resume=False,
+        placement=None,
         **settings,
     )
 

@@ -20,6 +20,8 @@ DRAWN: Final = {
     "gemini_lab.report.values.RunReport": "report.draw",
     "gemini_lab.simulator.outcome.Outcome": "outcome.draw",
     "gemini_lab.experiments.figures.figure.Figure": "figure.draw",
+    "gemini_lab.exercises.attacks.outcome.Counterexample": "attack.draw_counterexample",
+    "gemini_lab.exercises.attacks.outcome.Withstood": "attack.draw_withstood",
 }
 """The function of this package that draws a type's values."""
 

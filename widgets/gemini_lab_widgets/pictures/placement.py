@@ -91,7 +91,7 @@ def chances(placement: Placement, *, more: int = 3) -> Iterator[Chance]:
 
 def _rings(board: Board, placement: Placement) -> None:
     """Each group as a ring of its own."""
-    boxes, height = _boxes([_cell(len(group)) for group in placement.groups])
+    boxes, height = _boxes([cell(len(group)) for group in placement.groups])
     plane = board.plane(height)
     places: dict[int, Place] = {}
     for group, (x, y, wide, tall) in zip(placement.groups, boxes, strict=True):
@@ -105,7 +105,7 @@ def _rings(board: Board, placement: Placement) -> None:
                 edgecolor="none",
             )
         )
-        places |= _seats(group, x + wide / 2, y + tall / 2)
+        places |= seats(group, x + wide / 2, y + tall / 2)
     size = NODE if max(map(len, placement.groups)) <= 20 else 13.0
     _arrows(plane, placement, places, gap=size + 2)
     for position, (x, y) in places.items():
@@ -166,7 +166,7 @@ def _side(start: Place, end: Place, places: Sequence[Place]) -> int:
     return 1 if across >= along else -1
 
 
-def _cell(size: int) -> Place:
+def cell(size: int) -> Place:
     """Width and height of a group's box."""
     if size == 1:
         return 52, 52
@@ -180,7 +180,7 @@ def _radius(size: int) -> float:
     return min(max(42.0, size * 58 / (2 * math.pi)), (LEFT - 34) / 2 - NODE)
 
 
-def _seats(group: Sequence[int], x: float, y: float) -> dict[int, Place]:
+def seats(group: Sequence[int], x: float, y: float) -> dict[int, Place]:
     """Where the members of a group stand around its middle, in sending order."""
     if len(group) == 1:
         return {group[0]: (x, y)}

@@ -1,0 +1,162 @@
+"""What an attack comes to: the smallest case that breaks what was attacked, or its figures."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.injector import NodesLoss, Scenario
+from gemini_lab.placement import Placement
+from gemini_lab.units import format_seconds
+
+Stage = str
+"""Which stage was attacked: `"placement"`, `"chunks"` or `"recovery"`."""
+
+
+class Case(Protocol):
+    """One thing that a stage is asked."""
+
+    @property
+    def arguments(self) -> Mapping[str, object]:
+        """What the stage is called with, by the names of its parameters."""
+
+    def __str__(self) -> str:
+        """The case in a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is wrong with an answer.
+
+    Attributes:
+        why: In a sentence, which never says what would be right.
+        lost: Nodes whose loss shows it, where failures do.
+        shards: Shards that it is about.
+        spans: Idle spans that it is about.
+    """
+
+    why: str
+    lost: tuple[str, ...] = ()
+    shards: tuple[int, ...] = ()
+    spans: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One figure of what was attacked, beside the reference's and the optimum's.
+
+    Attributes:
+        what: What is compared, and for which case.
+        yours: Of what was attacked.
+        reference: Of this package's own stage.
+        optimum: The best that there can be, or a bound that nothing is better than.
+        unit: `"share"`, `"s"`, or nothing for a count.
+    """
+
+    what: str
+    yours: float
+    reference: float
+    optimum: float
+    unit: str = ""
+
+    def said(self, value: float) -> str:
+        """One of the three, in its unit."""
+        if self.unit == "share":
+            return f"{value:.1%}"
+        return format_seconds(value) if self.unit == "s" else f"{value:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterexample:
+    """The smallest case found that breaks what was attacked.
+
+    Attributes:
+        stage: Which stage it was attacked as.
+        case: What it was asked.
+        answer: What it answered; `None` where it raised or did not come to an end.
+        fault: What is wrong with that.
+        tried: Smaller cases, all of which it mastered.
+        judge: Asks another one the same; `replay` calls it.
+    """
+
+    stage: Stage
+    case: Case
+    answer: object
+    fault: Fault
+    tried: int
+    judge: Callable[[Callable[..., object]], "Counterexample | None"] = field(
+        repr=False, compare=False
+    )
+
+    @property
+    def holds(self) -> bool:
+        """Whether what was attacked withstood: no."""
+        return False
+
+    def replay(self, mine: Callable[..., object]) -> "Counterexample | None":
+        """What becomes of the same case with `mine`: how it breaks now, or `None` if it does not.
+
+        Args:
+            mine: A changed version of the function that was attacked, or it itself.
+        """
+        return self.judge(mine)
+
+    def scenario(self, *, iteration: int) -> Scenario:
+        """The same failures for a real run: `lab.train(job, placement=..., scenario=...)`.
+
+        Raises:
+            ConfigError: No failure is needed to see what is wrong, or the nodes are already lost
+                when the stage is asked.
+        """
+        if not self.fault.lost or self.stage != "placement":
+            raise ConfigError(
+                f"this counterexample has no failures of its own to inject: {self.fault.why}"
+            )
+        ranks = tuple(node.replace("node", "rank") for node in self.fault.lost)
+        return Scenario().add(NodesLoss(ranks), iteration=iteration)
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement that is broken, where the answer is one that can be run."""
+        return self.answer if isinstance(self.answer, Placement) else None
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.fault.why}"
+
+    def __repr__(self) -> str:
+        return f"<Counterexample: {self}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withstood:
+    """No counterexample was found.
+
+    Attributes:
+        stage: Which stage it was attacked as.
+        tried: Cases that it mastered.
+        is_complete: Whether all cases were tried, and time did not run out before.
+        figures: How good it is, beside the reference and the optimum.
+    """
+
+    stage: Stage
+    tried: int
+    is_complete: bool
+    figures: tuple[Beside, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether what was attacked withstood: yes."""
+        return True
+
+    def __str__(self) -> str:
+        if self.is_complete:
+            return f"{counted(self.tried, 'case')} tried, none broke it"
+        return f"the first {counted(self.tried, 'case')} did not break it, and then time was up"
+
+    def __repr__(self) -> str:
+        return f"<Withstood: {self.stage}, {self}>"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 node`, `2 nodes`, `10,000 nodes`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,275 @@
+# ruff: noqa: ARG001, ARG005 - an attack calls a planner by its parameters' names
+"""An attack finds the smallest case that breaks a stage, tells it in a sentence, and ends."""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gemini_lab import Placement, attack, plan_placement
+from gemini_lab.exercises import WrongAnswerError
+from gemini_lab.exercises.attacks import chunks, placements, recoveries
+from gemini_lab.exercises.attacks.asking import by_name
+from gemini_lab.pipeliner import plan_chunks
+from gemini_lab.pipeliner.schedule import Chunk
+from gemini_lab.recovery.plan import RecoveryPlan, plan_recovery
+
+# -- planners that are wrong ----------------------------------------------------------------------
+
+
+def ring(nodes, replicas):
+    return plan_placement(nodes=nodes, replicas=replicas, strategy="ring")
+
+
+def one_short(nodes, replicas):
+    """Distances that meet the owner again where few nodes are."""
+    return [[(owner + 2 * k) % nodes for k in range(replicas)] for owner in range(nodes)]
+
+
+def all_on_the_first(nodes, replicas):
+    return [
+        [owner, *[n for n in range(nodes) if n != owner][: replicas - 1]] for owner in range(nodes)
+    ]
+
+
+def generous(nodes, replicas):
+    return [[owner, *(n for n in range(nodes) if n != owner)] for owner in range(nodes)]
+
+
+def cut(checkpoint_bytes, part_bytes, span, replica=1):
+    for at_bytes in range(0, checkpoint_bytes, part_bytes):
+        size_bytes = min(part_bytes, checkpoint_bytes - at_bytes)
+        yield Chunk(span=span, replica=replica, offset_bytes=at_bytes, size_bytes=size_bytes)
+
+
+def lazy(profile, checkpoint_bytes, replicas, buffer_bytes, sub_buffers):
+    """Leaves everything over."""
+    for replica in range(1, replicas):
+        yield from cut(checkpoint_bytes, buffer_bytes // sub_buffers, None, replica)
+
+
+def first_span(profile, checkpoint_bytes, replicas, buffer_bytes, sub_buffers):
+    """Puts everything into the first span, however short that is."""
+    span = 0 if any(each.before_update for each in profile.idle_spans) else None
+    for replica in range(1, replicas):
+        yield from cut(checkpoint_bytes, buffer_bytes // sub_buffers, span, replica)
+
+
+def whole_buffer(profile, checkpoint_bytes, replicas, buffer_bytes):
+    for replica in range(1, replicas):
+        yield from cut(checkpoint_bytes, buffer_bytes, None, replica)
+
+
+def late_spans_too(profile, **given):
+    usable = tuple(replace(span, before_update=True) for span in profile.idle_spans)
+    return plan_chunks(replace(profile, idle_spans=usable), **given)
+
+
+def ends_never(profile):
+    while True:
+        pass
+
+
+def changed(**more) -> Callable[..., RecoveryPlan]:
+    """The reference's plan with something else in it."""
+    return lambda **given: replace(plan_recovery(**given), **more)
+
+
+def newest_of_all(**given):
+    """Takes the newest version that it hears of, whole or not."""
+    newest = max(copy.version for copy in given["copies"])
+    if any(one.version > newest for one in given["persistent"]):
+        return plan_recovery(**given)
+    return replace(plan_recovery(**given), version=newest, tier="memory")
+
+
+def forgets_the_dead(**given):
+    """Counts copies of lost nodes."""
+    every = {copy.node for copy in given["copies"]} | given["living"]
+    return plan_recovery(**{**given, "living": every})
+
+
+def loads_only(**given):
+    """Makes no replica anew."""
+    plan = plan_recovery(**given)
+    owners = {(s.shard, plan.members[s.shard]) for s in plan.sources}
+    needed = tuple(t for t in plan.transfers if (t.shard, t.receiver) in owners)
+    return replace(plan, transfers=needed)
+
+
+def waits(**given):
+    return plan_recovery(**{**given, "standbys": ()})
+
+
+def from_storage(**given):
+    """Goes to the persistent tier at once."""
+    if not given["persistent"]:
+        return plan_recovery(**given)
+    return plan_recovery(**{**given, "copies": ()})
+
+
+WRONG = [
+    ("placement", ring, "4 nodes, 2 replicas", "4 of the 6 sets"),
+    ("placement", one_short, "2 nodes, 2 replicas", "lose node-0, and shard 0 is gone"),
+    ("placement", all_on_the_first, "4 nodes, 2 replicas", "3 of the 6 sets"),
+    ("placement", generous, "2 nodes, 1 replica", "is kept 2 times"),
+    ("placement", lambda nodes: [[0]] * nodes, "2 nodes, 1 replica", "name its owner first"),
+    ("placement", lambda nodes: [[n + 1] for n in range(nodes)], "1 node", "to lie on node 1"),
+    ("placement", lambda nodes: [[0]], "2 nodes, 1 replica", "there are 2 shards"),
+    ("placement", lambda nodes: 1 // (nodes - 1), "1 node", "raises ZeroDivisionError"),
+    ("placement", lambda nodes: None, "1 node", "it returns nothing"),
+    ("placement", lambda nodes: "01", "1 node", "and it is a str"),
+    ("placement", lambda nodes: 7, "1 node", "and it is an int"),
+    ("placement", lambda nodes: sys.exit(1), "1 node", "raises SystemExit"),
+    ("placement", lambda nodes, magic: [], "1 node", "missing 1 required positional"),
+    ("chunks", lazy, "1 byte, 2 replicas", "idle span 0 has room"),
+    ("chunks", first_span, "1 byte, 2 replicas", "training's next collective waits"),
+    ("chunks", whole_buffer, "2 bytes, 2 replicas", "no room at its receiver"),
+    ("chunks", late_spans_too, "1 byte, 2 replicas", "the state is already changed"),
+    ("chunks", lambda profile: [], "1 byte, 2 replicas", "0 of the 1 bytes are sent"),
+    ("chunks", lambda profile: ["chunk"], "0 bytes", "there is a str"),
+    ("chunks", ends_never, "0 bytes", "no answer after 2 s"),
+    ("recovery", newest_of_all, "1 node", "no living node has shard 0 of it"),
+    ("recovery", forgets_the_dead, "1 node", "is not alive"),
+    ("recovery", loads_only, "2 nodes, 2 replicas, no node lost", "is sent no copy"),
+    ("recovery", waits, "1 node, 1 replica, node-0 lost, 1 standby", "stays empty although"),
+    ("recovery", from_storage, "1 node", "although a newer one is whole"),
+    ("recovery", changed(version=None), "1 node", "training starts anew although"),
+    ("recovery", changed(sources=()), "1 node", "needs one source"),
+    ("recovery", changed(transfers=(), tier="peer"), "1 node", "not in the tier"),
+    ("recovery", lambda copies: "go on", "1 node", "and it is a str"),
+]
+
+
+@pytest.mark.parametrize(("stage", "mine", "case", "why"), WRONG)
+def test_a_wrong_stage_is_told_its_smallest_case_in_a_sentence(stage, mine, case, why):
+    found = attack(mine, stage=stage)
+    assert not found.holds
+    assert str(found.case).startswith(case)
+    assert why in found.fault.why
+    assert "\n" not in repr(found)
+
+
+@pytest.mark.parametrize("mine", [plan_placement, plan_chunks, plan_recovery])
+def test_the_packages_own_stages_withstand(mine):
+    result = attack(mine)
+    assert result.holds
+    assert result.is_complete
+    assert result.figures
+    for figure in result.figures:
+        assert figure.yours == figure.reference
+
+
+# -- what a counterexample is ---------------------------------------------------------------------
+
+STAGES = {
+    "placement": (placements.PLACEMENT, placements.cases),
+    "chunks": (chunks.CHUNKS, chunks.cases),
+    "recovery": (recoveries.RECOVERY, recoveries.cases),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mine"), [("placement", ring), ("chunks", first_span), ("recovery", loads_only)]
+)
+def test_no_smaller_case_breaks_the_stage(name, mine):
+    found = attack(mine, stage=name)
+    stage, cases = STAGES[name]
+    before = list(itertools.islice(cases(), found.tried))
+    assert all(stage.judge(case, by_name(mine), tried=0) is None for case in before)
+    smaller = [case for case in cases() if size(case) < size(found.case)]
+    assert set(map(str, smaller)) <= set(map(str, before))
+
+
+def size(case: object) -> tuple[int, ...]:
+    """What the order of cases promises: fewest nodes, then fewest failures."""
+    match case:
+        case placements.PlacementCase(nodes=nodes, replicas=replicas):
+            return nodes, replicas
+        case chunks.ChunkCase(spans_s=spans_s, checkpoint_bytes=checkpoint_bytes):
+            return len(spans_s), checkpoint_bytes
+        case recoveries.RecoveryCase(placement=placement, lost=lost):
+            return placement.nodes, placement.replicas, len({*placement.groups}), len(lost)
+    raise AssertionError(case)
+
+
+def test_the_failures_that_are_named_do_lose_a_shard():
+    found = attack(ring)
+    lost = [int(node.removeprefix("node-")) for node in found.fault.lost]
+    assert not found.placement.survives(lost)
+    assert all(found.placement.survives(some) for some in itertools.combinations(lost, 1))
+    (planned,) = found.scenario(iteration=3).planned
+    assert planned.iteration == 3
+    assert planned.failure.places == ("rank-0", "rank-1")
+
+
+def test_theorem_1_allows_what_algorithm_1_does():
+    for nodes in range(1, 17):
+        for replicas in range(1, min(nodes, 4) + 1):
+            made = plan_placement(nodes=nodes, replicas=replicas)
+            allowed = placements.fatal_sets_allowed(nodes, replicas)
+            assert len({frozenset(kept) for kept in made.holders}) <= allowed
+
+
+def test_a_counterexample_is_replayed_until_it_is_mended():
+    found = attack(ring)
+    again = found.replay(ring)
+    assert (again.case, again.fault) == (found.case, found.fault)
+    assert found.replay(plan_placement) is None
+    assert found.replay(lambda nodes: None).fault.why.startswith("there is no answer")
+
+
+def test_a_placement_is_attacked_for_its_own_size():
+    five = Placement(
+        nodes=5,
+        replicas=2,
+        strategy="mine",
+        groups=(),
+        holders=((0, 1), (1, 0), (2, 3), (3, 2), (4, 0)),
+    )
+    figures = attack(five).figures
+    assert (figures[0].yours, figures[0].reference, figures[0].optimum) == (0.7, 0.6, 0.7)
+    assert (figures[1].yours, figures[1].reference) == (3, 2)
+    assert "5 of the 10 sets" in str(attack(ring(5, 2)))
+
+
+# -- what cannot be attacked ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mine", "said"),
+    [
+        (None, "no answer yet: make `mine`"),
+        (7, "yours is an int"),
+        (list, "has to take its stage's arguments by their names"),
+    ],
+)
+def test_what_is_no_stage_is_asked_for_in_a_sentence(mine, said):
+    with pytest.raises(WrongAnswerError, match=said) as raised:
+        attack(mine)
+    assert raised.value._render_traceback_() == [str(raised.value)]
+
+
+def test_another_stage_than_there_are_is_refused_with_the_choices():
+    with pytest.raises(WrongAnswerError, match="chunks, recovery, placement"):
+        attack(ring, stage="root")
+
+
+def test_an_attack_ends_when_its_time_is_up_and_says_so():
+    began_s = time.monotonic()
+    result = attack(plan_recovery, within_s=0.2)
+    assert time.monotonic() - began_s < 30
+    assert result.holds
+    assert not result.is_complete
+    assert "time was up" in str(result)
+
+
+def test_an_interrupt_is_no_counterexample():
+    def interrupted(nodes):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attack(interrupted)
