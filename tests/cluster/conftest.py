@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,8 +19,6 @@ from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.report import RunReport
 
 HERE = Path(__file__).parent
-LONGEST = 80
-"""Iterations of the longest job here."""
 
 
 def pytest_collection_modifyitems(items):
@@ -76,22 +73,18 @@ def pair(tmp_path_factory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="package")
-def undisturbed(tmp_path_factory) -> Callable[..., RunReport]:
-    """The report of a job that never fails, by its arguments.
-
-    How long a job is to be changes nothing in its iterations: one long run stands for all.
-    """
-    known: dict[int, RunReport] = {}
+def undisturbed(lab, pair) -> Callable[..., RunReport]:
+    """The report of a job that never fails, by its arguments."""
+    known: dict[tuple[int, int], RunReport] = {}
+    labs = {2: pair, 4: lab}
 
     def report(*, iterations: int, nodes: int = 4) -> RunReport:
-        assert iterations <= LONGEST
-        if nodes not in known:
-            with Lab(nodes, 0, folder=tmp_path_factory.mktemp("undisturbed")) as quiet:
-                run = quiet.train(gpt_job(size="tiny", iterations=LONGEST), persistent_url=None)
-                known[nodes] = run.wait(200).report()
-        whole = known[nodes]
-        done = tuple(each for each in whole.iterations if each.number <= iterations)
-        return replace(whole, iterations=done)
+        if (iterations, nodes) not in known:
+            job = gpt_job(size="tiny", iterations=iterations)
+            run = labs[nodes].train(job, persistent_url=None).wait(200)
+            known[iterations, nodes] = run.report()
+            assert known[iterations, nodes].recoveries == ()
+        return known[iterations, nodes]
 
     return report
 
