@@ -1,7 +1,7 @@
 """What a campaign may break, and a schedule of that, drawn from a seed: plain values.
 
-A schedule is what one run suffers, fault after fault. The run itself tells a fault's moment, not the
-clock alone: so a schedule means the same on a fast machine and on a busy one.
+A schedule is what one run suffers, fault after fault. The run itself tells a fault's moment, not
+the clock alone: so a schedule means the same on a fast machine and on a busy one.
 """
 
 import random

@@ -51,7 +51,7 @@ def problems(run: Aftermath) -> list[str]:
 
 
 def other_losses(run: Aftermath) -> Iterator[str]:
-    """Every loss that any rank ever told, in any try, is that of the undisturbed run, bit by bit."""
+    """Every loss that any rank told, in any try, is the undisturbed run's, bit by bit."""
     seen: set[tuple[int, int]] = set()
     for entry in run.entries:
         event = entry.event
@@ -167,7 +167,7 @@ def losses_of(entries: Sequence[Entry]) -> dict[tuple[int, int], float]:
     """Every loss that a log tells, by (iteration, rank)."""
     found = {}
     for entry in entries:
-        if isinstance(entry.event, events.Iteration):
-            if (loss := entry.event.value("loss")) is not None:
-                found[entry.event.iteration, entry.event.rank] = loss
+        event = entry.event
+        if isinstance(event, events.Iteration) and (loss := event.value("loss")) is not None:
+            found[event.iteration, event.rank] = loss
     return found

@@ -1,9 +1,9 @@
 """The fewest faults with which a run still fails (delta debugging: Zeller, Hildebrandt, 2002)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Hashable)
 
 
 def shrink(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> tuple[Item, ...]:
@@ -17,15 +17,17 @@ def shrink(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> tu
         fails: Whether it fails with these; asked once for each of them.
     """
     left = tuple(items)
+    fine: set[tuple[Item, ...]] = {left}  # what need not be tried again, too
     size = max(1, len(left) // 2)
     while left:
         before = left
         start = 0
         while start < len(left):
             fewer = left[:start] + left[start + size :]
-            if len(fewer) < len(left) and fails(fewer):
+            if fewer not in fine and fails(fewer):
                 left = fewer
             else:
+                fine.add(fewer)
                 start += size
         if size == 1 and left == before:
             break

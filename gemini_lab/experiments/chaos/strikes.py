@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +82,7 @@ class Strikes:
         return hit, [process for node in found for process in _part(node, what)]
 
     def _names(self, fault: Fault) -> list[str]:
+        names: Sequence[str | None]
         match fault.place:
             case "root":
                 names = [self._told.root]

@@ -2,13 +2,10 @@
 
 import contextlib
 import json
-import os
 import secrets
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,22 +13,17 @@ from typing import Final
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
 from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
+from gemini_lab.experiments.chaos.owner import end, started
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
-from gemini_lab.experiments.chaos.victims import MARK, marked, send
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.lab.control import ask
 from gemini_lab.recovery.messages import GiveUpProgress
 
 LOOK_S: Final = 0.01
 CALM: Final = 2  # iterations of all ranks after which a fault is over
-GONE_S: Final = 30.0  # for what a run started to be gone after its end
 LET_GO_S: Final = 3.0  # what cannot come back is waited for so long before a person lets go
-LAYER_S: Final = 0.02  # of emulated accelerator: a pause is no work for a busy machine
-PERSIST_EVERY: Final = 8
-SETTINGS: Final = {"min_progress_s": 10.0, "start_s": 60.0, "log_collectives": False}
-"""A worker that hangs is noticed within seconds and not minutes: the rest is as by default."""
+NEVER_CAME: Final = "its moment never came"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +88,10 @@ def suffer(
     scratch = folder / name / "scratch"
     scratch.mkdir(parents=True)
     hang = ""
-    with BreakableTier(folder / name) as tier, _owner(schedule, folder / name, tier, mark) as owner:
+    with (
+        BreakableTier(folder / name) as tier,
+        started(schedule, folder / name, tier, mark) as owner,
+    ):
         run_folder = folder / name / "run"
         told = Told(run_folder, iterations=schedule.iterations)
         strikes = Strikes(mark=mark, folder=run_folder, owner=owner, tier=tier, told=told)
@@ -105,7 +100,7 @@ def suffer(
             turn.go_through(schedule.faults)
         except _StoodStillError as error:
             hang = str(error)
-        exit_status, left = _end(owner, mark, scratch, is_hung=bool(hang))
+        exit_status, left = end(owner, mark, scratch, is_hung=bool(hang))
         told.poll()
     aftermath = Aftermath(
         entries=told.entries,
@@ -247,68 +242,6 @@ class _Turn:
             self._waits_since_s = now
             with contextlib.suppress(ConfigError):
                 ask(self._folder, GiveUpProgress())
-
-
-NEVER_CAME: Final = "its moment never came"
-
-
-@contextlib.contextmanager
-def _owner(
-    schedule: Schedule, folder: Path, tier: BreakableTier, mark: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`gemini-lab run` with the job; ended, and all that it started, at the end."""
-    environment = {**os.environ, MARK: mark, "TMPDIR": str(folder / "scratch")}
-    with (folder / "owner.log").open("wb") as log:
-        owner = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.cli.main", *run_command(schedule, folder, tier)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield owner
-        finally:
-            send(marked(mark), signal.SIGKILL)
-            owner.wait()
-
-
-def run_command(schedule: Schedule, folder: Path, tier: BreakableTier) -> list[str]:
-    """What `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
-    job = gpt_job(
-        size="tiny", iterations=schedule.iterations, layer_s=LAYER_S, gemini=dict(SETTINGS)
-    )
-    return [
-        *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
-        *("--folder", str(folder), "--name", "run", "--persistent-url", str(tier.url)),
-        *("--persist-every", str(PERSIST_EVERY), "-m", job.script, *job.args),
-    ]
-
-
-def _end(
-    owner: subprocess.Popen[bytes], mark: str, scratch: Path, *, is_hung: bool
-) -> tuple[int, tuple[str, ...]]:
-    """The owner's exit status, and what is left some time after that."""
-    if is_hung:
-        owner.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            owner.wait(GONE_S)
-        return owner.poll() or 0, ()
-    exit_status = owner.wait()
-    give_up_s = time.monotonic() + GONE_S
-    while (left := _left(mark, scratch)) and time.monotonic() < give_up_s:
-        time.sleep(0.2)
-    return exit_status, left
-
-
-def _left(mark: str, scratch: Path) -> tuple[str, ...]:
-    """Processes of a run, and what it left in the folder for temporary files."""
-    found = []
-    for process in marked(mark):
-        with contextlib.suppress(Exception):
-            found.append(f"process {process.pid} ({' '.join(process.cmdline()[1:4])})")
-    return (*found, *(f"file {path.name}" for path in scratch.iterdir()))
 
 
 def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:

@@ -62,7 +62,7 @@ def nodes_of(mark: str) -> dict[str, NodeProcesses]:
                 continue
             if "gemini_lab.node.agent" in agent.cmdline():
                 # What an agent says goes to a file of its own, which has its name.
-                name = Path(os.readlink(f"/proc/{agent.pid}/fd/2")).stem
+                name = Path(f"/proc/{agent.pid}/fd/2").readlink().stem
                 found[name] = _sorted(agent, processes)
     return found
 
