@@ -22,6 +22,7 @@ from gemini_lab.log.events import (
     RunFinished,
     RunStarted,
     ShardRestored,
+    VersionComplete,
 )
 
 RANKS = (0, 1)
@@ -79,6 +80,19 @@ def loaded(rank, version, *, epoch=2):
     )
 
 
+def whole(version, rank, *, epoch=1):
+    event = VersionComplete(
+        rank=rank,
+        epoch=epoch,
+        version=version,
+        sent_bytes=1,
+        local_s=0.0,
+        duration_s=0.0,
+        next_version=version + 1,
+    )
+    return entry(event)
+
+
 BEGUN = entry(
     RecoveryStarted(
         recovery=1, epoch=2, cause="node_lost", lost=("node-1",), failed_at_s=3.0, iteration=2
@@ -93,6 +107,7 @@ LOG = (
     entry(RootElected(name="node-0", term=1)),
     planned(1, None),
     *(iteration(number, rank, at_s=number) for number in (1, 2) for rank in RANKS),
+    *(whole(version, rank) for version in (1, 2) for rank in RANKS),
     iteration(3, 0, at_s=3.0),
     BEGUN,
     entry(RootElected(name="node-2", term=2)),
@@ -131,6 +146,7 @@ def after(place, *more):
         (after(OVER, planned(2, 1)), "epoch 2 has two plans"),
         (after(OVER, loaded(1, 1)), "shard 1 of version 1 was loaded where 2 was planned"),
         (without(LOG[-5]), "rank 1 did iteration 4 after 2"),
+        (after(LOG[10], whole(3, 0), whole(3, 1)), "from version 2, though 3 was whole"),
         (without(OVER), r"the end of the recoveries \[1\]"),
         (without(LOG[-1]), "does not say that the run finished"),
         ((*LOG[:-1], entry(RunFailed(reason="no luck"))), "given up: no luck"),

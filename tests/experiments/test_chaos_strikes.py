@@ -109,13 +109,13 @@ def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path
     told.poll()
     assert (told.root, told.progress) == ("node-0", 1)
     assert told.keepers_of(1) == ["node-0"]  # whose agent said so; there is no placement yet
-    assert not told.since_s
+    assert list(told.since_s) == ["plan"]  # of the start
     for entry in LOG[6:]:
         log.append(entry)
     told.poll()
     assert (told.root, told.is_over) == ("node-2", True)
     assert told.progress == 5  # 1, 2; 2 again after the fall-back, then 3 and 4
-    assert list(told.since_s) == ["fence", "plan", "end"]
+    assert list(told.since_s) == ["plan", "fence", "end"]
     log.close()
 
 

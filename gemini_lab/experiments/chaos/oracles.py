@@ -45,7 +45,14 @@ class Aftermath:
 def problems(run: Aftermath) -> list[str]:
     """What does not hold, one line each; empty for a run without fault."""
     found = [run.hang] if run.hang else []
-    for oracle in (other_losses, two_roots, two_lineages, untold, left_behind):
+    for oracle in (
+        other_losses,
+        two_roots,
+        two_lineages,
+        thrown_away,
+        untold,
+        left_behind,
+    ):
         found += oracle(run)
     return found
 
@@ -112,6 +119,30 @@ def two_lineages(run: Aftermath) -> Iterator[str]:
                         f"epoch {event.epoch}: rank {event.rank} did iteration {event.iteration} "
                         f"after {last}"
                     )
+
+
+def thrown_away(run: Aftermath) -> Iterator[str]:
+    """What comes from memory is the newest version that was whole, unless copies of it were bad."""
+    complete: dict[int, set[int]] = {}  # the ranks that told of each version
+    newest, ranks, is_excused = 0, 0, False
+    for entry in run.entries:
+        match event := entry.event:
+            case events.RunStarted():
+                ranks = event.nodes * event.workers_per_node
+            case events.VersionComplete():
+                told = complete.setdefault(event.version, set())
+                told.add(event.rank)
+                newest = max(newest, event.version) if len(told) == ranks else newest
+            case events.ReplicaRejected() | events.VersionRejected():
+                is_excused = True
+            case events.RecoveryPlanned():
+                version = event.version or 0
+                if event.tier == "memory" and version < newest and not is_excused:
+                    yield (
+                        f"epoch {event.epoch} goes on from version {version}, though {newest} was "
+                        "whole in memory"
+                    )
+                complete, newest, is_excused = {}, version, False
 
 
 def untold(run: Aftermath) -> Iterator[str]:
