@@ -114,7 +114,7 @@ def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path
         log.append(entry)
     told.poll()
     assert (told.root, told.is_over) == ("node-2", True)
-    assert told.progress == 5  # 1, 2; 2 again after the fall-back, then 3 and 4
+    assert told.progress == 4
     assert list(told.since_s) == ["plan", "fence", "end"]
     log.close()
 

@@ -60,6 +60,7 @@ class Told:
                 self._note("fence")
             case events.RecoveryPlanned():
                 self._note("plan")
+                self._done = event.version or 0  # to go back to it is no progress
             case events.RecoveryStep() if event.step in AFTER_STEP:
                 self._note(AFTER_STEP[event.step])
             case events.Iteration(restored=False):
