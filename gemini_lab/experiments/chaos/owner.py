@@ -74,6 +74,16 @@ def end(
     return exit_status, left
 
 
+def write_processes(mark: str, path: Path) -> None:
+    """What the processes of a run that hangs are, and whether they sleep, run or are stopped."""
+    lines = []
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(process.cmdline()[:6])
+            lines.append(f"{process.pid:>8} {process.ppid():>8} {process.status():<10} {command}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+
+
 def left_of(mark: str, scratch: Path) -> tuple[str, ...]:
     """Processes of a run, and what it left in the folder for temporary files."""
     found = []

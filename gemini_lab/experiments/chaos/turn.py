@@ -13,7 +13,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
 from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
-from gemini_lab.experiments.chaos.owner import end, started
+from gemini_lab.experiments.chaos.owner import end, started, write_processes
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
@@ -100,6 +100,7 @@ def suffer(
             turn.go_through(schedule.faults)
         except _StoodStillError as error:
             hang = str(error)
+            write_processes(mark, folder / name / "processes.txt")
         exit_status, left = end(owner, mark, scratch, is_hung=bool(hang))
         told.poll()
     aftermath = Aftermath(
