@@ -29,7 +29,12 @@ def started(
     schedule: Schedule, folder: Path, tier: BreakableTier, mark: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`gemini-lab run` with the job; ended, and all that it started, at the end."""
-    environment = {**os.environ, MARK: mark, "TMPDIR": str(folder / "scratch")}
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "TMPDIR": str(folder / "scratch"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # PyTorch's own stays by design
+    }
     with (folder / "owner.log").open("wb") as log:
         owner = subprocess.Popen(
             [sys.executable, "-m", "gemini_lab.cli.main", *run_command(schedule, folder, tier)],

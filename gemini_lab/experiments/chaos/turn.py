@@ -23,6 +23,7 @@ from gemini_lab.recovery.messages import GiveUpProgress
 LOOK_S: Final = 0.01
 CALM: Final = 2  # iterations of all ranks after which a fault is over
 LET_GO_S: Final = 3.0  # what cannot come back is waited for so long before a person lets go
+START_S: Final = 300.0  # for the first iterations: a busy machine imports for minutes
 NEVER_CAME: Final = "its moment never came"
 
 
@@ -228,10 +229,11 @@ class _Turn:
         if self._told.progress != self._progress or self._mends:
             self._progress, self._moved_s = self._told.progress, now
         self._let_go(now)
-        if now - self._moved_s > self._limit_s and not self._is_over:
+        limit_s = self._limit_s if self._told.progress else max(self._limit_s, START_S)
+        if now - self._moved_s > limit_s and not self._is_over:
             self._mends.do(all_of_them=True)
             waits = f"; it waits: {self._told.waits_for}" if self._told.waits_for else ""
-            raise _StoodStillError(f"no iteration for {self._limit_s:.0f} s{waits}")
+            raise _StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
 
     def _let_go(self, now: float) -> None:
         """As a person would: no more waiting for what is certain not to come back."""
@@ -259,8 +261,8 @@ def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
         losses = losses_of(quiet.aftermath.entries)
         if len(losses) != form.nodes * form.iterations or not quiet.aftermath.has_finished:
             raise GeminiError(
-                f"the job without faults did not finish ({quiet.aftermath.hang or 'see'} "
-                f"{quiet.folder.parent / 'owner.log'})"
+                f"the job did not finish without any fault ({quiet.aftermath.hang or 'it ended'}); "
+                f"see {quiet.folder.parent / 'owner.log'}"
             )
         told = [[*place, loss.hex()] for place, loss in losses.items()]
         kept.write_text(json.dumps(told) + "\n", encoding="utf-8")
