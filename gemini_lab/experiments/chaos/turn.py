@@ -63,7 +63,7 @@ class Suffered:
     folder: Path
 
 
-class _StoodStillError(GeminiError):
+class StoodStillError(GeminiError):
     """Training did not go on in time."""
 
 
@@ -96,10 +96,10 @@ def suffer(
         run_folder = folder / name / "run"
         told = Told(run_folder, iterations=schedule.iterations)
         strikes = Strikes(mark=mark, folder=run_folder, owner=owner, tier=tier, told=told)
-        turn = _Turn(strikes, told, owner, run_folder, limit_s=limit_s, say=say)
+        turn = Turn(strikes, told, owner, run_folder, limit_s=limit_s, say=say)
         try:
             turn.go_through(schedule.faults)
-        except _StoodStillError as error:
+        except StoodStillError as error:
             hang = str(error)
             write_processes(mark, folder / name / "processes.txt")
         exit_status, left = end(owner, mark, scratch, is_hung=bool(hang))
@@ -119,8 +119,21 @@ def suffer(
     )
 
 
-class _Turn:
-    """Goes through the faults of a schedule while the run goes on."""
+class Turn:
+    """Goes through the faults of a schedule while the run goes on.
+
+    Args:
+        strikes: What breaks things.
+        told: What the log tells.
+        owner: The run is over when this process is.
+        folder: The run's.
+        limit_s: Training that stands still for longer hangs.
+        say: Called with each fault once it is over, or did not happen.
+
+    Attributes:
+        struck: The faults that were due so far.
+        is_cut_short: Whether one of them ends the run.
+    """
 
     def __init__(
         self,
@@ -145,9 +158,18 @@ class _Turn:
         """Strike each in its moment, and wait for the end.
 
         Raises:
-            _StoodStillError: Training did not go on in time.
+            StoodStillError: Training did not go on in time.
         """
         self._wanted = CALM
+        try:
+            self._strike_all(faults)
+            while not self._is_over:
+                self._look()
+            self._settle()
+        finally:
+            self._mends.do(all_of_them=True)
+
+    def _strike_all(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
             is_due = self._wait_for(fault)
             if self._is_over:
@@ -156,9 +178,6 @@ class _Turn:
                 self._strike(fault)
             else:
                 self._take(Struck(fault=fault, at_s=time.time(), happened=False, hit=NEVER_CAME))
-        while not self._is_over:
-            self._look()
-        self._settle()
 
     @property
     def _is_over(self) -> bool:
@@ -231,9 +250,8 @@ class _Turn:
         self._let_go(now)
         limit_s = self._limit_s if self._told.progress else max(self._limit_s, START_S)
         if now - self._moved_s > limit_s and not self._is_over:
-            self._mends.do(all_of_them=True)
             waits = f"; it waits: {self._told.waits_for}" if self._told.waits_for else ""
-            raise _StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
+            raise StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
 
     def _let_go(self, now: float) -> None:
         """As a person would: no more waiting for what is certain not to come back."""
