@@ -102,8 +102,10 @@ def test_what_is_mended_later_is_mended_once():
 
 
 def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path):
-    log = EventLog(tmp_path / "events.jsonl")
-    told = Told(tmp_path, iterations=4)
+    folder = tmp_path / "run"
+    told = Told(folder, iterations=4)
+    told.poll()  # before there is a folder
+    log = EventLog(folder / "events.jsonl")
     for entry in LOG[:6]:
         log.append(entry)
     told.poll()

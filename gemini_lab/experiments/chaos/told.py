@@ -7,6 +7,7 @@ from typing import Final
 from gemini_lab.experiments.chaos.faults import Moment
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.file import LOG_FILE
 from gemini_lab.log.follow import LogFeed
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.nodes import Nodes
@@ -39,7 +40,7 @@ class Told:
         self.progress = 0
         self.since_s: dict[Moment, float] = {}
         self._iterations = iterations
-        self._feed = LogFeed(folder)
+        self._feed = LogFeed(folder / LOG_FILE)  # which is not there yet
         self._course, self._nodes, self._reached = Course(), Nodes(), Reached()
         self._holders: tuple[tuple[int, ...], ...] = ()
         self._done = 0
