@@ -182,9 +182,9 @@ class Result:
         together = sum(one.happened and one.fault.moment != "calm" for one in self.strikes)
         runs = len({one.run for one in self.strikes})
         lines.append(
-            f"\n{struck} faults in {runs} runs, {together} of them close upon another, in a "
-            f"recovery or at the end; {len(self.strikes) - struck} never happened; "
-            f"{len(self.failures)} runs did not hold"
+            f"\n{struck} faults struck, {together} of them close upon another, in a recovery or at "
+            f"the end; {len(self.strikes) - struck} never happened; of {runs} run(s) "
+            f"{len(self.failures)} did not hold"
         )
         return "\n".join(lines)
 

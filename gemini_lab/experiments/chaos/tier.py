@@ -9,7 +9,7 @@ from typing import Final, Self
 from gemini_lab.errors import ConfigError
 from gemini_lab.storage.persistent import MANIFEST
 
-DISK_BYTES: Final = 1 << 28
+DISK_BYTES: Final = 1 << 26
 BLOCK: Final = b"x" * (1 << 20)
 
 
