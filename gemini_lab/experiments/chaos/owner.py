@@ -20,7 +20,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 GONE_S: Final = 30.0  # for what a run started to be gone after its end
 LAYER_S: Final = 0.02  # of emulated accelerator: a pause is no work for a busy machine
 PERSIST_EVERY: Final = 8
-SETTINGS: Final = {"min_progress_s": 10.0, "start_s": 60.0, "log_collectives": False}
+SETTINGS: Final = {"min_progress_s": 10.0, "log_collectives": False}
 """A worker that hangs is noticed within seconds and not minutes: the rest is as by default."""
 
 
