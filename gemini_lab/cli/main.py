@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "figures": ("gemini_lab.experiments.figures.command:command", "the paper's figures"),
     "bench": ("gemini_lab.experiments.bench:command", "measurements with repeats and spread"),
+    "chaos": ("gemini_lab.cli.chaos:command", "random real faults, and what must hold after"),
     "doctor": ("gemini_lab.cli.doctor:command", "what is there, and what to do about what is not"),
 }
 """Name: (`module:function` taking the remaining arguments and returning an exit code, help)."""

@@ -29,7 +29,7 @@ from gemini_lab.storage.shard_file import pack_header, unpack
 from gemini_lab.units import MIB, format_bytes
 
 _FOLDER: Final = "version-"
-_MANIFEST: Final = "manifest.json"
+MANIFEST: Final = "manifest.json"
 _OWNER: Final = "owner.json"
 _WRITE_BYTES: Final = 16 * MIB
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -195,7 +195,7 @@ class PersistentTier:
         }
         text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
         with self._explained(f"write the manifest of version {version} to"):
-            self._put(f"{self._folder(version)}/{_MANIFEST}", [text.encode()])
+            self._put(f"{self._folder(version)}/{MANIFEST}", [text.encode()])
         self._clean({**older, version: content}, version)
 
     def _check_owner(self, meta: Mapping[str, Any]) -> None:
@@ -234,10 +234,10 @@ class PersistentTier:
                     folder = self._folder(version)
                     if version not in kept and (version in manifests or version < written):
                         with suppress(FileNotFoundError):
-                            self._fs.rm_file(f"{folder}/{_MANIFEST}")
+                            self._fs.rm_file(f"{folder}/{MANIFEST}")
                         self._fs.rm(folder, recursive=True)
                 names = {record["file"] for record in manifests[written]["shards"]}
-                for name in self._files(written).keys() - names - {_MANIFEST}:
+                for name in self._files(written).keys() - names - {MANIFEST}:
                     self._fs.rm_file(f"{self._folder(written)}/{name}")
         except GeminiError as error:
             warnings.warn(f"version {written} is whole, but {error}", stacklevel=3)
@@ -269,7 +269,7 @@ class PersistentTier:
         Raises:
             IntegrityError: There is none, or it is damaged: the version does not exist.
         """
-        path = f"{self._folder(version)}/{_MANIFEST}"
+        path = f"{self._folder(version)}/{MANIFEST}"
         with self._explained(f"read version {version} from"):
             try:
                 text: bytes = self._fs.cat_file(path)

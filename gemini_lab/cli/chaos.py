@@ -1,0 +1,100 @@
+"""`gemini-lab chaos`: break real runs at random, and see that everything holds."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now, write
+from gemini_lab.experiments.chaos.faults import KINDS, Schedule
+from gemini_lab.experiments.chaos.tier import can_be_full
+from gemini_lab.lab.config import LabConfig
+
+WHAT_HOLDS: Final = """\
+Real faults at random moments of real runs on this machine. What must hold: every loss is that of a
+run without faults, bit by bit; one root agent a term, and one history; training goes on within the
+limit; the log tells all of it; nothing is left at the end. The exit status is 1 where something did
+not hold; the smallest schedule found that shows it is kept, and can be replayed."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab chaos`."""
+    listed = "\n".join(f"  {name:<14}{kind.text}" for name, kind in KINDS.items())
+    options = argparse.ArgumentParser(
+        prog="gemini-lab chaos",
+        description=f"{WHAT_HOLDS}\n\nkinds of faults:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    number = partial(options.add_argument, type=int, metavar="N")
+    number("--faults", default=20, help="how many in all (%(default)s)")
+    number("--seed", default=0, help="of all that is drawn (%(default)s)")
+    options.add_argument("--kinds", help="names, separated by commas; by default all")
+    number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
+    number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
+    number("--faults-a-run", default=12, help="a job suffers so many (%(default)s)")
+    number(
+        "--load", nargs="?", const=4, default=0, help="processes to keep the machine busy (4 or N)"
+    )
+    options.add_argument(
+        "--limit",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="training that stands still for longer hangs (%(default)s)",
+    )
+    number("--tries", default=6, help="runs to make a failing schedule smaller with (%(default)s)")
+    options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
+    options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
+    options.add_argument("--json", type=Path, metavar="FILE", help="also write every fault here")
+    return options
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The campaign that the options mean.
+
+    Raises:
+        ConfigError: A number is impossible, or a kind is not known.
+    """
+    for name in ("faults", "nodes", "faults_a_run", "limit"):
+        if (value := getattr(options, name)) <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above zero (got {value})")
+    kinds = tuple(options.kinds.split(",")) if options.kinds else tuple(KINDS)
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"no fault is called {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    if not options.kinds and not can_be_full():  # that needs a disk of its own
+        kinds = tuple(kind for kind in kinds if kind != "tier_full")
+    return Plan(
+        faults=options.faults,
+        seed=options.seed,
+        kinds=kinds,
+        nodes=options.nodes,
+        standbys=options.standbys,
+        a_run=min(options.faults, options.faults_a_run),
+        limit_s=options.limit,
+        load=options.load,
+        tries=options.tries,
+        folder=options.folder.absolute(),
+    )
+
+
+def command(arguments: list[str]) -> int:
+    """Run a campaign, or one schedule again."""
+    if not sys.platform.startswith("linux"):
+        raise ConfigError("a campaign finds processes through /proc, so it needs Linux")
+    options = parser().parse_args(arguments)
+    plan = plan_of(options)
+    replayed = None if options.replay is None else [Schedule.load(options.replay)]
+    result = campaign(plan, schedules=replayed)
+    print(f"\n{result}")  # noqa: T201
+    print(  # noqa: T201
+        f"on {result.machine['system']}, {result.machine['cores']} cores, load "
+        f"{result.machine['load_1_min']:.1f} before and {load_now():.1f} after"
+        + (f", {plan.load} processes that kept it busy" if plan.load else "")
+        + f"; {result.duration_s / 60:.0f} minutes, seed {plan.seed}"
+    )
+    if options.json:
+        write(result, options.json)
+        print(f"written to {options.json}")  # noqa: T201
+    return 1 if result.failures else 0

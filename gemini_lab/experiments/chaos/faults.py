@@ -1,0 +1,225 @@
+"""What a campaign may break, and a schedule of that, drawn from a seed: plain values.
+
+A schedule is what one run suffers, fault after fault. The run itself tells a fault's moment, not
+the clock alone: so a schedule means the same on a fast machine and on a busy one.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gemini_lab.errors import ConfigError
+
+Place = Literal["rank", "standby", "pair", "root", "elsewhere"]
+Moment = Literal[
+    "calm", "together", "fence", "inventory", "plan", "start", "retrieve", "warm_up", "end"
+]
+AIMED: Final[tuple[Moment, ...]] = (
+    "fence",
+    "inventory",
+    "plan",
+    "start",
+    "retrieve",
+    "warm_up",
+)
+"""Moments in a recovery, by the step that has just begun."""
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that can break.
+
+    Attributes:
+        text: What is done, for people.
+        place: Of whom: a rank's node, a standby, two nodes that keep each other's replicas, the
+            root's node, or what is no node's.
+        lasts_s: Between which durations it lasts; `None`: for good.
+        ends_run: Whether the run is over with it: nothing comes after it.
+    """
+
+    text: str
+    place: Place = "elsewhere"
+    lasts_s: tuple[float, float] | None = None
+    ends_run: bool = False
+
+
+SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
+AWAY: Final = (0.1, 12.0)
+
+KINDS: Final[dict[str, Kind]] = {
+    "worker_kill": Kind(text="SIGKILL to a worker", place="rank"),
+    "worker_hang": Kind(text="SIGSTOP to a worker, for good", place="rank"),
+    "worker_stop": Kind(text="a worker stopped, and continued", place="rank", lasts_s=SHORT),
+    "warm_kill": Kind(text="SIGKILL to a warm parent", place="rank"),
+    "warm_stop": Kind(text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT),
+    "bulk_kill": Kind(text="SIGKILL to a node's bulk processes", place="rank"),
+    "bulk_stop": Kind(text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT),
+    "agent_kill": Kind(text="SIGKILL to an agent alone", place="rank"),
+    "agent_stop": Kind(text="an agent stopped, and continued", place="rank", lasts_s=SHORT),
+    "node_kill": Kind(text="SIGKILL to all of a node", place="rank"),
+    "node_stop": Kind(text="all of a node stopped: it returns", place="rank", lasts_s=SHORT),
+    "root_kill": Kind(text="SIGKILL to all of the root's node", place="root"),
+    "root_stop": Kind(text="the root's node stopped: it returns", place="root", lasts_s=SHORT),
+    "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby"),
+    "standby_stop": Kind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
+    "pair_kill": Kind(text="SIGKILL to all who keep a shard", place="pair"),
+    "pair_stop": Kind(
+        text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT
+    ),
+    "link_cut": Kind(text="the connection of node and root closed", place="rank"),
+    "bit_flip": Kind(text="a bit turned in a node's memory", place="rank"),
+    "etcd_kill": Kind(text="SIGKILL to etcd"),
+    "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY),
+    "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT),
+    "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True),
+    "tier_away": Kind(text="the persistent tier cannot be reached", lasts_s=AWAY),
+    "tier_full": Kind(text="the persistent tier's disk full", lasts_s=AWAY),
+    "tier_flip": Kind(text="a bit turned in the tier's newest shard"),
+    "tier_torn": Kind(text="the tier's newest manifest cut short"),
+}
+"""Every kind by its name."""
+
+LATER_S: Final[dict[Moment, float]] = {"calm": 2.5, "together": 0.1, "end": 1.0}
+AIMED_LATER_S: Final = 0.4
+TOGETHER_SHARE: Final = 0.2
+AIMED_SHARE: Final = 0.25
+END_SHARE: Final = 0.2
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that breaks in a run.
+
+    Attributes:
+        kind: One of `KINDS`.
+        moment: After what it comes: `"calm"`: training goes on after all that was before;
+            `"together"`: the fault before it struck; `"end"`: a rank did the last iteration; else
+            the beginning of this step of the recovery that the fault before it caused.
+        after_s: How long after that.
+        rank: Whom it strikes, for the kinds that strike somebody's.
+        lasts_s: How long until it is mended; 0 for what is not.
+        bit: Which one turns, for the kinds that turn one: any large number.
+    """
+
+    kind: str
+    moment: Moment = "calm"
+    after_s: float = 0.0
+    rank: int = 0
+    lasts_s: float = 0.0
+    bit: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"no fault is called {self.kind!r}; choose from {', '.join(KINDS)}")
+        if min(self.after_s, self.rank, self.lasts_s, self.bit) < 0:
+            raise ConfigError(f"{self.kind}: no moment, rank, duration or bit is below 0")
+
+    @property
+    def place(self) -> Place:
+        """Whose thing it breaks."""
+        return KINDS[self.kind].place
+
+    def __str__(self) -> str:
+        where = {"rank": f" of rank {self.rank}", "pair": f" of shard {self.rank}"}
+        lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
+        when = {"calm": "of calm", "together": "after the fault before", "end": "after the end"}
+        return (
+            f"{self.kind}{where.get(self.place, '')}{lasts}, {self.after_s:.2f} s "
+            f"{when.get(self.moment, f'into {self.moment}')}"
+        )
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run, and what it suffers.
+
+    Attributes:
+        seed: Of the campaign.
+        number: Which of its runs this is.
+        nodes: Machines that train.
+        standbys: Machines that wait.
+        iterations: Of the job.
+        faults: In order.
+    """
+
+    seed: int
+    number: int
+    nodes: int
+    standbys: int
+    iterations: int
+    faults: tuple[Fault, ...]
+
+    def __post_init__(self) -> None:
+        far = [fault.rank for fault in self.faults if fault.rank >= self.nodes]
+        if far:
+            raise ConfigError(f"a fault strikes rank {far[0]}, but there are {self.nodes} ranks")
+
+    def having(self, faults: Sequence[Fault]) -> "Schedule":
+        """The same run with other faults."""
+        return msgspec.structs.replace(self, faults=tuple(faults))
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, for `gemini-lab chaos --replay`."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Schedule":
+        """The schedule in a file.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"cannot read a schedule from {path} ({error}); a campaign that finds something "
+                "writes such files"
+            ) from error
+
+
+def draw(form: Schedule, count: int, *, kinds: Sequence[str]) -> Schedule:
+    """A schedule of `count` faults of these kinds: always the same one for the same `form`.
+
+    Args:
+        form: The run, its campaign's seed and its number; it has no faults yet.
+        count: How many, those that come together or in a recovery included.
+        kinds: All equally likely. Those that end the run come last, if at all.
+
+    Raises:
+        ConfigError: There is no such kind, or none is named.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise ConfigError(
+            f"cannot draw faults of the kinds {list(kinds)}; choose from {', '.join(KINDS)}"
+        )
+    lasting = [kind for kind in kinds if not KINDS[kind].ends_run]
+    ending = [kind for kind in kinds if KINDS[kind].ends_run]
+    rng = random.Random(f"{form.seed}/{form.number}")
+    faults: list[Fault] = []
+    while lasting and len(faults) < count:
+        moment: Moment = "calm"
+        chance = rng.random()
+        if faults and chance < TOGETHER_SHARE:
+            moment = "together"
+        elif faults and chance < TOGETHER_SHARE + AIMED_SHARE:
+            moment = rng.choice(AIMED)
+        elif len(faults) == count - 1 and chance > 1 - END_SHARE:
+            moment = "end"
+        faults.append(_drawn(rng, rng.choice(lasting), moment, ranks=form.nodes))
+    if ending and count and (not lasting or rng.random() < 1 / len(kinds) * count):
+        faults[count - 1 :] = [_drawn(rng, rng.choice(ending), "calm", ranks=form.nodes)]
+    return form.having(faults)
+
+
+def _drawn(rng: random.Random, kind: str, moment: Moment, *, ranks: int) -> Fault:
+    lasts_s = KINDS[kind].lasts_s
+    return Fault(
+        kind=kind,
+        moment=moment,
+        after_s=round(rng.uniform(0, LATER_S.get(moment, AIMED_LATER_S)), 3),
+        rank=rng.randrange(ranks),
+        lasts_s=round(rng.uniform(*lasts_s), 3) if lasts_s else 0.0,
+        bit=rng.getrandbits(40),
+    )

@@ -1,0 +1,204 @@
+"""What must hold after a run with faults: pure functions of its log and of what is left."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducers.reached import Reached
+
+Losses = Mapping[tuple[int, int], float]
+"""By (iteration, rank)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """All that is known of a run that is over.
+
+    Attributes:
+        entries: Its log, in order of arrival.
+        undisturbed: The losses of the same job, never disturbed.
+        iterations: Of the job.
+        is_cut_short: Whether the run's owner was killed: it ends with its owner.
+        hang: Where it stood still for too long, and what it said then; empty if nowhere.
+        exit_status: Of the command that ran it.
+        bad_lines: Lines of the log that were no events.
+        left: What was still there some time after its end.
+    """
+
+    entries: Sequence[Entry]
+    undisturbed: Losses
+    iterations: int
+    is_cut_short: bool = False
+    hang: str = ""
+    exit_status: int = 0
+    bad_lines: int = 0
+    left: Sequence[str] = ()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the log says that the job was done."""
+        return any(isinstance(entry.event, events.RunFinished) for entry in self.entries)
+
+
+def problems(run: Aftermath) -> list[str]:
+    """What does not hold, one line each; empty for a run without fault."""
+    found = [run.hang] if run.hang else []
+    for oracle in (
+        other_losses,
+        two_roots,
+        two_lineages,
+        thrown_away,
+        untold,
+        left_behind,
+    ):
+        found += oracle(run)
+    return found
+
+
+def other_losses(run: Aftermath) -> Iterator[str]:
+    """Every loss that any rank told, in any try, is the undisturbed run's, bit by bit."""
+    seen: set[tuple[int, int]] = set()
+    for entry in run.entries:
+        event = entry.event
+        if not isinstance(event, events.Iteration) or (loss := event.value("loss")) is None:
+            continue
+        place = event.iteration, event.rank
+        seen.add(place)
+        expected = run.undisturbed.get(place)
+        if expected is None or loss.hex() != expected.hex():
+            yield (
+                f"loss of iteration {event.iteration}, rank {event.rank}, epoch {event.epoch}: "
+                f"{loss!r}, undisturbed {expected!r}"
+            )
+            return  # what follows from a wrong state is wrong too
+    missing = sorted(run.undisturbed.keys() - seen)
+    if missing and run.has_finished:
+        told = ", ".join(f"iteration {i} of rank {rank}" for i, rank in missing[:5])
+        yield f"{len(missing)} losses are not in the log: {told}"
+
+
+def two_roots(run: Aftermath) -> Iterator[str]:
+    """A term has one root agent, and terms only rise."""
+    elected = [e.event for e in run.entries if isinstance(e.event, events.RootElected)]
+    for before, after in pairwise(elected):
+        if after.term < before.term:
+            yield f"{after.name} is root of term {after.term} after {before.name} of {before.term}"
+    by_term: dict[int, set[str]] = {}
+    for root in elected:
+        by_term.setdefault(root.term, set()).add(root.name)
+    for term, names in by_term.items():
+        if len(names) > 1:
+            yield f"term {term} has the roots {', '.join(sorted(names))}"
+
+
+def two_lineages(run: Aftermath) -> Iterator[str]:
+    """An epoch has one plan, all its shards are of that plan's version, and ranks go on from it."""
+    plans: dict[int, events.RecoveryPlanned] = {}
+    newest: dict[tuple[int, int], int] = {}  # of each epoch and rank
+    for entry in run.entries:
+        match event := entry.event:
+            case events.RecoveryPlanned():
+                before = plans.setdefault(event.epoch, event)
+                if (before.version, before.made_in) != (event.version, event.made_in):
+                    yield f"epoch {event.epoch} has two plans: {before} and {event}"
+            case events.ShardRestored() if event.epoch in plans:
+                planned = plans[event.epoch].version
+                if event.version != planned:
+                    yield (
+                        f"epoch {event.epoch}: shard {event.shard} of version {event.version} was "
+                        f"loaded where {planned} was planned"
+                    )
+            case events.Iteration(restored=False) if event.epoch in plans:
+                place = event.epoch, event.rank
+                last = newest.get(place, plans[event.epoch].version or 0)
+                newest[place] = event.iteration
+                if event.iteration != last + 1:
+                    yield (
+                        f"epoch {event.epoch}: rank {event.rank} did iteration {event.iteration} "
+                        f"after {last}"
+                    )
+
+
+def thrown_away(run: Aftermath) -> Iterator[str]:
+    """What comes from memory is the newest version that was whole, unless copies of it were bad."""
+    complete: dict[int, set[int]] = {}  # the ranks that told of each version
+    newest, ranks, is_excused = 0, 0, False
+    for entry in run.entries:
+        match event := entry.event:
+            case events.RunStarted():
+                ranks = event.nodes * event.workers_per_node
+            case events.VersionComplete():
+                told = complete.setdefault(event.version, set())
+                told.add(event.rank)
+                newest = max(newest, event.version) if len(told) == ranks else newest
+            case events.ReplicaRejected() | events.VersionRejected():
+                is_excused = True
+            case events.RecoveryPlanned():
+                version = event.version or 0
+                if event.tier == "memory" and version < newest and not is_excused:
+                    yield (
+                        f"epoch {event.epoch} goes on from version {version}, though {newest} was "
+                        "whole in memory"
+                    )
+                complete, newest, is_excused = {}, version, False
+
+
+def untold(run: Aftermath) -> Iterator[str]:
+    """The log tells how it ended, and that every recovery did; the command says the same."""
+    if run.bad_lines:
+        yield f"{run.bad_lines} lines of the log are no events"
+    failed = [e.event.reason for e in run.entries if isinstance(e.event, events.RunFailed)]
+    if failed:
+        yield f"the run was given up: {failed[0]}"
+    if run.is_cut_short or run.hang or failed:
+        return
+    if not run.has_finished:
+        yield "the log does not say that the run finished"
+    if run.exit_status:
+        yield f"the run finished, and its command ended with status {run.exit_status}"
+    begun = _recoveries(run, events.RecoveryStarted)
+    over = _recoveries(run, events.RecoveryFinished)
+    if unfinished := sorted(begun - over):
+        yield f"the log does not tell the end of the recoveries {unfinished}"
+
+
+def left_behind(run: Aftermath) -> Iterator[str]:
+    """Nothing is left at the end."""
+    if run.left:
+        yield f"left behind: {', '.join(run.left)}"
+
+
+def standstill_s(entries: Sequence[Entry], *, since_s: float, until_s: float) -> float:
+    """The longest time between two moments, both within these, without a new iteration of all.
+
+    Args:
+        entries: The log.
+        since_s: On the log's clock.
+        until_s: On the log's clock.
+    """
+    reached, done = Reached(), 0
+    moments = [since_s]
+    for entry in entries:
+        reached.take(entry)
+        if isinstance(entry.event, events.Iteration) and not entry.event.restored:
+            now = reached.done()
+            if now != done and since_s <= entry.at_s <= until_s:
+                moments.append(entry.at_s)
+            done = now
+    return max(after - before for before, after in pairwise([*sorted(moments), until_s]))
+
+
+def _recoveries(run: Aftermath, kind: type[events.OfRecovery]) -> set[int]:
+    return {e.event.recovery for e in run.entries if isinstance(e.event, kind)}
+
+
+def losses_of(entries: Sequence[Entry]) -> dict[tuple[int, int], float]:
+    """Every loss that a log tells, by (iteration, rank)."""
+    found = {}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, events.Iteration) and (loss := event.value("loss")) is not None:
+            found[event.iteration, event.rank] = loss
+    return found

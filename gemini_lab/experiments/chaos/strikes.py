@@ -1,0 +1,149 @@
+"""How a campaign breaks things, from outside of the run: signals, the tier's files, orders."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.chaos.faults import KINDS, Fault
+from gemini_lab.experiments.chaos.tier import BreakableTier
+from gemini_lab.experiments.chaos.told import Told
+from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, nodes_of, send
+from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
+from gemini_lab.lab.control import ask
+from gemini_lab.recovery.messages import InjectFailure
+
+Mend = Callable[[], object]
+SIGNALS: Final = {
+    "kill": signal.SIGKILL,
+    "hang": signal.SIGSTOP,
+    "stop": signal.SIGSTOP,
+}
+"""What the second half of a kind's name does to processes."""
+
+
+class Strikes:
+    """Breaks what is to be broken of one run.
+
+    Args:
+        mark: Of the run's processes.
+        folder: The run's.
+        owner: The process that started it.
+        tier: Its persistent tier.
+        told: What its log says.
+    """
+
+    def __init__(
+        self,
+        *,
+        mark: str,
+        folder: Path,
+        owner: subprocess.Popen[bytes],
+        tier: BreakableTier,
+        told: Told,
+    ) -> None:
+        self._mark, self._folder, self._owner = mark, folder, owner
+        self._tier, self._told = tier, told
+
+    def strike(self, fault: Fault) -> tuple[str, Mend | None]:
+        """Make a fault happen; what was hit, and what mends it again.
+
+        Raises:
+            ConfigError: What it would break is not there now.
+        """
+        what, _, how = fault.kind.partition("_")
+        if what == "tier":
+            return self._break_tier(fault, how)
+        if fault.kind == "link_cut":
+            return self._order(LinkCut(f"rank-{fault.rank}"))
+        if fault.kind == "bit_flip":
+            return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
+        hit, processes = self._processes(fault, what)
+        if not send(processes, SIGNALS[how]):
+            raise ConfigError(f"{hit} has no such process now")
+        mends = KINDS[fault.kind].lasts_s is not None
+        return hit, (lambda: send(processes, signal.SIGCONT)) if mends else None
+
+    def _processes(self, fault: Fault, what: str) -> tuple[str, list[psutil.Process]]:
+        """Whose processes get a signal."""
+        if what == "etcd":
+            return "etcd", etcd_of(self._mark)
+        if what == "owner":
+            return "the owner", [psutil.Process(self._owner.pid)]
+        nodes = nodes_of(self._mark)
+        names = self._names(fault)
+        found = [nodes[name] for name in names if name in nodes]
+        hit = " and ".join(names) or "nobody"
+        return hit, [process for node in found for process in _part(node, what)]
+
+    def _names(self, fault: Fault) -> list[str]:
+        names: Sequence[str | None]
+        match fault.place:
+            case "root":
+                names = [self._told.root]
+            case "standby":
+                names = self._told.standbys[:1]
+            case "pair":
+                names = self._told.keepers_of(fault.rank)
+            case _:
+                names = [self._told.node_of(fault.rank)]
+        return [name for name in names if name]
+
+    def _order(self, failure: Failure) -> tuple[str, None]:
+        """Have the run's owner order it, as `gemini-lab inject` does."""
+        return ask(self._folder, InjectFailure(failure=failure.to_json())), None
+
+    def _break_tier(self, fault: Fault, how: str) -> tuple[str, Mend | None]:
+        match how:
+            case "away":
+                self._tier.go_away()
+                return "the tier", self._tier.come_back
+            case "full":
+                self._tier.fill()
+                return "the tier", self._tier.empty
+            case "flip":
+                return self._tier.flip(fault.bit), None
+            case _:
+                return self._tier.tear(), None
+
+
+def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
+    """The processes that a kind's first word names; whole nodes by default."""
+    match what:
+        case "agent":
+            return [node.agent]
+        case "warm":
+            return node.warm
+        case "bulk":
+            return node.bulk
+        case "worker":
+            return node.workers
+    return node.all
+
+
+class Mends:
+    """What is broken for a while, and when it is mended."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, Mend]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._due)
+
+    def add(self, mend: Mend, *, after_s: float) -> None:
+        """Mend this later."""
+        self._due.append((time.monotonic() + after_s, mend))
+
+    def do(self, *, all_of_them: bool = False) -> bool:
+        """Mend what is due; whether anything was."""
+        now = time.monotonic()
+        due = [(at_s, mend) for at_s, mend in self._due if all_of_them or at_s <= now]
+        self._due = [each for each in self._due if each not in due]
+        for _, mend in due:
+            mend()
+        return bool(due)

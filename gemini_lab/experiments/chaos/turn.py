@@ -1,0 +1,288 @@
+"""One run of a campaign: a job under `gemini-lab run`, struck from outside, until it is over."""
+
+import contextlib
+import json
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
+from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
+from gemini_lab.experiments.chaos.owner import end, started, write_processes
+from gemini_lab.experiments.chaos.strikes import Mends, Strikes
+from gemini_lab.experiments.chaos.tier import BreakableTier
+from gemini_lab.experiments.chaos.told import Told
+from gemini_lab.lab.control import ask
+from gemini_lab.recovery.messages import GiveUpProgress
+
+LOOK_S: Final = 0.01
+CALM: Final = 2  # iterations of all ranks after which a fault is over
+LET_GO_S: Final = 3.0  # what cannot come back is waited for so long before a person lets go
+START_S: Final = 300.0  # for the first iterations: a busy machine imports for minutes
+NEVER_CAME: Final = "its moment never came"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """A fault that was due.
+
+    Attributes:
+        fault: Which.
+        at_s: When, on the log's clock.
+        until_s: When training went on after it; `None` if it did not, or where the run was over.
+        hit: What it hit; where it did not happen, why not.
+        happened: Whether it happened.
+    """
+
+    fault: Fault
+    at_s: float
+    until_s: float | None = None
+    hit: str = ""
+    happened: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suffered:
+    """A run that is over.
+
+    Attributes:
+        schedule: What it was to suffer.
+        struck: What it did suffer, in order.
+        aftermath: For the oracles.
+        folder: Its own.
+    """
+
+    schedule: Schedule
+    struck: tuple[Struck, ...]
+    aftermath: Aftermath
+    folder: Path
+
+
+class StoodStillError(GeminiError):
+    """Training did not go on in time."""
+
+
+def suffer(
+    schedule: Schedule,
+    *,
+    folder: Path,
+    undisturbed: Losses,
+    limit_s: float,
+    say: Callable[[Struck], None] = lambda _: None,
+) -> Suffered:
+    """Run the job, strike, and gather what the oracles need.
+
+    Args:
+        schedule: What to suffer.
+        folder: Where the run is to have its folder; it is made.
+        undisturbed: The job's losses.
+        limit_s: Training that stands still for longer than this hangs.
+        say: Called with each fault once it is over, or did not happen.
+    """
+    name = f"run-{schedule.seed}-{schedule.number}-{secrets.token_hex(3)}"
+    mark = secrets.token_hex(8)
+    scratch = folder / name / "scratch"
+    scratch.mkdir(parents=True)
+    hang = ""
+    with (
+        BreakableTier(folder / name) as tier,
+        started(schedule, folder / name, tier, mark) as owner,
+    ):
+        run_folder = folder / name / "run"
+        told = Told(run_folder, iterations=schedule.iterations)
+        strikes = Strikes(mark=mark, folder=run_folder, owner=owner, tier=tier, told=told)
+        turn = Turn(strikes, told, owner, run_folder, limit_s=limit_s, say=say)
+        try:
+            turn.go_through(schedule.faults)
+        except StoodStillError as error:
+            hang = str(error)
+            write_processes(mark, folder / name / "processes.txt")
+        exit_status, left = end(owner, mark, scratch, is_hung=bool(hang))
+        told.poll()
+    aftermath = Aftermath(
+        entries=told.entries,
+        undisturbed=undisturbed,
+        iterations=schedule.iterations,
+        is_cut_short=turn.is_cut_short,
+        hang=hang,
+        exit_status=exit_status,
+        bad_lines=told.bad_lines,
+        left=() if hang else left,
+    )
+    return Suffered(
+        schedule=schedule, struck=tuple(turn.struck), aftermath=aftermath, folder=run_folder
+    )
+
+
+class Turn:
+    """Goes through the faults of a schedule while the run goes on.
+
+    Args:
+        strikes: What breaks things.
+        told: What the log tells.
+        owner: The run is over when this process is.
+        folder: The run's.
+        limit_s: Training that stands still for longer hangs.
+        say: Called with each fault once it is over, or did not happen.
+
+    Attributes:
+        struck: The faults that were due so far.
+        is_cut_short: Whether one of them ends the run.
+    """
+
+    def __init__(
+        self,
+        strikes: Strikes,
+        told: Told,
+        owner: subprocess.Popen[bytes],
+        folder: Path,
+        *,
+        limit_s: float,
+        say: Callable[[Struck], None],
+    ) -> None:
+        self.struck: list[Struck] = []
+        self.is_cut_short = False
+        self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder
+        self._limit_s, self._say = limit_s, say
+        self._mends = Mends()
+        self._newest_s = self._moved_s = time.monotonic()  # the last strike; the last iteration
+        self._waits_since_s: float | None = None
+        self._progress = self._wanted = 0
+
+    def go_through(self, faults: Sequence[Fault]) -> None:
+        """Strike each in its moment, and wait for the end.
+
+        Raises:
+            StoodStillError: Training did not go on in time.
+        """
+        self._wanted = CALM
+        try:
+            self._strike_all(faults)
+            while not self._is_over:
+                self._look()
+            self._settle()
+        finally:
+            self._mends.do(all_of_them=True)
+
+    def _strike_all(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            is_due = self._wait_for(fault)
+            if self._is_over:
+                break
+            if is_due:
+                self._strike(fault)
+            else:
+                self._take(Struck(fault=fault, at_s=time.time(), happened=False, hit=NEVER_CAME))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._owner.poll() is not None
+
+    @property
+    def _is_calm(self) -> bool:
+        return not self._mends and self._told.progress >= self._wanted
+
+    def _wait_for(self, fault: Fault) -> bool:
+        """Wait for a fault's moment; false if that does not come."""
+        since_s = self._newest_s
+        if fault.moment == "calm" or not self.struck:
+            while not (self._is_calm or self._is_over):
+                self._look()
+            self._settle()
+            since_s = time.monotonic()
+        elif fault.moment != "together":
+            while not self._has_come(fault):
+                if self._is_over or (self._is_calm and fault.moment != "end"):
+                    self._settle()
+                    return False
+                self._look()
+            since_s = self._told.since_s[fault.moment]
+        while time.monotonic() < since_s + fault.after_s and not self._is_over:
+            self._look()
+        return True
+
+    def _has_come(self, fault: Fault) -> bool:
+        came_s = self._told.since_s.get(fault.moment)
+        return came_s is not None and (fault.moment == "end" or came_s > self._newest_s)
+
+    def _strike(self, fault: Fault) -> None:
+        at_s = time.time()
+        try:
+            hit, mend = self._strikes.strike(fault)
+        except (ConfigError, GeminiError, OSError) as error:
+            self._take(Struck(fault=fault, at_s=at_s, happened=False, hit=str(error)))
+            return
+        self.is_cut_short |= KINDS[fault.kind].ends_run
+        if mend is not None:
+            self._mends.add(mend, after_s=fault.lasts_s)
+        self._newest_s = self._moved_s = time.monotonic()
+        self._wanted = self._told.progress + CALM
+        self._take(Struck(fault=fault, at_s=at_s, hit=hit))
+
+    def _take(self, struck: Struck) -> None:
+        self.struck.append(struck)
+        if not struck.happened:
+            self._say(struck)
+
+    def _settle(self) -> None:
+        """Whatever was struck is over now."""
+        now = time.time()
+        for number, struck in enumerate(self.struck):
+            if struck.happened and struck.until_s is None:
+                self.struck[number] = replace(struck, until_s=now)
+                self._say(self.struck[number])
+
+    def _look(self) -> None:
+        """Sleep a moment, read the log, mend what is due, and see that training goes on."""
+        time.sleep(LOOK_S)
+        self._told.poll()
+        now = time.monotonic()
+        if self._mends.do():
+            self._wanted = max(self._wanted, self._told.progress + CALM)
+            self._moved_s = now
+        if self._told.progress != self._progress or self._mends:
+            self._progress, self._moved_s = self._told.progress, now
+        self._let_go(now)
+        limit_s = self._limit_s if self._told.progress else max(self._limit_s, START_S)
+        if now - self._moved_s > limit_s and not self._is_over:
+            waits = f"; it waits: {self._told.waits_for}" if self._told.waits_for else ""
+            raise StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
+
+    def _let_go(self, now: float) -> None:
+        """As a person would: no more waiting for what is certain not to come back."""
+        if "left anywhere" not in self._told.waits_for:
+            self._waits_since_s = None
+            return
+        self._waits_since_s = self._waits_since_s or now
+        if now - self._waits_since_s > LET_GO_S:
+            self._waits_since_s = now
+            with contextlib.suppress(ConfigError):
+                ask(self._folder, GiveUpProgress())
+
+
+def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
+    """The losses of the same job without any fault.
+
+    Those of an earlier call with the same `folder` are used again.
+
+    Raises:
+        GeminiError: Even without faults it does not finish.
+    """
+    kept = folder / f"undisturbed-{form.nodes}-{form.iterations}.json"
+    if not kept.exists():
+        quiet = suffer(form.having(()), folder=folder, undisturbed={}, limit_s=limit_s)
+        losses = losses_of(quiet.aftermath.entries)
+        if len(losses) != form.nodes * form.iterations or not quiet.aftermath.has_finished:
+            raise GeminiError(
+                f"the job did not finish without any fault ({quiet.aftermath.hang or 'it ended'}); "
+                f"see {quiet.folder.parent / 'owner.log'}"
+            )
+        told = [[*place, loss.hex()] for place, loss in losses.items()]
+        kept.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    told = json.loads(kept.read_text(encoding="utf-8"))
+    return {(iteration, rank): float.fromhex(loss) for iteration, rank, loss in told}

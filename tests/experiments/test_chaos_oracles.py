@@ -1,0 +1,184 @@
+"""The oracles of a campaign: each sees what it is there for, and nothing in a run that held."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gemini_lab.experiments.chaos.oracles import (
+    Aftermath,
+    losses_of,
+    problems,
+    standstill_s,
+)
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    Iteration,
+    RecoveryFinished,
+    RecoveryPlanned,
+    RecoveryStarted,
+    RootElected,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    ShardRestored,
+    VersionComplete,
+)
+
+RANKS = (0, 1)
+
+
+def entry(event, at_s=0.0):
+    return Entry(at_s=at_s, node="node-0", event=event)
+
+
+def iteration(number, rank, *, epoch=1, loss=None, restored=False, at_s=0.0):
+    loss = 1 / number + rank if loss is None else loss
+    event = Iteration(
+        rank=rank,
+        epoch=epoch,
+        iteration=number,
+        duration_s=1.0,
+        waited_s=0.0,
+        values={"loss": loss},
+        restored=restored,
+    )
+    return entry(event, at_s)
+
+
+def planned(epoch, version, *, recovery=0, made_in=0):
+    return entry(
+        RecoveryPlanned(
+            recovery=recovery,
+            epoch=epoch,
+            version=version,
+            made_in=made_in,
+            tier="memory",
+            members=("node-0", "node-1"),
+            sources=(),
+            transfers=(),
+            reason="",
+        )
+    )
+
+
+def loaded(rank, version, *, epoch=2):
+    return entry(
+        ShardRestored(
+            rank=rank,
+            epoch=epoch,
+            shard=rank,
+            version=version,
+            tier="local",
+            holder="node-0",
+            size_bytes=1,
+            verified=True,
+            retrieve_s=0.0,
+            verify_s=0.0,
+            load_s=0.0,
+        )
+    )
+
+
+def whole(version, rank, *, epoch=1):
+    event = VersionComplete(
+        rank=rank,
+        epoch=epoch,
+        version=version,
+        sent_bytes=1,
+        local_s=0.0,
+        duration_s=0.0,
+        next_version=version + 1,
+    )
+    return entry(event)
+
+
+BEGUN = entry(
+    RecoveryStarted(
+        recovery=1, epoch=2, cause="node_lost", lost=("node-1",), failed_at_s=3.0, iteration=2
+    )
+)
+OVER = entry(
+    RecoveryFinished(recovery=1, epoch=2, version=2, iteration=3, duration_s=1.0, lost_iterations=0)
+)
+QUIET = [iteration(number, rank) for number in (1, 2, 3, 4) for rank in RANKS]
+LOG = (
+    entry(RunStarted(name="job", script="job", nodes=2)),
+    entry(RootElected(name="node-0", term=1)),
+    planned(1, None),
+    *(iteration(number, rank, at_s=number) for number in (1, 2) for rank in RANKS),
+    *(whole(version, rank) for version in (1, 2) for rank in RANKS),
+    iteration(3, 0, at_s=3.0),
+    BEGUN,
+    entry(RootElected(name="node-2", term=2)),
+    planned(2, 2, recovery=1, made_in=1),
+    *(loaded(rank, 2) for rank in RANKS),
+    *(iteration(2, rank, epoch=2, restored=True, at_s=7) for rank in RANKS),
+    *(iteration(3, rank, epoch=2, at_s=8.0) for rank in RANKS),
+    OVER,
+    *(iteration(4, rank, epoch=2, at_s=9.0) for rank in RANKS),
+    entry(RunFinished(iteration=4)),
+)
+HELD = Aftermath(entries=LOG, undisturbed=losses_of(QUIET), iterations=4)
+
+
+def test_a_run_that_held_has_no_problem():
+    assert problems(HELD) == []
+
+
+def without(*gone):
+    return tuple(one for one in LOG if one not in gone)
+
+
+def after(place, *more):
+    number = LOG.index(place) + 1
+    return (*LOG[:number], *more, *LOG[number:])
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (after(OVER, iteration(4, 1, epoch=3, loss=0.25 + 2**-40)), "loss of iteration 4, rank 1"),
+        (after(OVER, iteration(5, 1, epoch=3)), "loss of iteration 5.*undisturbed None"),
+        (without(LOG[-3], LOG[-2]), "2 losses are not in the log: iteration 4 of rank 0"),
+        (after(BEGUN, entry(RootElected(name="node-1", term=1))), "term 1 has the roots node-0"),
+        (after(LOG[-1], entry(RootElected(name="node-1", term=1))), "term 1 after node-2 of 2"),
+        (after(OVER, planned(2, 1)), "epoch 2 has two plans"),
+        (after(OVER, loaded(1, 1)), "shard 1 of version 1 was loaded where 2 was planned"),
+        (without(LOG[-5]), "rank 1 did iteration 4 after 2"),
+        (after(LOG[10], whole(3, 0), whole(3, 1)), "from version 2, though 3 was whole"),
+        (without(OVER), r"the end of the recoveries \[1\]"),
+        (without(LOG[-1]), "does not say that the run finished"),
+        ((*LOG[:-1], entry(RunFailed(reason="no luck"))), "given up: no luck"),
+    ],
+)
+def test_each_oracle_sees_what_it_is_there_for(entries, said):
+    found = problems(replace(HELD, entries=entries))
+    assert any(re.search(said, problem) for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"hang": "no iteration for 120 s"}, "no iteration for 120 s"),
+        ({"left": ("process 7",)}, "left behind: process 7"),
+        ({"exit_status": 1}, "ended with status 1"),
+        ({"bad_lines": 2}, "2 lines of the log are no events"),
+    ],
+)
+def test_what_is_no_event_is_judged_too(what, said):
+    assert any(said in problem for problem in problems(replace(HELD, **what)))
+
+
+def test_a_run_whose_owner_was_killed_need_not_finish_but_nothing_else_is_forgiven():
+    short = replace(HELD, entries=LOG[:6], exit_status=-9, is_cut_short=True)
+    assert problems(short) == []
+    assert problems(replace(short, left=("process 7",)))
+    wrong = (*LOG[:6], iteration(3, 1, loss=7.0))
+    assert problems(replace(short, entries=wrong))
+
+
+def test_a_standstill_is_the_longest_time_without_a_new_iteration_of_all():
+    assert standstill_s(LOG, since_s=2.5, until_s=9.0) == 5.5  # from the strike to 8.0
+    assert standstill_s(LOG, since_s=0.5, until_s=2.0) == 1.0
+    assert standstill_s(LOG, since_s=9.5, until_s=12.0) == 2.5  # nothing came any more

@@ -1,0 +1,120 @@
+"""Schedules are drawn from a seed, kept in files, and shrunk to what still fails."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
+from gemini_lab.experiments.chaos.shrink import shrink
+
+FORM = Schedule(seed=3, number=0, nodes=4, standbys=1, iterations=60, faults=())
+forms = st.builds(
+    Schedule,
+    seed=st.integers(0, 99),
+    number=st.integers(0, 99),
+    nodes=st.integers(1, 6),
+    standbys=st.integers(0, 2),
+    iterations=st.integers(1, 99),
+    faults=st.just(()),
+)
+kinds = st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True)
+
+
+@given(form=forms, count=st.integers(0, 30), kinds=kinds)
+def test_a_seed_and_a_number_always_give_the_same_schedule(form, count, kinds):
+    drawn = draw(form, count, kinds=kinds)
+    assert drawn == draw(form, count, kinds=kinds)
+    assert {fault.kind for fault in drawn.faults} <= set(kinds)
+    lasting = [fault for fault in drawn.faults if not KINDS[fault.kind].ends_run]
+    assert len(drawn.faults) == count or not lasting
+    assert all(not KINDS[fault.kind].ends_run for fault in drawn.faults[:-1])
+
+
+def test_other_seeds_and_other_runs_suffer_something_else():
+    forms = [FORM, *(Schedule(**{**FIELDS, **other}) for other in ({"seed": 4}, {"number": 1}))]
+    assert len({draw(form, 12, kinds=list(KINDS)).faults for form in forms}) == 3
+
+
+FIELDS = {name: getattr(FORM, name) for name in FORM.__struct_fields__}
+
+
+def test_every_kind_and_every_moment_is_drawn_in_time():
+    drawn = [
+        fault
+        for number in range(60)
+        for fault in draw(Schedule(**{**FIELDS, "number": number}), 12, kinds=list(KINDS)).faults
+    ]
+    assert {fault.kind for fault in drawn} == set(KINDS)
+    moments = {"calm", "together", "end", "fence", "inventory", "plan", "start", "retrieve"}
+    assert {fault.moment for fault in drawn} == {*moments, "warm_up"}
+    assert all(fault.after_s <= 0.1 for fault in drawn if fault.moment == "together")
+
+
+@given(form=forms, count=st.integers(0, 12))
+def test_a_schedule_comes_back_from_its_file(form, count, tmp_path_factory):
+    path = tmp_path_factory.mktemp("schedules") / "schedule.json"
+    drawn = draw(form, count, kinds=list(KINDS))
+    drawn.save(path)
+    assert Schedule.load(path) == drawn
+
+
+HEAD = '{"seed": 0, "number": 0, "nodes": 2, "standbys": 0, "iterations": 9, "faults": '
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "seed"),
+        (HEAD + "7}", "faults"),
+        (HEAD + '[{"kind": "sneeze"}]}', "sneeze.*worker_kill"),
+        (HEAD + '[{"kind": "node_kill", "rank": 2}]}', "rank 2.*2 ranks"),
+    ],
+)
+def test_a_file_that_is_no_schedule_is_refused_with_what_is_wrong(tmp_path, text, said):
+    path = tmp_path / "schedule.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        Schedule.load(path)
+
+
+def test_an_unknown_kind_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"sneeze.*worker_kill"):
+        draw(FORM, 3, kinds=["sneeze"])
+
+
+@given(items=st.lists(st.integers(), unique=True, max_size=20), data=st.data())
+def test_what_is_left_after_shrinking_is_what_the_failure_needs(items, data):
+    needed = data.draw(st.sets(st.sampled_from(items))) if items else set()
+    left = shrink(items, lambda some: needed <= set(some))
+    assert left == tuple(item for item in items if item in needed)
+
+
+@given(items=st.lists(st.integers(0, 9), max_size=20), least=st.integers(0, 60))
+def test_no_single_one_of_what_is_left_can_go(items, least):
+    """Also where no one item is to blame: a sum that is too large."""
+
+    def fails(some):
+        return sum(some) >= least
+
+    if fails(items):
+        left = shrink(items, fails)
+        assert fails(left)
+        assert not any(fails([*left[:n], *left[n + 1 :]]) for n in range(len(left)))
+
+
+def test_what_is_gone_is_not_tried_again():
+    tried = []
+
+    def fails(some):
+        tried.append(tuple(some))
+        return 7 in some
+
+    assert shrink(range(16), fails) == (7,)
+    assert len(tried) == len(set(tried))
+    assert len(tried) <= 12
+
+
+def test_a_fault_says_what_it_does_where_and_when():
+    fault = Fault(kind="node_stop", rank=2, lasts_s=4.25, moment="retrieve", after_s=0.1)
+    assert str(fault) == "node_stop of rank 2 for 4.2 s, 0.10 s into retrieve"
