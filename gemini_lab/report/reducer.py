@@ -19,11 +19,13 @@ from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.iterations import Iterations
+from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
+from gemini_lab.report.reducers.spans import Spans
 from gemini_lab.report.reducers.sums import Plans, Sums
 from gemini_lab.report.reducers.traffic import Traffic
 
@@ -60,7 +62,8 @@ class Keep:
 FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
 """All that a report says; its memory grows with iterations times ranks."""
 FOR_DASHBOARD: Final = Keep(bars=1_000_000, recoveries=100, notes=5, ranks=False)
-"""What views draw: at most about 70 MB, and beyond that 41 bytes an iteration and 16 a version."""
+"""What views draw: at most about 70 MB, and beyond that 41 bytes an iteration, 32 for each value
+that is logged, and 16 a version."""
 
 
 class RunReducer:
@@ -81,6 +84,8 @@ class RunReducer:
         pace: How long iterations and versions took.
         iterations: Those that count, rank by rank, if they are kept.
         recoveries: What failed, and how training came back.
+        logged: What the script logged.
+        spans: When it failed, recovered and waited.
         persistent: What is in the persistent tier.
         sums: Bytes sent.
         plans: What scheduled chunks followed.
@@ -98,6 +103,8 @@ class RunReducer:
         self.pace = Pace()
         self.iterations = Iterations()
         self.recoveries = Recoveries(self.reached, self.pace, most=keep.recoveries)
+        self.logged = Logged()
+        self.spans = Spans()
         self.persistent = Persistent()
         self.sums = Sums()
         self.plans = Plans()
@@ -110,6 +117,8 @@ class RunReducer:
             self.copies,
             self.pace,
             self.recoveries,
+            self.logged,
+            self.spans,
             self.persistent,
             self.sums,
             self.plans,

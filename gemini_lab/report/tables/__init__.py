@@ -3,25 +3,33 @@
 from collections.abc import Sequence
 
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.curves import curves
 from gemini_lab.report.tables.iterations import Baseline, iterations
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.losses import losses as losses_of
 from gemini_lab.report.tables.recoveries import recoveries, wasted
 from gemini_lab.report.tables.replicas import memory, replicas
+from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.tables.status import status
 from gemini_lab.report.tables.values import (
     STEPS,
     CopyRow,
     CopyState,
+    Curve,
+    Curves,
     Iterations,
     IterationSeries,
+    Match,
     Memory,
     MemoryRow,
     NodeHealth,
     NodeRow,
+    Part,
     Recoveries,
     RecoveryRow,
     Replicas,
+    Spent,
+    SpentRow,
     Status,
     Tables,
     Wasted,
@@ -33,16 +41,22 @@ __all__ = [
     "STEPS",
     "CopyRow",
     "CopyState",
+    "Curve",
+    "Curves",
     "IterationSeries",
     "Iterations",
     "Losses",
+    "Match",
     "Memory",
     "MemoryRow",
     "NodeHealth",
     "NodeRow",
+    "Part",
     "Recoveries",
     "RecoveryRow",
     "Replicas",
+    "Spent",
+    "SpentRow",
     "Status",
     "Tables",
     "Wasted",
@@ -75,12 +89,9 @@ def tables_of(
         run.pace, marks=mine.marks, baselines=[_baseline(one, run) for one, _ in earlier]
     )
     return Tables(
-        status=status(
-            run,
-            now_s=max(run.newest_s or 0.0, now_s or 0.0),
-            losses=mine,
-            overhead=paces.overhead,
-        ),
+        status=status(run, now_s=max(run.newest_s or 0.0, now_s or 0.0), losses=mine),
+        curves=curves(run, marks=mine.marks, earlier=[one for one, _ in earlier]),
+        spent=spent(run, now_s=now_s),
         replicas=replicas(run),
         memory=memory(run),
         recoveries=recoveries(mine, others),
