@@ -86,7 +86,7 @@ class Sheet:
         )
         document.title = title
         document.template = TEMPLATE
-        named = {*self.views, "state", "dark", "timeline"}
+        named = {*self.views, "state", "dark", "timeline", "tools"}
         document.template_variables.update(slots=self.slots, named=named)
 
 

@@ -73,6 +73,7 @@ def tables_of(
     losses: Losses | None = None,
     earlier: Sequence[tuple[RunReducer, Losses]] = (),
     now_s: float | None = None,
+    is_past: bool = False,
 ) -> Tables:
     """A snapshot of a run.
 
@@ -82,6 +83,7 @@ def tables_of(
         earlier: Runs to be shown beside it, with what they lost.
         now_s: The moment on the log's clock, so that ages grow while a live run is silent; by
             default that of the newest entry.
+        is_past: Whether that is a moment that somebody looks back at.
     """
     mine = losses or losses_of(run)
     others = [(one.name, lost) for one, lost in earlier]
@@ -89,7 +91,9 @@ def tables_of(
         run.pace, marks=mine.marks, baselines=[_baseline(one, run) for one, _ in earlier]
     )
     return Tables(
-        status=status(run, now_s=max(run.newest_s or 0.0, now_s or 0.0), losses=mine),
+        status=status(
+            run, now_s=max(run.newest_s or 0.0, now_s or 0.0), losses=mine, is_past=is_past
+        ),
         curves=curves(run, marks=mine.marks, earlier=[one for one, _ in earlier]),
         spent=spent(run, now_s=now_s),
         replicas=replicas(run),

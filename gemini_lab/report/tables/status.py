@@ -14,7 +14,7 @@ from gemini_lab.units import format_bytes
 LOST_SHOWN: Final = 8
 
 
-def status(run: RunReducer, *, now_s: float, losses: Losses) -> Status:
+def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = False) -> Status:
     """The run in a few numbers, at the moment `now_s` of the log's clock."""
     copies, course, nodes = run.copies, run.course, run.nodes
     version, survivable = copies.newest(), copies.survivable()
@@ -41,6 +41,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses) -> Status:
         conditions=tuple(_conditions(run)),
         notes=tuple(f"{node}: {text}" for _, node, text in course.notes),
         unread=run.unread,
+        is_past=is_past,
     )
 
 

@@ -93,6 +93,7 @@ class Status:
         conditions: What the run emulates or assumes, for people.
         notes: Newest remarks in the log.
         unread: Events that could not be made sense of.
+        is_past: Whether this is a moment that somebody looks back at.
     """
 
     run: str
@@ -115,6 +116,7 @@ class Status:
     conditions: tuple[str, ...]
     notes: tuple[str, ...]
     unread: int
+    is_past: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

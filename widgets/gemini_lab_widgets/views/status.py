@@ -159,7 +159,9 @@ def _whole(status: Status) -> tuple[str, str]:
 
 
 def _when(status: Status) -> str:
-    """When the other tiles hold: what is over has no "now"."""
+    """When the other tiles hold: what is over, or looked back at, has no "now"."""
+    if status.is_past:
+        return "then"
     return "at its end" if status.phase in {"finished", "failed"} else "now"
 
 
