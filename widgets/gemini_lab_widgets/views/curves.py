@@ -72,7 +72,7 @@ class CurvesView(View):
             line_width="width",
             line_dash="dash",
             line_alpha="alpha",
-            legend_group="run",
+            legend_field="run",
         )
         plot.scatter("x", "y", size=8, color="colour", source=self.ends, view=chosen)
         hover(

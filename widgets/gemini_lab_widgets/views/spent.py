@@ -38,8 +38,8 @@ FAILURES: Final[tuple[Part, ...]] = (
     "warm_up",
     "waiting",
 )
-LABELLED: Final = 0.09
-"""A part with this share of the bar has room for its label."""
+LABELLED: Final = 0.3
+"""A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
 :host { font-family: FONT; color: var(--gl-ink); font-size: 14px; }
 table { border-collapse: collapse; width: 100%; }

@@ -98,7 +98,7 @@ class View:
         return plot
 
     def _text(
-        self, plot: Any, x: str, y: str, data: Any, *, colour: str = "", **options: Any
+        self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
     ) -> None:
         """Write the column `text` in a colour of the theme, or as `options` say."""
         style = {"text_font": value(FONT), "text_font_size": value("13px"), "text": "text"}
