@@ -107,7 +107,7 @@ def _summed(row: Mapping[int, tuple[int, bool, float]]) -> tuple[float, int, int
     try:
         mean = fsum(value for _, value in told) / len(told)
     except (OverflowError, ValueError):  # an infinite one among them, or both
-        mean = float(np.mean([value for _, value in told]))
+        mean = sum(value for _, value in told) / len(told)
     return mean, len(told), xxhash.xxh3_64_intdigest(said)
 
 
