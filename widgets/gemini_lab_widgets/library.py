@@ -36,12 +36,13 @@ class Library:
         is_open: bool = True,
     ) -> None:
         self.latest = Follower(newest)
+        self._newest = newest
         self._beside, self._is_open = beside, is_open
         self._followers: WeakValueDictionary[Path, Follower] = WeakValueDictionary()
 
     def names(self) -> dict[str, Path]:
         """The log of every run that may be chosen, by its name, newest first."""
-        log = self.latest.log
+        log = self._newest()
         if log is None:
             return {}
         found = []

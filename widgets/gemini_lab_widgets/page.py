@@ -1,7 +1,9 @@
 """The live page: pulls the log, draws what is new, and never gets ahead of the browser."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +71,7 @@ class Page:
         self._due_s = self._offer_due_s = 0.0
         self._shown.pull()
         self._status = self._shown.tables().status
+        self._open(_asked(document))
         self.tick()
         moving = pn.Column(
             self._pulse, self._timeline.panel(), sizing_mode="stretch_width", margin=0
@@ -79,7 +82,28 @@ class Page:
         self._sheet.put_on(document, title=self._pulse.title)
         document.template_variables.update(is_live=True, apple_icon="")
 
-    # -- what the visitor chooses --------------------------------------------------------------
+    # -- what the visitor chooses; the address says it, so that a link shows the same --------
+
+    def _open(self, asked: Mapping[str, str]) -> None:
+        """Show what an address asks for; what is not there is left out."""
+        if "run" in asked:
+            self._choose_run(asked["run"])
+        self._pull()
+        if "beside" in asked:
+            self._choose_beside(asked["beside"])
+        with suppress(ValueError):
+            at_s = float(asked.get("at", "nan"))
+            self._at_s = max(0.0, at_s) if isfinite(at_s) else None
+
+    def _tell_address(self) -> None:
+        is_latest = self._shown is self._library.latest
+        beside = None if self._log is None else self._library.partner(self._log)
+        is_usual = beside == (None if self._beside is None else self._beside.log)
+        self._pulse.address = {
+            "run": "" if is_latest else self._shown.name,
+            "beside": "" if is_usual else self._beside.name if self._beside else "-",
+            "at": "" if self._at_s is None else f"{self._at_s:.3f}",
+        }
 
     def _choose_run(self, name: str) -> None:
         log = self._library.names().get(name)
@@ -160,6 +184,7 @@ class Page:
         self._drawn, self._status = state, tables.status
         self._pulse.title = f"{self._shown.name or 'no run yet'} · gemini_lab"
         self._reach()
+        self._tell_address()
         took_s = time.monotonic() - now_s
         every_s = VIEWS_S if self._at_s is None else SLIDING_S
         self._due_s = now_s + max(every_s, SHARE * took_s if self._at_s is None else 0.0)
@@ -223,6 +248,13 @@ class Page:
         if self._state() != self._drawn:
             return "late", "looking back", f"on the way to {when} after the start"
         return "late", "looking back", f"everything here is as it was {when} after the start"
+
+
+def _asked(document: Document) -> dict[str, str]:
+    """What the address of a visitor's page asks for."""
+    context = document.session_context
+    arguments = {} if context is None else context.request.arguments
+    return {name: values[0].decode(errors="replace") for name, values in arguments.items()}
 
 
 def _delay(behind_s: float) -> str:
