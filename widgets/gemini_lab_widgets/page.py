@@ -76,10 +76,11 @@ class Page:
         moving = pn.Column(
             self._pulse, self._timeline.panel(), sizing_mode="stretch_width", margin=0
         )
-        moving.server_doc(document, location=False)
-        document.roots[0].name = "timeline"
-        document.add_root(self._tools.root)
-        self._sheet.put_on(document, title=self._pulse.title)
+        with document.models.freeze():  # or every root makes it look through all models
+            moving.server_doc(document, location=False)
+            document.roots[0].name = "timeline"
+            document.add_root(self._tools.root)
+            self._sheet.put_on(document, title=self._pulse.title)
         document.template_variables.update(is_live=True, apple_icon="")
 
     # -- what the visitor chooses; the address says it, so that a link shows the same --------

@@ -79,8 +79,9 @@ class Sheet:
         for slot, view in self.views.items():
             view.root.name = slot
             roots.append(view.root)
-        for root in roots:
-            document.add_root(root)
+        with document.models.freeze():
+            for root in roots:
+                document.add_root(root)
         document.js_on_event(
             "document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN)
         )
