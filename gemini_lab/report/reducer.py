@@ -20,11 +20,13 @@ from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.iterations import Iterations
+from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
+from gemini_lab.report.reducers.spans import Spans
 from gemini_lab.report.reducers.sums import Plans, Sums
 from gemini_lab.report.reducers.traffic import Traffic
 
@@ -61,7 +63,8 @@ class Keep:
 FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
 """All that a report says; its memory grows with iterations times ranks."""
 FOR_DASHBOARD: Final = Keep(bars=1_000_000, recoveries=100, notes=5, ranks=False)
-"""What views draw: at most about 70 MB, and beyond that 41 bytes an iteration and 16 a version."""
+"""What views draw: at most about 70 MB, and beyond that 41 bytes an iteration, 32 for each value
+that is logged, and 16 a version."""
 
 
 class RunReducer:
@@ -83,6 +86,8 @@ class RunReducer:
         iterations: Those that count, rank by rank, if they are kept.
         divergences: What was not the same when it was done again.
         recoveries: What failed, and how training came back.
+        logged: What the script logged.
+        spans: When it failed, recovered and waited.
         persistent: What is in the persistent tier.
         sums: Bytes sent.
         plans: What scheduled chunks followed.
@@ -103,6 +108,8 @@ class RunReducer:
         self.recoveries = Recoveries(
             self.reached, self.pace, self.divergences, most=keep.recoveries
         )
+        self.logged = Logged()
+        self.spans = Spans()
         self.persistent = Persistent()
         self.sums = Sums()
         self.plans = Plans()
@@ -116,6 +123,8 @@ class RunReducer:
             self.pace,
             self.divergences,
             self.recoveries,
+            self.logged,
+            self.spans,
             self.persistent,
             self.sums,
             self.plans,

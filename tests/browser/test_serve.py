@@ -197,8 +197,10 @@ def test_the_command_serves_a_run_and_shows_its_password_to_nobody_else(log: Pat
             assert str(log) in process.stdout.readline()
             link = process.stdout.readline().split(maxsplit=1)[1].strip()
             assert " " not in link, "a terminal must take all of it for the link"
-            assert ask(link.partition("login")[0])[0] == 200
-            assert PASSWORD in process.stdout.readline()
+            assert ask(link)[0] == 200
+            said = process.stdout.readline()
+            assert "the one that you chose" in said
+            assert PASSWORD not in said + link
             assert PASSWORD.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         finally:
             process.terminate()

@@ -6,12 +6,14 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from gemini_lab_widgets.controls import LINES, Controls, sight
-from lab_stand_in import NODES, ClusterStandIn, begin, lab_on, run_in, seated, step, tell
+from gemini_lab_widgets.controls import LINES, Controls, Layout, places, sight
+from lab_stand_in import NODES, ClusterStandIn, begin, entry, lab_on, run_in, seated, step, tell
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job
-from gemini_lab.log.events import Note, RunFailed, RunFinished
+from gemini_lab.log.events import Note, Protected, RunFailed, RunFinished, RunStarted
+from gemini_lab.placement import plan_placement
+from gemini_lab.settings import Settings
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -31,6 +33,13 @@ def cluster():
 def lab(tmp_path, cluster):
     with lab_on(cluster, tmp_path / "runs") as lab:
         yield lab
+
+
+def protected(*, replicas):
+    placement = plan_placement(nodes=len(NODES), replicas=replicas)
+    return Protected(
+        rank=0, epoch=1, shard_bytes=8, fingerprint="f", settings=Settings(), placement=placement
+    )
 
 
 def until(condition, *, within_s=60.0):
@@ -90,6 +99,42 @@ def test_every_failure_that_the_panel_offers_can_happen(lab, cluster, job):
     panel.close()
 
 
+def test_a_group_and_a_rack_are_offered_where_the_run_has_them(lab, cluster, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.refresh()
+    assert not {"nodes_loss", "rack_loss"} & {kind for _, kind in panel.kind.options}
+    tell(lab.run, protected(replicas=2))
+    panel.refresh()
+    panel.kind.value = "nodes_loss"
+    assert [place for _, place in panel.place.options] == ["node-0 + node-1", "node-2 + node-3"]
+    panel.place.value = "node-2 + node-3"
+    panel.fail_button.click()
+    assert sorted(order.node for order in cluster.orders) == ["node-2", "node-3"]
+    panel.close()
+
+
+def test_the_racks_that_can_be_lost_are_those_that_the_log_names():
+    layout = Layout()
+    started = RunStarted(name="j", script="train.py", nodes=4, racks=("a", "a", "b c", "b c"))
+    layout.take(entry(started))
+    assert places(NODES, layout)["rack_loss"] == ("a", "b c")
+
+
+def test_a_second_run_begins_with_no_lines_of_the_first(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    tell(lab.run, Note(text="of the first"), RunFinished(iteration=3))
+    panel.refresh()
+    assert "of the first" in panel.log.value
+    panel.start_button.click()
+    panel.refresh()
+    assert "of the first" not in panel.log.value
+    panel.close()
+
+
 def test_an_error_of_ours_becomes_a_line(lab, cluster, job):
     panel = Controls(lab, job)
     panel.start_button.click()
@@ -136,7 +181,7 @@ def test_the_panel_follows_without_being_asked(lab, job):
     lab.train(job)  # not by the button
     begin(lab.run)
     until(lambda: "iteration 3" in panel.status.value)
-    until(lambda: "node-1" in panel.place.options)
+    until(lambda: ("node-1", "node-1") in panel.place.options)
     panel.close()
 
 

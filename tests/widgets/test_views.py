@@ -11,10 +11,12 @@ from bokeh.models import ColumnDataSource, DataRange1d, Div, FactorRange, GlyphR
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.views import (
     VIEWS,
+    CurvesView,
     IterationsView,
     MemoryView,
     RecoveryView,
     ReplicasView,
+    SpentView,
     StatusView,
     View,
     WastedView,
@@ -25,7 +27,7 @@ from gemini_lab_widgets.views.view import switch
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_one_loss
 
 from gemini_lab.log import events
-from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables import Tables, tables_of
 
 MOST_GLYPHS = 2_000
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\">"
@@ -304,6 +306,91 @@ def test_measured_wasted_time_stands_beside_eq_1() -> None:
     assert view.parts["lost progress"].data["row"] == ["this run, measured"]
     assert view.parts["t_ckpt"].data["row"][0] == "this run, Eq. (1) (model)"
     assert len(view.each.data["x"]) == 1
+
+
+def logging(count: int, *, off: float = 0.0) -> ToldRun:
+    run = ToldRun().protect()
+    for number in range(1, count + 1):
+        run.now_s += 1.0
+        values = {"loss": 5.0 / number + (off if number == 7 else 0.0), "lr": 1e-3}
+        for rank in run.ranks:
+            run.say_worker(
+                events.Iteration,
+                rank,
+                iteration=number,
+                duration_s=1.0,
+                waited_s=0.0,
+                values=values,
+            )
+    return run
+
+
+def beside(run: ToldRun, other: ToldRun) -> Any:
+    """The curves of a run beside another one's."""
+    earlier = EventStore(name=HOSTILE)
+    earlier.extend(other.entries)
+    store = EventStore(earlier=[earlier])
+    store.extend(run.entries)
+    view = CurvesView()
+    view.update(store.tables())
+    return view
+
+
+def test_losses_that_are_the_same_to_the_bit_are_said_to_be() -> None:
+    text = beside(logging(24), logging(24)).verdict.text
+    assert f"96 losses, all bit-identical to {esc(HOSTILE)}." in text
+    assert "96 values of lr, all bit-identical" in text
+    assert "differs" not in text
+    assert "<img" not in text
+
+
+def test_the_first_loss_that_differs_is_said_with_both_values() -> None:
+    text = beside(logging(24, off=1e-15), logging(24)).verdict.text
+    assert "of 96 losses the first that differs is in iteration 7" in text
+    assert f"{5.0 / 7 + 1e-15!r} here and {5.0 / 7!r} there" in text
+    assert text.count("<p class=differs>") == 1
+
+
+def test_a_line_is_drawn_for_each_run_and_value_and_one_value_is_chosen_at_first() -> None:
+    view = beside(logging(9), logging(5))
+    assert view.lines.data["name"] == ["loss", "lr", "loss", "lr"]
+    assert [len(xs) for xs in view.lines.data["xs"]] == [5, 5, 9, 9]
+    assert view.select.options == ["loss", "lr"]
+    assert view.select.visible
+    assert view.select.value == "loss"
+    low, high = view.plot.y_range.start, view.plot.y_range.end
+    assert low < 5.0 / 9 < 5.0 < high
+
+
+def test_without_anything_logged_the_view_says_how_to_log() -> None:
+    view = drawn(CurvesView, with_one_loss())
+    assert not view.plot.visible
+    assert "protected.log(loss=" in view.words
+
+
+def test_the_parts_of_the_time_fill_one_bar() -> None:
+    view = drawn(SpentView, with_one_loss())
+    starts, ends = view.parts.data["start"], view.parts.data["end"]
+    assert starts == pytest.approx([0.0, *ends[:-1]])
+    assert ends[-1] == pytest.approx(view.plot.x_range.end)
+    assert "lost progress" in view.parts.data["label"]
+    for label in view.parts.data["label"]:
+        assert label in view.table.text
+
+
+def test_the_status_has_the_same_overhead_as_the_bar() -> None:
+    found = tables(with_one_loss())
+    share = f"{100 * found.spent.overhead:.1f} %"
+    assert share in drawn(StatusView, with_one_loss()).strip.text
+    assert share in drawn(SpentView, with_one_loss())._head.text
+
+
+def test_who_looks_back_is_not_told_of_now() -> None:
+    store = EventStore()
+    store.extend(ToldRun().protect().train(1, 3).entries)
+    view = StatusView()
+    view.update(tables_of(store.run, is_past=True))
+    assert "failures survivable then" in view.strip.text
 
 
 # -- light and dark, and in words ------------------------------------------------------------------

@@ -3,8 +3,9 @@
 
 import sys
 
-from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.dashboard import VISITORS
+from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.page import visit
-from gemini_lab_widgets.serve import VISITORS, log_of
+from gemini_lab_widgets.serve import log_of
 
-visit(Follower(log_of((*sys.argv[1:], "latest")[0])), set(), most=VISITORS)
+visit(Library(log_of((*sys.argv[1:], "latest")[0])), set(), most=VISITORS)

@@ -6,32 +6,34 @@ only between cells: while a cell runs, a click waits.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from html import escape
+from itertools import islice
 from typing import Final, Self
 
 import ipywidgets
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.injector.failures import FAILURES, read_failure
+from gemini_lab.injector.failures import FAILURES, NodesLoss, read_failure
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.progress import describe
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Protected, RunStarted
+from gemini_lab.log.file import read_log
 from gemini_lab.settings import SettingValue
 
 REFRESH_S: Final = 0.25
 LINES: Final = 12
 """Lines of what happened that stay in sight."""
-KINDS: Final = {
-    kind: "node" in {field.name for field in fields(failure)}
-    for kind, failure in FAILURES.items()
-    if not {"nodes", "rack"} & {field.name for field in fields(failure)}
-}
-"""Each failure of at most one node, and whether it wants one."""
+HEAD: Final = 500
+"""Entries at a log's start among which racks and groups are told, if the run has come so far."""
+PRE: Final = "line-height:1.35;margin:0;white-space:pre-wrap;overflow:hidden"
+BETWEEN: Final = " + "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +43,69 @@ class Sight:
     Attributes:
         text: The run in one line.
         iteration: Iterations done.
-        places: Where something can fail.
+        places: Where something can fail, by kind of failure; kinds without any are left out.
         can_start, can_fail, can_stop: Which buttons work.
     """
 
     text: str
     iteration: int = 0
-    places: tuple[str, ...] = ()
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     can_start: bool = False
     can_fail: bool = False
     can_stop: bool = False
 
 
-def sight(run: Run | None, *, has_job: bool) -> Sight:
+@dataclass(slots=True)
+class Layout:
+    """Which nodes go down together: told by the log, when workers begin.
+
+    Attributes:
+        groups: Positions that keep one another's replicas.
+        racks: Names of racks.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    racks: tuple[str, ...] = ()
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case RunStarted(racks=racks):
+                self.racks = tuple(dict.fromkeys(racks or ()))
+            case Protected(placement=placement):
+                self.groups = placement.groups
+
+
+def layout_of(run: Run) -> Layout:
+    """What the start of a run's log says of it."""
+    found = Layout()
+    with suppress(OSError, GeminiError):  # the log has not begun
+        for entry in islice(read_log(run.log), HEAD):
+            found.take(entry)
+    return found
+
+
+def places(members: Sequence[str], layout: Layout) -> dict[str, tuple[str, ...]]:
+    """Where each kind of failure can strike; one of no place has an empty one."""
+    one = (*dict.fromkeys(members), "root")
+    groups = tuple(
+        BETWEEN.join(members[position] for position in group)
+        for group in layout.groups
+        if len(group) > 1 and max(group) < len(members)
+    )
+    found: dict[str, tuple[str, ...]] = {}
+    for kind, failure in FAILURES.items():
+        names = {each.name for each in fields(failure)}
+        if "nodes" in names:
+            found[kind] = groups
+        elif "rack" in names:
+            found[kind] = layout.racks
+        else:
+            found[kind] = one if "node" in names else ("",)
+    return {kind: where for kind, where in found.items() if where}
+
+
+def sight(run: Run | None, *, has_job: bool, layout: Layout | None = None) -> Sight:
     """What there is to see of `run`, and whether a job could be started after it."""
     if run is None:
         text = "no run yet" if has_job else "no run yet; lab.controls(job) has a job to start"
@@ -67,7 +119,7 @@ def sight(run: Run | None, *, has_job: bool) -> Sight:
     return Sight(
         text=text,
         iteration=run.iteration,
-        places=(*dict.fromkeys(run.members), "root") if run.members else (),
+        places=places(run.members, layout or Layout()) if run.members else {},
         can_start=has_job and run.is_over,
         can_fail=bool(run.members) and not run.is_over,
         can_stop=not run.is_over,
@@ -113,6 +165,8 @@ class Controls:
         self._job, self._scenario, self._settings = job, scenario, settings
         self._said: deque[str] = deque(maxlen=LINES)
         self._watched: Run | None = None
+        self._layout = Layout()
+        self._places: Mapping[str, tuple[str, ...]] = {}
         self._end_watch: Callable[[], None] = lambda: None
         self._is_closed = threading.Event()
         self._build(total)
@@ -148,9 +202,9 @@ class Controls:
         run = self.run
         if run is None or not run.members:
             raise ConfigError("nothing can fail now: no workers run")
-        kind = self.kind.value
-        places = [self.place.value] if KINDS[kind] and self.place.value else []
-        run.inject(read_failure(kind, places))
+        kind, place = self.kind.value, self.place.value or ""
+        words = place.split(BETWEEN) if kind == NodesLoss.kind else [place]
+        run.inject(read_failure(kind, [word for word in words if word]))
 
     def stop(self) -> None:
         """End the run."""
@@ -161,22 +215,19 @@ class Controls:
         """Show how things are, unless the view is paused."""
         run = self.run
         if run is not self._watched:
-            self._end_watch()
-            self._watched = run
-            self._end_watch = run.watch(self._hear) if run is not None else lambda: None
+            self._watch(run)
         if self.pause.value and not anyway:
             return
-        seen = sight(run, has_job=self._has_job())
+        seen = sight(run, has_job=self._has_job(), layout=self._layout)
         self.status.value = escape(seen.text)
         self.bar.value = min(seen.iteration, self.bar.max)
-        if tuple(self.place.options) != seen.places:
-            kept = self.place.value
-            self.place.options = seen.places
-            self.place.value = kept if kept in seen.places else next(iter(seen.places), None)
+        self._places = seen.places
+        _offer(self.kind, tuple((kind.replace("_", " "), kind) for kind in seen.places or FAILURES))
+        self._want_place()
         self.start_button.disabled = not seen.can_start
         self.fail_button.disabled = not seen.can_fail
         self.stop_button.disabled = not seen.can_stop
-        self.log.value = f"<pre style='line-height:1.35;margin:0'>{escape(self._text())}</pre>"
+        self.log.value = f"<pre style='{PRE}'>{escape(self._text())}</pre>"
 
     def close(self) -> None:
         """Take the panel away; the run goes on."""
@@ -195,6 +246,7 @@ class Controls:
     def _build(self, total: int | None) -> None:
         button = ipywidgets.Button
         self.status, self.log = ipywidgets.HTML(), ipywidgets.HTML()
+        self.log.layout.overflow = "hidden"
         length = ipywidgets.Layout(width="100%", display=None if total else "none")
         self.bar = ipywidgets.IntProgress(min=0, max=total or 1, layout=length)
         self.start_button = button(description="Start", icon="play", button_style="success")
@@ -207,7 +259,7 @@ class Controls:
         )
         self.kind = ipywidgets.Dropdown(
             description="Break",
-            options=[(kind.replace("_", " "), kind) for kind in KINDS],
+            options=[(kind.replace("_", " "), kind) for kind in FAILURES],
             value="node_loss",
         )
         self.place = ipywidgets.Dropdown(description="on", options=[])
@@ -219,7 +271,7 @@ class Controls:
         ):
             pressed.on_click(lambda _, act=act: self._try(act))
         self.pause.observe(lambda _: self.refresh(anyway=True), "value")
-        self.kind.observe(self._want_place, "value")
+        self.kind.observe(lambda _: self._want_place(), "value")
         lines = [
             self.status,
             self.bar,
@@ -229,8 +281,19 @@ class Controls:
         ]
         self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
 
-    def _want_place(self, change: Mapping[str, str]) -> None:
-        self.place.disabled = not KINDS[change["new"]]
+    def _watch(self, run: Run | None) -> None:
+        """Hear another run from now on; what happened in the one before is not told any more."""
+        self._end_watch()
+        self._watched = run
+        self._said.clear()
+        self._layout = Layout() if run is None else layout_of(run)
+        self._end_watch = run.watch(self._hear) if run is not None else lambda: None
+
+    def _want_place(self) -> None:
+        """Offer the places where the chosen kind of failure can strike."""
+        where = self._places.get(self.kind.value, ())
+        _offer(self.place, tuple((place, place) for place in where))
+        self.place.disabled = not any(where)
 
     def _try(self, act: Callable[[], None]) -> None:
         """What a button does; an error of ours becomes a line of the panel."""
@@ -241,6 +304,7 @@ class Controls:
         self.refresh(anyway=True)
 
     def _hear(self, entry: Entry) -> None:
+        self._layout.take(entry)
         if told := describe(entry):
             self._said.append(told.strip())
 
@@ -259,3 +323,11 @@ class Controls:
             if is_over:
                 self.refresh(anyway=True)
                 return
+
+
+def _offer(box: ipywidgets.Dropdown, options: tuple[tuple[str, str], ...]) -> None:
+    """Offer other options; what was chosen stays so while it is among them."""
+    if tuple(box.options) != options:
+        kept, values = box.value, [value for _, value in options]
+        box.options = options
+        box.value = kept if kept in values else next(iter(values), None)

@@ -21,7 +21,7 @@ from tornado.ioloop import IOLoop
 
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.lab.pages import PageSettings
-from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.login import Guard, headers_for
 from gemini_lab_widgets.page import visit
 
@@ -67,6 +67,8 @@ class Dashboard:
         origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
         frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
         public: Listen beyond loopback although the page speaks plain HTTP.
+        beside: Log of the run to compare with; by default the newest earlier run of the same job.
+        is_open: Whether visitors may choose the other runs of the same folder, too.
 
     Attributes:
         port: Where it listens, once it does.
@@ -87,13 +89,15 @@ class Dashboard:
         origins: Sequence[str] = (),
         frame_ancestors: str = "'self'",
         public: bool = False,
+        beside: Path | None = None,
+        is_open: bool = True,
     ) -> None:
         _check(address, password, visitors, public=public)
         self.address = address
         self.password = password or secrets.token_urlsafe(16)
         self.port = port
         self._guard = Guard(self.password)
-        self._follower = Follower(newest)
+        self._library = Library(newest, beside=beside, is_open=is_open)
         self._visitors = visitors
         self._present: set[Document] = set()
         self._origins = origins
@@ -162,7 +166,7 @@ class Dashboard:
         server_id = uuid.uuid4().hex
         try:
             server = get_server(
-                {"/": lambda: visit(self._follower, self._present, most=self._visitors)},
+                {"/": lambda: visit(self._library, self._present, most=self._visitors)},
                 port=self.port,
                 address=self.address,
                 loop=loop,

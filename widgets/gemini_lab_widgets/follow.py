@@ -8,12 +8,18 @@ from typing import Final
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.log.follow import LogFeed
 from gemini_lab.report.tables import Tables
+from gemini_lab_widgets.moments import Moments
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
 """Between two looks at the log, however many visitors ask."""
 SLICE: Final = 20_000
 """Events taken at once: a long log comes in slices, between which pages are answered."""
+
+
+def name_of(log: Path) -> str:
+    """What the run with this log is called: as its folder, or its file."""
+    return log.parent.name if log.name == LOG_FILE else log.stem
 
 
 class Follower:
@@ -40,14 +46,13 @@ class Follower:
         self._newest = newest
         self._feed: LogFeed | None = None
         self._pulled_at_s = float("-inf")
-        self._tables: tuple[tuple[int, int], Tables] | None = None
+        self._tables: dict[str, tuple[object, Tables]] = {}
+        self._moments: Moments | None = None
 
     @property
     def name(self) -> str:
         """Name of the run: that of its folder, or of its file."""
-        if self.log is None:
-            return ""
-        return self.log.parent.name if self.log.name == LOG_FILE else self.log.stem
+        return "" if self.log is None else name_of(self.log)
 
     @property
     def state(self) -> tuple[int, int]:
@@ -69,6 +74,8 @@ class Follower:
             self.log, self._feed = log, LogFeed(log)
             self.store = EventStore(name=self.name)
             self._number += 1
+            self._moments = None
+            self._tables.clear()
         if self._feed is not None:
             bad_lines = self._feed.bad_lines
             entries = self._feed.poll(limit=SLICE)
@@ -76,8 +83,19 @@ class Follower:
             self.is_catching_up = len(entries) == SLICE
         self._pulled_at_s = time.monotonic()
 
-    def tables(self) -> Tables:
-        """The tables of what was read so far; made once for all pages."""
-        if self._tables is None or self._tables[0] != self.state:
-            self._tables = self.state, self.store.tables()
-        return self._tables[1]
+    def tables(self, beside: "Follower | None" = None) -> Tables:
+        """The tables of what was read so far, beside another run; made once for all pages."""
+        state = self.state, None if beside is None else (beside.log, beside.state)
+        name = "" if beside is None else beside.name
+        made = self._tables.get(name)
+        if made is None or made[0] != state:
+            self.store.earlier = () if beside is None else (beside.store,)
+            made = self._tables[name] = state, self.store.tables()
+        return made[1]
+
+    @property
+    def moments(self) -> Moments | None:
+        """The run at any moment of it; `None` while there is no run."""
+        if self._moments is None and self.log is not None:
+            self._moments = Moments(self.log, name=self.name)
+        return self._moments

@@ -1,21 +1,34 @@
 """The live page: pulls the log, draws what is new, and never gets ahead of the browser."""
 
 import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
 from typing import Final
 
 import panel as pn
 from bokeh.document import Document
 
+from gemini_lab.report.tables import Tables, losses_of, tables_of
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.pulse import Pulse
 from gemini_lab_widgets.sheet import Sheet
 from gemini_lab_widgets.timeline import Timeline
+from gemini_lab_widgets.tools import Tools
 
 TICK_MS: Final = 100
 """Between two pushes to the timeline."""
+IDLE_MS: Final = 2_000
+"""Between two looks for news where a run is over and all of it is drawn."""
 VIEWS_S: Final = 0.5
 """Between two drawings of all other views."""
+SLIDING_S: Final = 0.1
+"""The same while somebody looks for a moment."""
+OFFER_S: Final = 2.0
+"""Between two looks for runs to choose from."""
 SHARE: Final = 10
 """The tables may take one part in this many of the server's time."""
 QUIET_S: Final = 15.0
@@ -37,63 +50,212 @@ class Page:
     """One visitor's page.
 
     Args:
-        follower: The run that is shown; all visitors share it.
+        library: The runs; all visitors share them.
         document: The visitor's.
+
+    Attributes:
+        pace: Called with the milliseconds between two ticks, where these change.
     """
 
-    def __init__(self, follower: Follower, document: Document) -> None:
-        self._follower = follower
-        follower.pull()
-        self._sheet = Sheet()
-        self._pulse = Pulse(sizing_mode="stretch_width", margin=0)
-        self._timeline = Timeline()
-        self._drawn = (-1, -1)
-        self._due_s = 0.0
-        self._status = follower.tables().status
+    def __init__(self, library: Library, document: Document) -> None:
+        self.pace: Callable[[int], None] = lambda _: None
+        self._period_ms = TICK_MS
+        self._library, self._shown = library, library.latest
+        self._beside: Follower | None = None
+        self._log: Path | None = None
+        self._at_s: float | None = None  # since the run's start; None for the newest moment
+        self._sheet, self._pulse, self._timeline = Sheet(), Pulse(margin=0), Timeline()
+        self._pulse.sizing_mode = "stretch_width"
+        self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
+        self._drawn: object = None
+        self._due_s = self._offer_due_s = 0.0
+        self._shown.pull()
+        self._status = self._shown.tables().status
+        self._open(_asked(document))
         self.tick()
         moving = pn.Column(
             self._pulse, self._timeline.panel(), sizing_mode="stretch_width", margin=0
         )
-        moving.server_doc(document, location=False)
-        document.roots[0].name = "timeline"
-        self._sheet.put_on(document, title=self._pulse.title)
+        with document.models.freeze():  # or every root makes it look through all models
+            moving.server_doc(document, location=False)
+            document.roots[0].name = "timeline"
+            document.add_root(self._tools.root)
+            self._sheet.put_on(document, title=self._pulse.title)
         document.template_variables.update(is_live=True, apple_icon="")
+
+    # -- what the visitor chooses; the address says it, so that a link shows the same --------
+
+    def _open(self, asked: Mapping[str, str]) -> None:
+        """Show what an address asks for; what is not there is left out."""
+        if "run" in asked:
+            self._choose_run(asked["run"])
+        self._pull()
+        if "beside" in asked:
+            self._choose_beside(asked["beside"])
+        with suppress(ValueError):
+            at_s = float(asked.get("at", "nan"))
+            self._at_s = max(0.0, at_s) if isfinite(at_s) else None
+
+    def _tell_address(self) -> None:
+        is_latest = self._shown is self._library.latest
+        beside = None if self._log is None else self._library.partner(self._log)
+        is_usual = beside == (None if self._beside is None else self._beside.log)
+        self._pulse.address = {
+            "run": "" if is_latest else self._shown.name,
+            "beside": "" if is_usual else self._beside.name if self._beside else "-",
+            "at": "" if self._at_s is None else f"{self._at_s:.3f}",
+        }
+
+    def _choose_run(self, name: str) -> None:
+        log = self._library.names().get(name)
+        self._shown = self._library.latest if log is None else self._library.follower(log)
+        self._at_s = None
+        self._keep_pace(TICK_MS)
+
+    def _choose_beside(self, name: str) -> None:
+        log = self._library.names().get(name)
+        self._put_beside(log if log != self._log else None)
+        self._keep_pace(TICK_MS)
+
+    def _put_beside(self, log: Path | None) -> None:
+        self._beside = None if log is None else self._library.follower(log)
+        self._offer_due_s = 0.0
+
+    def _move(self, at_s: float | None) -> None:
+        self._at_s = at_s
+        self._due_s = 0.0
+        self._keep_pace(TICK_MS)
+
+    # -- again and again -----------------------------------------------------------------------
 
     def tick(self) -> None:
         """Read on, and send what is new, unless the browser has yet to draw earlier news."""
-        self._follower.pull()
+        self._pull()
         if self._pulse.is_behind:
             return
-        store = self._follower.store
-        self._timeline.update(store.traffic)
+        store = self._shown.store
+        self._timeline.update(store.traffic, moment_s=self._moment_s)
         now_s = time.monotonic()
-        if self._follower.state != self._drawn and now_s >= self._due_s:
-            tables = self._follower.tables()
-            self._sheet.update(tables)
-            self._drawn, self._status = self._follower.state, tables.status
-            self._pulse.title = f"{self._follower.name or 'no run yet'} · gemini_lab"
-            took_s = time.monotonic() - now_s
-            self._due_s = now_s + max(VIEWS_S, SHARE * took_s)
-            self._pulse.send()
-        self._sheet.say(*self._state())
+        if self._state() != self._drawn and now_s >= self._due_s:
+            self._draw(now_s)
+        if now_s >= self._offer_due_s:
+            self._offer_due_s = now_s + OFFER_S
+            self._offer()
+        self._sheet.say(*self._line())
+        self._keep_pace(IDLE_MS if self._is_idle else TICK_MS)
 
-    def _state(self) -> tuple[str, str, str]:
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing is to be expected but another run."""
+        is_over = self._shown.store.run.course.is_over and not self._shown.is_catching_up
+        return is_over and self._state() == self._drawn
+
+    def _keep_pace(self, period_ms: int) -> None:
+        if self._period_ms != period_ms:
+            self._period_ms = period_ms
+            self.pace(period_ms)
+
+    @property
+    def _moment_s(self) -> float | None:
+        """The moment that is looked at on the log's clock; `None` for the newest."""
+        if self._at_s is None:
+            return None
+        return self._shown.store.run.course.started_at_s + self._at_s
+
+    def _pull(self) -> None:
+        self._library.latest.pull()
+        self._shown.pull()
+        if self._shown.log != self._log:
+            self._log, self._at_s = self._shown.log, None
+            self._put_beside(None if self._log is None else self._library.partner(self._log))
+        if self._beside is not None:
+            self._beside.pull()
+
+    def _state(self) -> object:
+        """What the views show, or should."""
+        beside = None if self._beside is None else (self._beside.log, self._beside.state)
+        return self._log, self._shown.state if self._at_s is None else self._at_s, beside
+
+    def _draw(self, now_s: float) -> None:
+        """Draw all views, if what they are to show has been read."""
+        state, tables = self._state(), self._tables()
+        if tables is None:
+            return
+        self._sheet.update(tables)
+        self._drawn, self._status = state, tables.status
+        self._pulse.title = f"{self._shown.name or 'no run yet'} · gemini_lab"
+        self._reach()
+        self._tell_address()
+        took_s = time.monotonic() - now_s
+        every_s = VIEWS_S if self._at_s is None else SLIDING_S
+        self._due_s = now_s + max(every_s, SHARE * took_s if self._at_s is None else 0.0)
+        self._pulse.send()
+
+    def _tables(self) -> Tables | None:
+        """What to draw; `None` while the moment that is looked for was not reached."""
+        moment_s, moments = self._moment_s, self._shown.moments
+        if moment_s is None or moments is None:
+            return self._shown.tables(self._beside)
+        if not moments.reach(moment_s):
+            return None
+        run = moments.at(moment_s)
+        beside = [] if self._beside is None else [self._beside.store]
+        return tables_of(
+            run,
+            losses=losses_of(run),
+            earlier=[(one.run, one.losses()) for one in beside],
+            now_s=moment_s,
+            is_past=True,
+        )
+
+    def _reach(self) -> None:
+        run = self._shown.store.run
+        start_s = run.course.started_at_s
+        end_s = (run.newest_s or start_s) - start_s
+        failures = [one.noticed_s - start_s for one in run.spans.outages()]
+        self._tools.reach(end_s, failures, at_s=self._at_s)
+
+    def _offer(self) -> None:
+        is_latest = self._shown is self._library.latest
+        self._tools.offer(
+            self._library.names(),
+            run="" if is_latest else self._shown.name,
+            beside="" if self._beside is None else self._beside.name,
+        )
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def _line(self) -> tuple[str, str, str]:
         """Kind, mark and words for the line at the top."""
-        follower, store = self._follower, self._follower.store
-        status = self._status
-        if follower.log is None:
+        shown, status = self._shown, self._status
+        if shown.log is None:
             return "late", "waiting", "no run has begun yet"
-        if follower.is_catching_up:
-            return "late", "reading the log", f"{format_bytes(follower.behind_bytes)} to go"
+        if shown.is_catching_up:
+            return "late", "reading the log", f"{format_bytes(shown.behind_bytes)} to go"
+        if self._at_s is not None:
+            return self._past(self._at_s)
         if status.phase == "finished":
             return "over", "finished", "this is the whole run"
         if status.phase == "failed":
             return "failed", "failed", "this is all of it"
-        silent_s = time.time() - (store.newest_s or 0.0)
+        silent_s = time.time() - (shown.store.newest_s or 0.0)
         if status.origin != "simulated" and silent_s > QUIET_S:
             return "late", "silent", f"no event for {format_seconds(round(silent_s))}"
         kind = "late" if self._pulse.behind_s > BEHIND_S else "live"
         return kind, "live", f"this page is {_delay(self._pulse.behind_s)} behind"
+
+    def _past(self, at_s: float) -> tuple[str, str, str]:
+        when = format_seconds(round(at_s, 1))
+        if self._state() != self._drawn:
+            return "late", "looking back", f"on the way to {when} after the start"
+        return "late", "looking back", f"everything here is as it was {when} after the start"
+
+
+def _asked(document: Document) -> dict[str, str]:
+    """What the address of a visitor's page asks for."""
+    context = document.session_context
+    arguments = {} if context is None else context.request.arguments
+    return {name: values[0].decode(errors="replace") for name, values in arguments.items()}
 
 
 def _delay(behind_s: float) -> str:
@@ -101,11 +263,11 @@ def _delay(behind_s: float) -> str:
     return f"{max(20, round(behind_s * 1000, -1)):.0f} ms" if behind_s < 1 else f"{behind_s:.0f} s"
 
 
-def visit(follower: Follower, present: set[Document], *, most: int) -> None:
+def visit(library: Library, present: set[Document], *, most: int) -> None:
     """Fill the current document for a new visitor, or say that all places are taken.
 
     Args:
-        follower: The run to show.
+        library: The runs to show.
         present: The visitors' documents; this one's is added, and leaves with its session.
         most: How many may look at once.
     """
@@ -116,5 +278,6 @@ def visit(follower: Follower, present: set[Document], *, most: int) -> None:
         return
     present.add(document)
     document.on_session_destroyed(lambda _: present.discard(document))
-    page = Page(follower, document)
-    pn.state.add_periodic_callback(page.tick, period=TICK_MS)
+    page = Page(library, document)
+    rhythm = pn.state.add_periodic_callback(page.tick, period=TICK_MS)
+    page.pace = lambda period_ms: rhythm.param.update(period=period_ms)

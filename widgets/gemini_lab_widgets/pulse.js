@@ -13,6 +13,14 @@ export function render({ model, view }) {
   model.on("beat", answer);
   answer();
   model.on("title", () => { document.title = model.title; });
+  model.on("address", () => {
+    const url = new URL(location);
+    for (const [name, value] of Object.entries(model.address)) {
+      if (value) url.searchParams.set(name, value);
+      else url.searchParams.delete(name);
+    }
+    history.replaceState(null, "", url);
+  });
 
   const retry = async () => {
     try {

@@ -25,6 +25,7 @@ class Pulse(JSComponent):  # type: ignore[misc]
     seen = param.Integer(default=0, doc="The newest beat that the page has drawn.")
 
     title = param.String(default="", doc="What the browser's tab says.")
+    address = param.Dict(default={}, doc="Parts of the address that say what is looked at.")
 
     _esm = Path(__file__).with_name("pulse.js")
     _stylesheets: ClassVar = [STYLE]

@@ -11,6 +11,8 @@ from bokeh.resources import INLINE
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.follow import log_of
+from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.sheet import Sheet
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.timeline import standalone_html
@@ -26,7 +28,7 @@ SHIM: Final = re.compile(r'<script[^>]* src="[^"]*/es-module-shims[^"]*"[^>]*></
 
 
 def save(run: Path | Iterable[Entry], path: Path) -> Path:
-    """Write all views of a run to one file.
+    """Write all views of a run to one file, beside the newest earlier run of the same job.
 
     Args:
         run: Its folder, its log, or its entries, such as a simulation's.
@@ -38,7 +40,7 @@ def save(run: Path | Iterable[Entry], path: Path) -> Path:
     Raises:
         ConfigError: There is no log, or the file cannot be written.
     """
-    store = EventStore.load(run) if isinstance(run, Path) else _store(run)
+    store = _loaded(log_of(run)) if isinstance(run, Path) else _store(run)
     try:
         path.write_text(page(store), encoding="utf-8")
     except OSError as error:
@@ -58,6 +60,11 @@ def page(store: EventStore) -> str:
         document, INLINE, template=document.template, template_variables=document.template_variables
     )
     return SHIM.sub("", html)
+
+
+def _loaded(log: Path) -> EventStore:
+    partner = Library(lambda: log).partner(log)
+    return EventStore.load(log, earlier=[EventStore.load(partner)] if partner else ())
 
 
 def _store(entries: Iterable[Entry]) -> EventStore:

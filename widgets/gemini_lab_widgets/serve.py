@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gemini_lab.log.file import LOG_FILE, find_run
+from gemini_lab.errors import ConfigError
+from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER, find_run
 from gemini_lab_widgets.dashboard import LOOPBACK, VISITORS, WHY_LOOPBACK, Dashboard
 
 
@@ -27,7 +28,13 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         default="latest",
         help="a run's folder, its log, a simulation's saved log, or 'latest', which goes on to "
-        "the next run when one starts (latest)",
+        "the next run when one starts, and waits for a first one (latest); beside 'latest', "
+        "visitors may choose the folder's other runs",
+    )
+    options.add_argument(
+        "--beside",
+        metavar="RUN",
+        help="a run to compare with; by default the newest earlier run of the same job",
     )
     options.add_argument("--port", type=int, default=5006, help="0 takes a free one (5006)")
     options.add_argument("--address", default=LOOPBACK, help=f"where to listen ({LOOPBACK})")
@@ -54,6 +61,7 @@ def command(arguments: Sequence[str]) -> int:
     """Serve until interrupted; the exit code is 0 then."""
     options = parser().parse_args(arguments)
     newest = log_of(options.run)
+    beside = log_of(options.beside)() if options.beside else None
     with Dashboard(
         newest,
         port=options.port,
@@ -62,8 +70,10 @@ def command(arguments: Sequence[str]) -> int:
         password=_ask() if options.password else None,
         visitors=options.visitors,
         origins=options.origin,
+        beside=beside,
+        is_open=options.run == "latest",
     ) as dashboard:
-        print(_welcome(dashboard, newest()), flush=True)  # noqa: T201
+        print(_welcome(dashboard, newest(), chosen=options.password), flush=True)  # noqa: T201
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     return 0
@@ -72,25 +82,30 @@ def command(arguments: Sequence[str]) -> int:
 def log_of(run: str) -> Callable[[], Path | None]:
     """What gives the log to show for `run`: a folder, a file, a name, or `"latest"`.
 
+    For `"latest"` it gives None while there is no run yet.
+
     Raises:
         ConfigError: No log is there.
     """
     if Path(run).is_file():
         return lambda: Path(run)
+    if run == "latest":
+        return _newest_of(RUNS_FOLDER.absolute())
     found = find_run(run) / LOG_FILE
-    if run != "latest":
-        return lambda: found
-    return _newest_of(found.parent.parent)
+    return lambda: found
 
 
 def _newest_of(below: Path) -> Callable[[], Path | None]:
     """Gives the log of the newest run below a folder; looks there only now and then."""
-    seen_s, seen = float("-inf"), below
+    seen_s = float("-inf")
+    seen: Path | None = None
 
-    def newest() -> Path:
+    def newest() -> Path | None:
         nonlocal seen_s, seen
         if time.monotonic() - seen_s > 1:
-            seen_s, seen = time.monotonic(), find_run("latest", below=below) / LOG_FILE
+            seen_s = time.monotonic()
+            with suppress(ConfigError, OSError):  # no run yet, or one that is being deleted
+                seen = find_run("latest", below=below) / LOG_FILE
         return seen
 
     return newest
@@ -103,12 +118,14 @@ def _ask() -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
-def _welcome(dashboard: Dashboard, log: Path | None) -> str:
+def _welcome(dashboard: Dashboard, log: Path | None, *, chosen: bool) -> str:
+    """What the terminal says; never a password that somebody chose."""
     port = dashboard.port
+    what = f"serving {log}" if log else f"waiting for a first run in {RUNS_FOLDER.absolute()}"
     lines = [
-        f"serving {log}, read-only; Ctrl-C ends it",
-        f"  link      {dashboard.link}",
-        f"  password  {dashboard.password}",
+        f"{what}, read-only; Ctrl-C ends it",
+        f"  link      {dashboard.url if chosen else dashboard.link}",
+        f"  password  {'the one that you chose' if chosen else dashboard.password}",
     ]
     if dashboard.address == LOOPBACK:
         there = f"ssh -N -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"

@@ -79,14 +79,15 @@ class Sheet:
         for slot, view in self.views.items():
             view.root.name = slot
             roots.append(view.root)
-        for root in roots:
-            document.add_root(root)
+        with document.models.freeze():
+            for root in roots:
+                document.add_root(root)
         document.js_on_event(
             "document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN)
         )
         document.title = title
         document.template = TEMPLATE
-        named = {*self.views, "state", "dark", "timeline"}
+        named = {*self.views, "state", "dark", "timeline", "tools"}
         document.template_variables.update(slots=self.slots, named=named)
 
 

@@ -48,6 +48,8 @@ class Pump:
         self._traffic: Traffic | None = None
         self._row = self._lanes = self._names = self._marks = 0
         self._changes = -1
+        self._moment_s: float | None = None
+        self._sent_moment_s: float | None = None
         self._was_known_s: float | None = None
         self._undrawn: dict[int, float] = {}
         self._source_behind_s = 0.0
@@ -67,13 +69,17 @@ class Pump:
             self.behind_s = self._clock() - self._undrawn.pop(drawn)
         self._flow()
 
-    def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:
+    def update(
+        self, traffic: Traffic, *, behind_s: float = 0.0, moment_s: float | None = None
+    ) -> None:
         """Show `traffic`, of which everything may be known for some time without being sent.
 
         Args:
             traffic: The run's; another one than before replaces it.
             behind_s: How far the traffic itself is behind the run.
+            moment_s: The moment on the log's clock that the page shows; `None` for the newest.
         """
+        self._moment_s = moment_s
         if traffic is not self._traffic:
             self._traffic, self._is_fresh = traffic, True
         self._source_behind_s = behind_s
@@ -84,7 +90,10 @@ class Pump:
     def _has_news(self) -> bool:
         traffic = self._traffic
         return traffic is not None and (
-            self._is_fresh or self._row < traffic.bars.end or self._changes != traffic.changes
+            self._is_fresh
+            or self._row < traffic.bars.end
+            or self._changes != traffic.changes
+            or self._moment_s != self._sent_moment_s
         )
 
     def _flow(self) -> None:
@@ -111,11 +120,13 @@ class Pump:
             "lanes": traffic.lanes[self._lanes :],
             "names": traffic.names[self._names :],
             "behind_s": self.behind_s + self._source_behind_s,
+            "moment_s": self._moment_s,
         }
         if self._is_fresh or self._changes != traffic.changes:
             meta["marks"] = [asdict(mark) for mark in traffic.marks]
         self._row, self._lanes, self._names = end, len(traffic.lanes), len(traffic.names)
         self._changes, self._is_fresh = traffic.changes, False
+        self._sent_moment_s = self._moment_s
         return meta, traffic.bars.packed(first, end)
 
 
@@ -146,11 +157,13 @@ class Timeline:
         self._pumps: list[Pump] = []
         self._newest: Traffic | None = None
 
-    def update(self, traffic: Traffic, *, behind_s: float = 0.0) -> None:
+    def update(
+        self, traffic: Traffic, *, behind_s: float = 0.0, moment_s: float | None = None
+    ) -> None:
         """Show what is new in `traffic`; call it about 10 times a second while a run goes on."""
         self._newest = traffic
         for pump in self._pumps:
-            pump.update(traffic, behind_s=behind_s)
+            pump.update(traffic, behind_s=behind_s, moment_s=moment_s)
 
     @property
     def behind_s(self) -> float:

@@ -103,6 +103,13 @@ class Pace:
 
         return when
 
+    def spans(self) -> tuple[Floats, Floats, Floats]:
+        """When each iteration began and ended on the slowest rank, and its wait; shape `(n,)`."""
+        ended_s, durations_s = np.array(self._ended_s), np.array(self._duration_s)
+        done = durations_s > 0
+        ended_s, durations_s = ended_s[done], durations_s[done]
+        return ended_s - durations_s, ended_s, np.array(self._waited_s)[done]
+
     def checkpoint_median_s(self) -> float | None:
         """t_ckpt: median time until a version was whole on a rank."""
         return float(np.median(self.checkpoint_s)) if self.checkpoint_s else None

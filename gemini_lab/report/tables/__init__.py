@@ -3,25 +3,33 @@
 from collections.abc import Sequence
 
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.curves import curves
 from gemini_lab.report.tables.iterations import Baseline, iterations
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.losses import losses as losses_of
 from gemini_lab.report.tables.recoveries import recoveries, wasted
 from gemini_lab.report.tables.replicas import memory, replicas
+from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.tables.status import status
 from gemini_lab.report.tables.values import (
     STEPS,
     CopyRow,
     CopyState,
+    Curve,
+    Curves,
     Iterations,
     IterationSeries,
+    Match,
     Memory,
     MemoryRow,
     NodeHealth,
     NodeRow,
+    Part,
     Recoveries,
     RecoveryRow,
     Replicas,
+    Spent,
+    SpentRow,
     Status,
     Tables,
     Wasted,
@@ -33,16 +41,22 @@ __all__ = [
     "STEPS",
     "CopyRow",
     "CopyState",
+    "Curve",
+    "Curves",
     "IterationSeries",
     "Iterations",
     "Losses",
+    "Match",
     "Memory",
     "MemoryRow",
     "NodeHealth",
     "NodeRow",
+    "Part",
     "Recoveries",
     "RecoveryRow",
     "Replicas",
+    "Spent",
+    "SpentRow",
     "Status",
     "Tables",
     "Wasted",
@@ -59,6 +73,7 @@ def tables_of(
     losses: Losses | None = None,
     earlier: Sequence[tuple[RunReducer, Losses]] = (),
     now_s: float | None = None,
+    is_past: bool = False,
 ) -> Tables:
     """A snapshot of a run.
 
@@ -68,6 +83,7 @@ def tables_of(
         earlier: Runs to be shown beside it, with what they lost.
         now_s: The moment on the log's clock, so that ages grow while a live run is silent; by
             default that of the newest entry.
+        is_past: Whether that is a moment that somebody looks back at.
     """
     mine = losses or losses_of(run)
     others = [(one.name, lost) for one, lost in earlier]
@@ -76,11 +92,10 @@ def tables_of(
     )
     return Tables(
         status=status(
-            run,
-            now_s=max(run.newest_s or 0.0, now_s or 0.0),
-            losses=mine,
-            overhead=paces.overhead,
+            run, now_s=max(run.newest_s or 0.0, now_s or 0.0), losses=mine, is_past=is_past
         ),
+        curves=curves(run, marks=mine.marks, earlier=[one for one, _ in earlier]),
+        spent=spent(run, now_s=now_s),
         replicas=replicas(run),
         memory=memory(run),
         recoveries=recoveries(mine, others),

@@ -8,13 +8,13 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.tables.losses import Losses
-from gemini_lab.report.tables.values import NodeHealth, NodeRow, Overhead, Status
+from gemini_lab.report.tables.values import NodeHealth, NodeRow, Status
 from gemini_lab.units import format_bytes
 
 LOST_SHOWN: Final = 8
 
 
-def status(run: RunReducer, *, now_s: float, losses: Losses, overhead: Overhead | None) -> Status:
+def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = False) -> Status:
     """The run in a few numbers, at the moment `now_s` of the log's clock."""
     copies, course, nodes = run.copies, run.course, run.nodes
     version, survivable = copies.newest(), copies.survivable()
@@ -29,7 +29,6 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, overhead: Overhead 
         output=output,
         now_s=now_s - course.started_at_s,
         iteration=run.reached.done(),
-        overhead=overhead,
         whole_version=version,
         whole_age_s=None if whole_at_s is None else max(0.0, now_s - whole_at_s),
         survivable=None if survivable is None else survivable[0],
@@ -43,6 +42,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, overhead: Overhead 
         diverged=tuple(_diverged(run)),
         notes=tuple(f"{node}: {text}" for _, node, text in course.notes),
         unread=run.unread,
+        is_past=is_past,
     )
 
 

@@ -15,6 +15,21 @@ __all__ = ["STEPS"]
 Origin = Literal["measured here", "simulated", "model"]
 NodeHealth = Literal["starting", "training", "recovering", "failed", "standby", "lost", "over"]
 CopyState = Literal["whole", "missing", "lost"]
+Part = Literal[
+    "first_start",
+    "training",
+    "exposed",
+    "redo",
+    "between",
+    "detect",
+    "fence",
+    "serialise",
+    "start",
+    "retrieve",
+    "warm_up",
+    "waiting",
+    "other",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +80,6 @@ class Status:
         output: The last lines that this worker printed, in order.
         now_s: The moment of the snapshot.
         iteration: Newest iteration that every rank has finished.
-        overhead: `None` until there is enough to compare.
         whole_version: Newest version of which every shard is whole in memory somewhere.
         whole_age_s: How long ago it became so.
         survivable: This many nodes, whichever, may be lost now, and memory still has a whole
@@ -80,6 +94,7 @@ class Status:
         conditions: What the run emulates or assumes, for people.
         notes: Newest remarks in the log.
         unread: Events that could not be made sense of.
+        is_past: Whether this is a moment that somebody looks back at.
     """
 
     run: str
@@ -90,7 +105,6 @@ class Status:
     output: tuple[str, ...]
     now_s: float
     iteration: int
-    overhead: Overhead | None
     whole_version: int | None
     whole_age_s: float | None
     survivable: int | None
@@ -104,6 +118,7 @@ class Status:
     notes: tuple[str, ...]
     unread: int
     diverged: tuple[str, ...] = ()
+    is_past: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,10 +388,113 @@ class Wasted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpentRow:
+    """What one part of a run's wall time came to.
+
+    Attributes:
+        part: Which.
+        label: The same in words.
+        seconds: In all.
+        source: Where in the log they come from, for people.
+    """
+
+    part: Part
+    label: str
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a run's wall time went into.
+
+    Attributes:
+        rows: In the order of a bar; no moment is in two of them, and they add up to `wall_s`.
+        wall_s: From the job's submission to its end, or to now.
+    """
+
+    rows: tuple[SpentRow, ...]
+    wall_s: float
+
+    def seconds(self, *parts: Part) -> float:
+        """Of some parts together."""
+        return sum(row.seconds for row in self.rows if row.part in parts)
+
+    def share(self, *parts: Part) -> float:
+        """Of the wall time, from 0 to 1."""
+        return self.seconds(*parts) / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """The share of the wall time that was no training that counts, from 0 to 1."""
+        return 1.0 - self.share("training") if self.wall_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One value that a run logged, over its iterations.
+
+    Attributes:
+        name: What the script called it.
+        run: The earlier run that logged it; empty for this one.
+        numbers: Iteration of each point that is shown.
+        means: Over the ranks, for each point.
+        count: All iterations with such a value, shown or not.
+    """
+
+    name: str
+    run: str
+    numbers: tuple[int, ...]
+    means: tuple[float, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Whether a value was the same in an earlier run, bit by bit.
+
+    Attributes:
+        name: What the script called it.
+        run: The earlier run.
+        compared: Values, of all ranks, that both runs have.
+        iterations: Iterations of which both runs have values.
+        first: The first iteration that differs, and the mean in this run and in the other;
+            `None` where none does.
+    """
+
+    name: str
+    run: str
+    compared: int
+    iterations: int
+    first: tuple[int, float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """What scripts logged, where failures were, and how it compares with earlier runs.
+
+    Attributes:
+        curves: This run's, the loss first; then those of earlier runs under the same names.
+        marks: The iteration in which each failure struck.
+        matches: One for each earlier run and name that both have.
+        ranks: Training processes.
+        notes: What is left out.
+    """
+
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    matches: tuple[Match, ...]
+    ranks: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """One snapshot; each view draws one part of it."""
 
     status: Status
+    curves: Curves
+    spent: Spent
     replicas: Replicas
     memory: Memory
     recoveries: Recoveries

@@ -14,6 +14,20 @@ export function drawMarks(scene) {
   }
   for (const mark of run.marks) if (mark.kind !== "recovery") drawMoment(scene, mark);
   drawMarkWords(scene);
+  drawPast(scene);
+}
+
+// Where the page looks back at: what came later is veiled.
+function drawPast({ c, run, frame, theme }) {
+  const at = run.moment();
+  if (at === null) return;
+  const x = Math.min(Math.max(frame.x(at), frame.gutter), frame.right);
+  c.globalAlpha = 0.6;
+  c.fillStyle = theme.surface;
+  c.fillRect(x, TOP - 6, frame.right - x, frame.lanesHeight + 6);
+  c.globalAlpha = 1;
+  c.fillStyle = theme.text;
+  c.fillRect(Math.round(x) - 1, TOP - 6, 2, frame.lanesHeight + 6);
 }
 
 function drawRecovery({ c, run, frame, theme }, mark) {

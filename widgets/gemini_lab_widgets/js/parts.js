@@ -31,6 +31,7 @@ export class Parts {
     this.basis = make("span", "gl-basis", head);
     this.lag = make("span", "gl-lag", head);
     this.addButtons(make("div", "gl-buttons", head), acts);
+    this.why = make("div", "gl-why", root);
     const legend = make("div", "gl-legend", root);
     this.keys = LEGEND.map(([text, colour]) => {
       const key = make("span", "gl-key", legend), patch = make("i", "", key);

@@ -48,6 +48,11 @@ export class Run {
     this.rows.arrange(this.meta.replicas ?? 1);
   }
 
+  // The moment that the page looks back at, in the run's time; null for the newest.
+  moment() {
+    return this.meta.moment_s == null ? null : this.meta.moment_s - this.origin;
+  }
+
   // From when to when there is something to see.
   extent() {
     const { bars } = this;

@@ -35,6 +35,7 @@ export const STYLE = `
   border-radius:6px;box-shadow:0 2px 10px rgba(0,0,0,.25);font-variant-numeric:tabular-nums;
   overflow-wrap:anywhere}
 .gl-timeline .gl-tip b{display:block}
+.gl-timeline .gl-why{color:var(--gl-muted);font-size:12px}
 .gl-timeline .gl-said{min-height:20px;color:var(--gl-muted);font-size:12px;overflow-wrap:anywhere}
 @media print{.gl-timeline .gl-buttons{display:none}}
 `;

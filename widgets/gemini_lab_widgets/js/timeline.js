@@ -167,7 +167,7 @@ export class Timeline {
   tell() {
     const { run, frame, parts } = this, { bars } = run;
     parts.readout.textContent = hiddenShare(run);
-    parts.readout.title = shareExplained(run);
+    parts.why.textContent = shareExplained(run);
     parts.basis.textContent = basis(run);
     parts.lag.textContent = lag(run);
     parts.showMode(frame.mode);

@@ -56,9 +56,10 @@ export function hiddenShare(run) {
 }
 
 export function shareExplained(run) {
-  return "Checkpoint bytes are exposed while a training collective of the same node "
-    + "was under way, and while the step waited for them; they are hidden the rest of the time. "
-    + `${bytes(run.meta.open_bytes ?? 0)} are still to be judged.`;
+  const open = run.meta.open_bytes ?? 0;
+  return "Exposed: checkpoint bytes that left while a training collective of the same node was "
+    + "under way, or while the step waited for them. Hidden: all others; training did not feel them."
+    + (open > 0 ? ` ${bytes(open)} are still to be judged.` : "");
 }
 
 // On what the share rests, where that is not the whole log.

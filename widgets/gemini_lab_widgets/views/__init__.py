@@ -1,19 +1,23 @@
 """The Bokeh views of a run: each draws one part of the tables, and counts nothing."""
 
+from gemini_lab_widgets.views.curves import CurvesView
 from gemini_lab_widgets.views.iterations import IterationsView
 from gemini_lab_widgets.views.memory import MemoryView
 from gemini_lab_widgets.views.recovery import RecoveryView
 from gemini_lab_widgets.views.replicas import ReplicasView
+from gemini_lab_widgets.views.spent import SpentView
 from gemini_lab_widgets.views.status import StatusView
 from gemini_lab_widgets.views.view import View
 from gemini_lab_widgets.views.wasted import WastedView
 
 __all__ = [
     "VIEWS",
+    "CurvesView",
     "IterationsView",
     "MemoryView",
     "RecoveryView",
     "ReplicasView",
+    "SpentView",
     "StatusView",
     "View",
     "WastedView",
@@ -21,6 +25,8 @@ __all__ = [
 
 VIEWS: tuple[type[View], ...] = (
     StatusView,
+    CurvesView,
+    SpentView,
     ReplicasView,
     MemoryView,
     RecoveryView,

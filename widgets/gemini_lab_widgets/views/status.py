@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
-from gemini_lab.report.tables import NodeHealth, NodeRow, Status, Tables
+from gemini_lab.report.tables import NodeHealth, NodeRow, Spent, Status, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import printed
 from gemini_lab_widgets.views.palette import (
@@ -19,6 +19,7 @@ from gemini_lab_widgets.views.palette import (
     esc,
     shown,
 )
+from gemini_lab_widgets.views.spent import causes, percent
 from gemini_lab_widgets.views.view import View
 
 DETAIL: Final = 40
@@ -85,7 +86,7 @@ class StatusView(View):
     def update(self, tables: Tables) -> None:
         """Show a snapshot's status."""
         status = tables.status
-        tiles = _tiles(status)
+        tiles = _tiles(status, tables.spent)
         self._say("; ".join(f"{name}: {value}, {note}" for name, value, note, _ in tiles))
         text = "".join(
             (
@@ -131,7 +132,7 @@ def _tile(name: str, value: str, note: str, colour: str) -> str:
     )
 
 
-def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
+def _tiles(status: Status, spent: Spent) -> list[tuple[str, str, str, str]]:
     """Name, value, note and colour of each tile."""
     busy = {"training": GREEN, "finished": BLUE, "failed": RED}.get(status.phase, ORANGE)
     return [
@@ -140,7 +141,7 @@ def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
         ("last whole version", *_whole(status), ""),
         (f"failures survivable {_when(status)}", *_survivable(status)),
         ("nodes", *_nodes(status), ""),
-        ("checkpoint overhead", *_overhead(status), ""),
+        ("overhead", *_overhead(spent), ""),
         ("wasted time", format_seconds(status.wasted_s), _times(status.recoveries), ""),
     ]
 
@@ -166,7 +167,9 @@ def _whole(status: Status) -> tuple[str, str]:
 
 
 def _when(status: Status) -> str:
-    """When the other tiles hold: what is over has no "now"."""
+    """When the other tiles hold: what is over, or looked back at, has no "now"."""
+    if status.is_past:
+        return "then"
     return "at its end" if status.phase in {"finished", "failed"} else "now"
 
 
@@ -192,13 +195,10 @@ def _nodes(status: Status) -> tuple[str, str]:
     return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
 
 
-def _overhead(status: Status) -> tuple[str, str]:
-    cost = status.overhead
-    if cost is None:
-        return "unknown", "too few iterations yet"
-    if cost.low is None or cost.high is None:
-        return f"{cost.share:.1%}", cost.how
-    return f"{cost.share:+.1%}", f"95 %: {cost.low:+.1%} to {cost.high:+.1%}; {cost.how}"
+def _overhead(spent: Spent) -> tuple[str, str]:
+    if not spent.rows:
+        return "unknown", "no run has started yet"
+    return percent(spent.overhead), f"of all time: {causes(spent)}"
 
 
 def _times(count: int) -> str:

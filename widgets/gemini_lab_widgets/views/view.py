@@ -97,12 +97,15 @@ class View:
         self._figures.append(plot)
         return plot
 
-    def _text(self, plot: Any, x: str, y: str, data: Any, *, colour: str, **options: Any) -> None:
-        """Write the column `text` in a colour of the theme."""
+    def _text(
+        self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
+    ) -> None:
+        """Write the column `text` in a colour of the theme, or as `options` say."""
         style = {"text_font": value(FONT), "text_font_size": value("13px"), "text": "text"}
         glyphs = plot.text(x=x, y=y, source=data, **(style | options))
         glyphs.nonselection_glyph = glyphs.selection_glyph = None
-        self._follow(glyphs.glyph, text_color=colour)
+        if colour:
+            self._follow(glyphs.glyph, text_color=colour)
 
     def _legend(self, plot: Any, *, columns: int) -> None:
         """Put the figure's legend above the data, so many entries in a line."""

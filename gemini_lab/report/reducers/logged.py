@@ -1,0 +1,172 @@
+"""What scripts logged, iteration by iteration: the loss, and any other value.
+
+Of each iteration the mean over ranks is kept, and a digest of what every rank said, to the bit: so
+two runs of a million iterations are compared without keeping all that a thousand ranks said.
+"""
+
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import fsum
+from struct import pack
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducers.checks import whole
+
+OPEN: Final = 64
+"""Newest iterations to which ranks may still add."""
+MOST_NAMES: Final = 16
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What was logged under one name; all columns have the shape `(n,)`, in order of iterations.
+
+    Attributes:
+        numbers: Of the iterations.
+        means: Over the ranks.
+        counts: Ranks that said something.
+        digests: Equal where every rank said the same, to the bit.
+    """
+
+    numbers: npt.NDArray[np.int64]
+    means: Floats
+    counts: npt.NDArray[np.int64]
+    digests: npt.NDArray[np.uint64]
+
+
+class _Column:
+    """One name's rows: the newest by rank, older ones summed up."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, dict[int, tuple[int, bool, float]]] = {}  # by iteration and rank
+        self._number, self._mean = array("q"), array("d")
+        self._count, self._digest = array("q"), array("Q")
+
+    def add(self, done: events.Iteration, value: float) -> bool:
+        """Take in a value; false for one that comes too late."""
+        number = whole(done.iteration)
+        row = self.open.get(number)
+        if row is None:
+            if self._number and number <= self._number[-1]:
+                return False
+            row = self.open[number] = {}
+        before = row.get(done.rank)
+        if before is None or before[1] or (done.epoch >= before[0] and not done.restored):
+            row[done.rank] = done.epoch, done.restored, value
+        if len(self.open) > OPEN:
+            self._close(min(self.open))
+        return True
+
+    def lose(self, version: int, *, epoch: int) -> None:
+        """Forget what epochs before `epoch` did beyond `version`."""
+        for number in [number for number in self.open if number > version]:
+            row = self.open[number]
+            kept = {rank: told for rank, told in row.items() if told[0] >= epoch}
+            if kept:
+                self.open[number] = kept
+            else:
+                del self.open[number]
+        place = bisect_right(self._number, version)
+        for column in (self._number, self._mean, self._count, self._digest):
+            del column[place:]
+
+    def _close(self, number: int) -> None:
+        mean, count, digest = _summed(self.open.pop(number))
+        self._number.append(number)
+        self._mean.append(mean)
+        self._count.append(count)
+        self._digest.append(digest)
+
+    def told(self, until: int) -> Told:
+        """All rows up to an iteration."""
+        newest = [number for number in sorted(self.open) if number <= until]
+        sums = [_summed(self.open[number]) for number in newest]
+        means, counts, digests = zip(*sums, strict=True) if sums else ((), (), ())
+        return Told(
+            numbers=np.append(np.array(self._number), np.array(newest, np.int64)),
+            means=np.append(np.array(self._mean), np.array(means, np.float64)),
+            counts=np.append(np.array(self._count), np.array(counts, np.int64)),
+            digests=np.append(np.array(self._digest), np.array(digests, np.uint64)),
+        )
+
+
+def _summed(row: Mapping[int, tuple[int, bool, float]]) -> tuple[float, int, int]:
+    """Mean, count and digest of what the ranks said of an iteration."""
+    told = sorted((rank, value) for rank, (_, _, value) in row.items())
+    said = b"".join(pack("<qd", rank, value) for rank, value in told)
+    try:
+        mean = fsum(value for _, value in told) / len(told)
+    except (OverflowError, ValueError):  # an infinite one among them, or both
+        mean = sum(value for _, value in told) / len(told)
+    return mean, len(told), xxhash.xxh3_64_intdigest(said)
+
+
+class Logged:
+    """What scripts logged, of the iterations that count: neither lost nor overtaken.
+
+    Memory: 32 bytes for each name and iteration, and `OPEN` iterations rank by rank.
+
+    Attributes:
+        late: Values that came too late to be counted.
+        left_out: Values under names beyond the first `MOST_NAMES`, of which nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self.left_out = 0
+        self._columns: dict[str, _Column] = {}
+        self._plans: list[tuple[int, int]] = []  # epoch and version, in order of epochs
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case events.RecoveryPlanned() as plan:
+                epoch, version = whole(plan.epoch), whole(plan.version or 0)
+                insort(self._plans, (epoch, version))
+                for column in self._columns.values():
+                    column.lose(version, epoch=epoch)
+            case events.Iteration(values=values) as done if values:
+                if not self._is_lost(done):
+                    self._add(done)
+
+    def _is_lost(self, done: events.Iteration) -> bool:
+        """Whether a later epoch than its own started from before it."""
+        for epoch, version in reversed(self._plans):
+            if epoch <= done.epoch:
+                return False
+            if version < done.iteration:
+                return True
+        return False
+
+    def _add(self, done: events.Iteration) -> None:
+        for name in done.values:
+            column = self._columns.get(name)
+            if column is None:
+                if len(self._columns) >= MOST_NAMES:
+                    self.left_out += 1
+                    continue
+                column = self._columns[name] = _Column()
+            value = done.value(name)
+            if value is not None and not column.add(done, value):
+                self.late += 1
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was logged, the loss first, then in order of appearance."""
+        return tuple(sorted(self._columns, key=lambda name: name != "loss"))
+
+    def told(self, name: str, *, until: int) -> Told:
+        """What was logged under a name, up to an iteration that every rank has ended."""
+        return self._columns.get(name, _Column()).told(until)

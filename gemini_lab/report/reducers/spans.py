@@ -1,0 +1,125 @@
+"""When a run started, failed, recovered and waited: what its seconds went into beside training."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers.exposure import Interval
+from gemini_lab.report.reducers.recoveries import STRIKES
+
+NEVER: Final = float("inf")
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """One recovery as a span of time; the job's first start is one without a failure.
+
+    Attributes:
+        recovery: Its number; 0 is the first start.
+        noticed_s: When the failure was noticed.
+        failed_s: When it struck, where the injector said so, else when it was noticed.
+        resumed_s: When the first iteration after it had ended; infinite while it goes on.
+        version: What was loaded; 0 for the start, `None` where nothing was planned.
+    """
+
+    recovery: int
+    noticed_s: float
+    failed_s: float
+    resumed_s: float
+    version: int | None
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the log has told of one recovery."""
+
+    first_s: float
+    failed_s: float | None = None
+    resumed_s: float = NEVER
+    plan: tuple[int, int] | None = None  # epoch and version
+
+
+class Spans:
+    """Every recovery's spans of time, also of those whose details were dropped as too old.
+
+    Memory: some 24 bytes for each step of a recovery.
+
+    Attributes:
+        steps: A recovery's number, a step's name, and from when to when, as told.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, str, Interval]] = []
+        self._told: dict[int, _Told] = {}
+        self._strikes: list[float] = []
+        self._waits: list[tuple[int, float, float]] = []  # recovery, from when, until when
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case events.Injected(failure=kind) if kind in STRIKES:
+                _keep(self._strikes, seconds(entry.at_s))
+            case events.OfRecovery(recovery=number) as event:
+                self._tell(whole(number), seconds(entry.at_s), event)
+
+    def _tell(self, number: int, at_s: float, event: events.OfRecovery) -> None:
+        told = self._told.get(number)
+        if told is None:
+            if len(self._told) >= MOST_KEPT:
+                raise ValueError("no run recovers so often")
+            told = self._told[number] = _Told(first_s=at_s)
+        match event:
+            case events.RecoveryStarted() if told.failed_s is None:
+                told.failed_s = seconds(event.failed_at_s)
+            case events.RecoveryStep():
+                step = event.step, (seconds(event.start_s), seconds(event.end_s))
+                _keep(self.steps, (number, *step))
+            case events.RecoveryPlanned():
+                told.plan = max(told.plan or (0, 0), (whole(event.epoch), event.version or 0))
+                self._end_wait(number, at_s)
+            case events.RecoveryWaiting() if not self._waits or self._waits[-1][2] < NEVER:
+                _keep(self._waits, (number, at_s, NEVER))
+            case events.RecoveryFinished():
+                told.resumed_s = min(told.resumed_s, at_s)
+                self._end_wait(number, at_s)
+
+    def _end_wait(self, number: int, at_s: float) -> None:
+        if self._waits and self._waits[-1][0] == number and self._waits[-1][2] == NEVER:
+            self._waits[-1] = number, self._waits[-1][1], at_s
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def outages(self) -> tuple[Outage, ...]:
+        """Those with a failure, in order; each one's strike is the first since the one before."""
+        found = []
+        strikes, after_s = sorted(self._strikes), -NEVER
+        for number, told in sorted(self._told.items()):
+            if number == 0:
+                continue
+            noticed_s = told.first_s if told.failed_s is None else told.failed_s
+            struck = strikes[bisect_right(strikes, after_s) :][:1]
+            found.append(
+                Outage(
+                    recovery=number,
+                    noticed_s=noticed_s,
+                    failed_s=min(*struck, noticed_s) if struck else noticed_s,
+                    resumed_s=told.resumed_s,
+                    version=None if told.plan is None else told.plan[1],
+                )
+            )
+            after_s = told.resumed_s if told.resumed_s < NEVER else after_s
+        return tuple(found)
+
+    def waits(self) -> Sequence[Interval]:
+        """When a recovery waited: for machines, or for versions that may come back."""
+        return [(start_s, end_s) for _, start_s, end_s in self._waits]
+
+
+def _keep(rows: list[Row], row: Row) -> None:
+    if len(rows) < MOST_KEPT:
+        rows.append(row)

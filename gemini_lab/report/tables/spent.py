@@ -1,0 +1,138 @@
+"""Every second of a run explained: what its wall time went into.
+
+Each moment counts once, for the last of the parts in `PARTS` that claims it; what nothing claims
+is *other*. So the parts add up to the wall time, and how much is other tells how far they explain.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.exposure import Interval
+from gemini_lab.report.reducers.spans import Outage
+from gemini_lab.report.tables.values import Part, Spent, SpentRow
+
+GROUPS: Final[dict[str, Part]] = {
+    "fence": "fence",
+    "inventory": "fence",
+    "plan": "fence",
+    "serialise": "serialise",
+    "start": "start",
+    "rejoin": "start",
+    "retrieve": "retrieve",
+    "warm_up": "warm_up",
+    "reserve": "waiting",
+}
+"""The part to which each step of a recovery belongs."""
+STEPS_SHOWN: Final[tuple[Part, ...]] = tuple(dict.fromkeys(GROUPS.values()))
+PARTS: Final[dict[Part, tuple[str, str]]] = {
+    "other": ("other", "nothing in the log claims it"),
+    "first_start": ("first start", "from the job's submission until its first iteration began"),
+    "training": ("training", "iterations that count, as long as the slowest rank took"),
+    "exposed": ("exposed checkpoint", "updates that waited for their version, on the slowest rank"),
+    "redo": ("lost progress", "from the version that was loaded to the failure: done again later"),
+    "between": ("other", "between the steps of a recovery"),
+    "detect": ("detection", "from an injected failure until it was noticed"),
+    "fence": ("fencing and planning", "old workers end, agents say what they hold, the root plans"),
+    "serialise": ("serialisation", "what memory held is written to the persistent tier"),
+    "start": ("restart", "workers start and find one another again"),
+    "retrieve": ("retrieval", "shards are fetched, checked and loaded"),
+    "warm_up": ("warm-up", "the first iteration after a recovery, up to its end"),
+    "waiting": ("waiting", "for a machine, or for newer versions that may come back"),
+}
+"""Each part in words, and where its seconds come from; later ones win over earlier ones."""
+SHOWN: Final[tuple[Part, ...]] = (
+    "training",
+    "exposed",
+    "redo",
+    "detect",
+    "fence",
+    "serialise",
+    "start",
+    "retrieve",
+    "warm_up",
+    "waiting",
+    "first_start",
+    "other",
+)
+"""In the order of a bar."""
+
+
+def spent(run: RunReducer, *, now_s: float | None = None) -> Spent:
+    """What a run's wall time went into, up to its end or to `now_s` of the log's clock."""
+    start_s = run.course.started_at_s
+    end_s = run.course.ended_at_s
+    if end_s is None:
+        end_s = max(run.newest_s or start_s, now_s or start_s)
+    if run.course.job is None or not end_s > start_s:
+        return Spent(rows=(), wall_s=0.0)
+    layers = _layers(run, start_s, end_s)
+    seconds = paint(list(layers.values()), start_s, end_s)
+    by_part = dict(zip(layers, seconds, strict=True))
+    by_part["other"] = end_s - start_s - sum(seconds) + by_part.pop("between")
+    rows = [
+        SpentRow(part=part, label=PARTS[part][0], seconds=by_part[part], source=PARTS[part][1])
+        for part in SHOWN
+        if by_part[part] > 0
+    ]
+    return Spent(rows=tuple(rows), wall_s=end_s - start_s)
+
+
+def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDArray[np.float64]]:
+    """When each part claims to have been, shape `(n, 2)` each, later ones over earlier ones."""
+    outages = run.spans.outages()
+    starts_s, ends_s, waited_s = run.pace.spans()
+    began_s = float(starts_s.min(initial=end_s))
+    spans: dict[Part, Sequence[Interval]] = {
+        "redo": _redone(run, outages, start_s),
+        "between": [(one.failed_s, one.resumed_s) for one in outages],
+        "detect": [(one.failed_s, one.noticed_s) for one in outages],
+    }
+    for part in STEPS_SHOWN:
+        spans[part] = [
+            span for number, step, span in run.spans.steps if number and GROUPS.get(step) == part
+        ]
+    spans["waiting"] = [*spans["waiting"], *run.spans.waits()]
+    return {
+        "first_start": np.array([[start_s, began_s]]),
+        "training": np.stack([starts_s, ends_s], axis=1),
+        "exposed": np.stack([ends_s - waited_s, ends_s], axis=1),
+        **{part: np.array(found, np.float64).reshape(-1, 2) for part, found in spans.items()},
+    }
+
+
+def _redone(run: RunReducer, outages: Iterable[Outage], start_s: float) -> list[Interval]:
+    """From when each version that was loaded had been reached to the failure after it."""
+    reached_s = run.pace.reached()
+    found = []
+    for outage in outages:
+        if outage.version is None:
+            continue
+        since_s = reached_s(outage.version, outage.failed_s) if outage.version else start_s
+        found.append((outage.failed_s if since_s is None else since_s, outage.failed_s))
+    return found
+
+
+def paint(layers: Sequence[npt.NDArray[np.float64]], start_s: float, end_s: float) -> list[float]:
+    """How long each layer is on top between two moments; later layers lie over earlier ones.
+
+    Args:
+        layers: From when to when each is there, shape `(n, 2)`; spans may overlap.
+        start_s: From when to look.
+        end_s: Until when.
+    """
+    clipped = [np.clip(layer, start_s, end_s) for layer in layers]
+    clipped = [layer[layer[:, 1] > layer[:, 0]] for layer in clipped]
+    edges = np.unique(np.concatenate([np.array([start_s, end_s]), *(c.ravel() for c in clipped)]))
+    top = np.full(edges.size - 1, -1)
+    for number, layer in enumerate(clipped):
+        opened, closed = np.searchsorted(edges, layer[:, 0]), np.searchsorted(edges, layer[:, 1])
+        depth = np.bincount(opened, minlength=edges.size) - np.bincount(
+            closed, minlength=edges.size
+        )
+        top[np.cumsum(depth)[:-1] > 0] = number
+    lengths = np.diff(edges)
+    return [float(lengths[top == number].sum()) for number in range(len(layers))]

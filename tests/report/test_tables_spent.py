@@ -1,0 +1,100 @@
+"""Every second of a run explained: the parts add up, and each is what the log told of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from told_runs import ToldRun, with_a_root_loss, with_one_loss
+
+from gemini_lab.log import events
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.spent import paint, spent
+from gemini_lab.report.tables.values import Spent
+
+
+def spent_of(run: ToldRun, *, now_s: float | None = None) -> Spent:
+    reducer = RunReducer()
+    reducer.extend(run.entries)
+    return spent(reducer, now_s=now_s)
+
+
+def parts(table: Spent) -> dict[str, float]:
+    return {row.part: round(row.seconds, 3) for row in table.rows}
+
+
+def test_a_run_with_a_loss_is_explained_to_the_second() -> None:
+    """Nine iterations of 1 s and the moment before the failure's version; then steps as told."""
+    assert parts(spent_of(with_one_loss())) == {
+        "training": 12.0,
+        "redo": 0.125,
+        "detect": 0.5,
+        "start": 1.0,
+        "retrieve": 2.0,
+        "warm_up": 1.5,
+        "other": pytest.approx(11 * 0.125, abs=1e-3),
+    }
+
+
+def test_what_is_done_again_counts_once_as_training() -> None:
+    """Version 6 of 24 is loaded: 18 iterations, and the part of the 25th, were for nothing."""
+    table = spent_of(with_a_root_loss())
+    assert table.seconds("training") == pytest.approx(26.0)
+    assert table.seconds("redo") == pytest.approx(18 * 1.125 + 0.125 + 1.0)
+
+
+@pytest.mark.parametrize("told", [with_one_loss, with_a_root_loss])
+def test_the_parts_add_up_to_the_wall_time(told) -> None:
+    run = told()
+    table = spent_of(run)
+    wall_s = run.entries[-1].at_s - run.entries[1].at_s
+    assert table.wall_s == pytest.approx(wall_s)
+    assert sum(row.seconds for row in table.rows) == pytest.approx(wall_s, rel=0.01)
+    assert table.overhead == pytest.approx(1 - table.seconds("training") / wall_s)
+
+
+def test_waiting_for_a_version_is_exposed_and_not_training() -> None:
+    run = ToldRun().protect()
+    for number in range(1, 5):
+        run.iterate(number, duration_s=1.0, waited_s=0.25)
+    assert parts(spent_of(run.finish(4))) == {"training": 3.0, "exposed": 1.0}
+
+
+def test_waiting_for_machines_grows_while_the_run_waits() -> None:
+    run = ToldRun().protect().train(1, 3).fail("node-1", known=3)
+    run.say_root(
+        events.RecoveryWaiting, recovery=1, epoch=2, missing=(1,), standbys=(), reason="no machine"
+    )
+    assert spent_of(run, now_s=run.now_s + 40).seconds("waiting") == pytest.approx(40.0)
+    run.now_s += 60
+    run.plan(3, members=["node-0", "node-4", "node-2", "node-3"])
+    assert spent_of(run).seconds("waiting") == pytest.approx(60.0)
+
+
+def test_the_first_start_lasts_until_the_first_iteration_begins() -> None:
+    run = ToldRun()
+    run.now_s += 7
+    assert parts(spent_of(run, now_s=run.now_s)) == {"first_start": 7.0}
+    assert parts(spent_of(run.protect().iterate(1).finish(1))) == {
+        "first_start": 7.0,
+        "training": 1.0,
+    }
+
+
+def test_a_run_that_has_not_begun_has_nothing_to_explain() -> None:
+    assert spent(RunReducer()) == Spent(rows=(), wall_s=0.0)
+
+
+spans = st.lists(st.tuples(st.floats(-5, 15), st.floats(-5, 15)), max_size=8).map(
+    lambda pairs: np.array([sorted(pair) for pair in pairs], np.float64).reshape(-1, 2)
+)
+
+
+@given(st.lists(spans, max_size=4))
+def test_no_moment_counts_twice_and_a_later_layer_hides_an_earlier_one(layers) -> None:
+    lengths_s = paint(layers, 0.0, 10.0)
+    assert sum(lengths_s) <= 10.0 + 1e-9
+    if layers:  # the last is hidden by none
+        assert lengths_s[-1] == pytest.approx(sum(paint([layers[-1]], 0.0, 10.0)))
+    everything = np.array([[-1.0, 11.0]])
+    assert sum(paint([everything, *layers], 0.0, 10.0)) == pytest.approx(10.0)
+    assert paint([*layers, everything], 0.0, 10.0)[-1] == pytest.approx(10.0)

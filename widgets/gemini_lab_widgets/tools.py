@@ -1,0 +1,156 @@
+"""What a visitor can choose: which run, beside which other one, and which moment of it.
+
+A choice concerns this visitor's page alone, and nothing of it reaches the run.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from bokeh.layouts import row
+from bokeh.models import Button, CustomJSTickFormatter, InlineStyleSheet, Select, Slider
+
+from gemini_lab_widgets.views.palette import FONT, shown
+from gemini_lab_widgets.views.view import stretch
+
+STYLE: Final = """
+:host { font: 13px FONT; color: light-dark(#1b1b1b, #f2f2f2); }
+label, .bk-slider-title { font: 13px FONT; color: light-dark(#565656, #bdbdbd); }
+.bk-input, .bk-btn { font: 13px FONT; border: 1px solid light-dark(#9a9a9a, #7d7d7d) !important;
+  background: light-dark(#ffffff, #24292e) !important; box-shadow: none !important;
+  color: light-dark(#1b1b1b, #f2f2f2) !important; border-radius: 6px; padding: 2px 10px; }
+.bk-btn[disabled] { opacity: .45; }
+.bk-btn:focus-visible, .bk-input:focus-visible { outline: 3px solid #56b4e9; outline-offset: 1px; }
+""".replace("FONT", FONT)
+CLOCK: Final = """
+    const s = Math.max(0, tick), two = (text) => String(text).padStart(2, "0")
+    const h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60
+    if (h) return `${h}:${two(m)}:${two(Math.floor(s % 60))}`
+    return `${m}:${(s % 60).toFixed(1).padStart(4, "0")}`
+"""
+NEWEST: Final = "the newest run"
+NOTHING: Final = "nothing"
+STEPS: Final = 1_000
+"""Places of the slider."""
+AFTER_S: Final = 0.1
+"""So long after a failure was noticed, the log has told of it."""
+
+
+class Tools:
+    """Two lists, a slider of time, and buttons that go from failure to failure.
+
+    Args:
+        run: Called with the name of the run that was chosen, empty for the newest.
+        beside: Called with the name of the run to compare with, empty for none.
+        move: Called with the seconds since the run's start, `None` for the newest moment.
+
+    Attributes:
+        root: What a page shows.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: Callable[[str], None],
+        beside: Callable[[str], None],
+        move: Callable[[float | None], None],
+    ) -> None:
+        sheet = InlineStyleSheet(css=STYLE)
+        self._move = move
+        self._failures: Sequence[float] = ()
+        self._is_ours = False
+        self.run = Select(title="Run", options=[("", NEWEST)], value="", width=210)
+        self.beside = Select(title="Beside", options=[("", NOTHING)], value="", width=210)
+        self.slider = Slider(
+            title="Moment",
+            start=0,
+            end=1,
+            value=1,
+            step=0.001,
+            format=CustomJSTickFormatter(code=CLOCK),
+            min_width=240,
+            sizing_mode="stretch_width",
+        )
+        self.before = Button(label="◀ failure", width=84)
+        self.after = Button(label="failure ▶", width=84)
+        self.newest = Button(label="newest ▶▏", width=88)
+        self.run.on_change("value", lambda _, __, value: self._choose(run, value))
+        self.beside.on_change("value", lambda _, __, value: self._choose(beside, value))
+        self.slider.on_change("value", lambda _, __, value: self._slide(value))
+        self.before.on_click(lambda: self._jump(-1))
+        self.after.on_click(lambda: self._jump(1))
+        self.newest.on_click(lambda: self._slide(self.slider.end))
+        parts = [self.run, self.beside, self.slider, self.before, self.after, self.newest]
+        for part in parts:
+            part.stylesheets = [sheet]
+        for button in (self.before, self.after, self.newest):
+            button.styles = {"align-self": "flex-end"}
+        self.root: Any = row(*parts, sizing_mode="stretch_width", name="tools")
+        self.root.styles = {"flex-wrap": "wrap", "gap": "4px 10px"}
+
+    # -- what there is to choose ---------------------------------------------------------------
+
+    def offer(self, names: Iterable[str], *, run: str, beside: str) -> None:
+        """List runs by name, and show which are chosen; empty for the newest, and for none.
+
+        A name that is chosen stays in the list, whatever became of the run.
+        """
+        names = list(names)
+        self._set(self.run, NEWEST, dict.fromkeys([*names, *filter(None, [run])]), run)
+        self._set(self.beside, NOTHING, dict.fromkeys([*names, *filter(None, [beside])]), beside)
+
+    def _set(self, select: Select, nothing: str, names: Iterable[str], chosen: str) -> None:
+        options = [("", nothing), *((name, shown(name, longest=60)) for name in names)]
+        self._is_ours = True
+        if select.options != options:
+            select.options = options
+        if select.value != chosen:
+            select.value = chosen
+        self._is_ours = False
+
+    def reach(self, end_s: float, failures: Sequence[float], *, at_s: float | None) -> None:
+        """Let the slider reach to `end_s`, with failures noticed at these seconds on the way.
+
+        Args:
+            end_s: Of the run so far.
+            failures: In order.
+            at_s: The moment that is looked at; `None` for the newest, where the slider stays.
+        """
+        self._failures = failures
+        self._is_ours = True
+        end_s = max(end_s, 0.001)
+        if self.slider.end != end_s:
+            self.slider.update(end=end_s, step=end_s / STEPS)
+        stretch(self.slider, 0, end_s)
+        value = end_s if at_s is None else min(at_s, end_s)
+        if self.slider.value != value:
+            self.slider.value = value
+        self.before.disabled = self._next(-1) is None
+        self.after.disabled = self._next(1) is None
+        self.newest.disabled = at_s is None
+        self._is_ours = False
+
+    # -- what was chosen -----------------------------------------------------------------------
+
+    def _choose(self, act: Callable[[str], None], name: str) -> None:
+        if not self._is_ours:
+            act(name)
+
+    def _slide(self, value: float) -> None:
+        if not self._is_ours:
+            self._move(None if value >= self.slider.end else max(0.0, float(value)))
+
+    def _jump(self, direction: int) -> None:
+        found = self._next(direction)
+        if found is not None:
+            self._move(found)
+
+    def _next(self, direction: int) -> float | None:
+        """The moment just after the next failure, or the one before."""
+        moments = [at_s + AFTER_S for at_s in self._failures]
+        now_s = self.slider.value
+        if direction < 0:
+            place = bisect_left(moments, now_s - 1e-3)
+            return moments[place - 1] if place else None
+        place = bisect_right(moments, now_s + 1e-3)
+        return moments[place] if place < len(moments) else None

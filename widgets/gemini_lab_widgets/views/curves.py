@@ -1,0 +1,208 @@
+"""What the script logged, such as its loss: with the failures, and earlier runs beneath it."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from bokeh.models import CDSView, CustomJS, Div, GroupFilter, Range1d, Select
+
+from gemini_lab.report.tables import Curve, Curves, Match, Tables
+from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, PINK, RED, esc, shown
+from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+
+OTHERS: Final = (ORANGE, GREY, PINK)
+"""Earlier runs are drawn in these, wide, so that a curve that hides one shows that both agree."""
+CSS: Final = f"""
+:host {{ font-family: {FONT}; color: var(--gl-ink); }}
+p {{ margin: 0 0 6px; padding: 6px 12px; font-size: 15px; background: var(--gl-pale);
+  border-left: 5px solid {GREEN}; border-radius: 6px; }}
+p.differs {{ border-left-color: {RED}; font-weight: 600; }}
+p::before {{ content: "✓"; color: {GREEN}; font-weight: 700; margin-right: 8px; }}
+p.differs::before {{ content: "✕"; color: {RED}; }}
+"""
+LOOK: Final = """
+    const {name, low, high} = spans.data
+    const at = Array.from(name).indexOf(select.value)
+    filter.group = select.value
+    axis.axis_label = select.value
+    if (at >= 0) range.setv({start: low[at], end: high[at]})
+"""
+
+
+class CurvesView(View):
+    """A line for each run; which value is chosen in the browser, so a saved page can, too."""
+
+    title: ClassVar[str] = "Loss"
+
+    def _build(self) -> Sequence[Any]:
+        self.lines = source("xs ys name run colour width dash alpha")
+        self.ends = source("x y name colour")
+        self.marks = source("x text")
+        self.spans = source("name low high")
+        self.verdict = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
+        self.select = Select(title="value", options=[], value="", width=180, visible=False)
+        self._follow(self.select, stylesheets="sheets")
+        self._filter = GroupFilter(column_name="name", group="")
+        self.plot = self._drawn()
+        arguments = {
+            "select": self.select,
+            "spans": self.spans,
+            "filter": self._filter,
+            "axis": self.plot.yaxis[0],
+            "range": self.plot.y_range,
+        }
+        self.select.js_on_change("value", CustomJS(args=arguments, code=LOOK))
+        return (self.verdict, self.select, self.plot)
+
+    def _drawn(self) -> Any:
+        plot = self._figure(height=300)
+        plot.xaxis.axis_label = "iteration"
+        plot.extra_y_ranges = {"share": Range1d(0, 1)}
+        struck = {"source": self.marks, "y_range_name": "share", "color": RED}
+        marks = [
+            plot.segment(x0="x", x1="x", y0=0, y1=1, line_dash=[5, 4], line_width=1.5, **struck),
+            plot.scatter("x", 0.97, marker="inverted_triangle", size=13, **struck),
+        ]
+        chosen = CDSView(filter=self._filter)
+        lines = plot.multi_line(
+            "xs",
+            "ys",
+            source=self.lines,
+            view=chosen,
+            line_color="colour",
+            line_width="width",
+            line_dash="dash",
+            line_alpha="alpha",
+            legend_field="run",
+        )
+        plot.scatter("x", "y", size=8, color="colour", source=self.ends, view=chosen)
+        hover(
+            plot,
+            [lines],
+            ("run", "@run"),
+            ("iteration", "$data_x{0}"),
+            ("mean", "$data_y{0.0[000]}"),
+        )
+        hover(plot, marks, ("iteration", "@x"), ("failure", "@text"))
+        self._legend(plot, columns=2)
+        return plot
+
+    def update(self, tables: Tables) -> None:
+        """Draw a snapshot's values."""
+        table = tables.curves
+        # Earlier runs first: what is drawn later lies above.
+        found = [*(one for one in table.curves if one.run), *(c for c in table.curves if not c.run)]
+        names = [shown(one.name) for one in table.curves if not one.run]
+        self._choose(names)
+        put(self.lines, _lines(found))
+        ends = [one for one in found if one.numbers]
+        put(
+            self.ends,
+            {
+                "x": [one.numbers[-1] for one in ends],
+                "y": [one.means[-1] for one in ends],
+                "name": [shown(one.name) for one in ends],
+                "colour": [_colour(one, found) for one in ends],
+            },
+        )
+        put(
+            self.marks,
+            {
+                "x": [mark.iteration for mark in table.marks],
+                "text": [shown(mark.text, longest=80) for mark in table.marks],
+            },
+        )
+        bounds = {
+            name: _bounds([one for one in found if shown(one.name) == name]) for name in names
+        }
+        low, high = zip(*bounds.values(), strict=True) if bounds else ((), ())
+        put(self.spans, {"name": list(bounds), "low": low, "high": high})
+        stretch(self.plot.y_range, *bounds.get(self.select.value, (0.0, 1.0)))
+        last = max((one.numbers[-1] for one in ends), default=1)
+        stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
+        self.plot.visible = bool(names)
+        self._verdict(table.matches)
+        self._say(describe(table), notes=table.notes, brief=_brief(table))
+
+    def _choose(self, names: Sequence[str]) -> None:
+        """Offer the names; the first is looked at until somebody chooses."""
+        if self.select.options != list(names):
+            self.select.options = list(names)
+        if self.select.value not in names:
+            self.select.value = names[0] if names else ""
+        self.select.visible = len(names) > 1
+        if self._filter.group != self.select.value:
+            self._filter.group = self.plot.yaxis[0].axis_label = self.select.value
+
+    def _verdict(self, matches: Sequence[Match]) -> None:
+        kinds = [("" if one.first is None else " class=differs", said(one)) for one in matches]
+        text = "".join(f"<p{kind}>{esc(words)}</p>" for kind, words in kinds)
+        if self.verdict.text != text:
+            self.verdict.text = text
+        self.verdict.visible = bool(text)
+
+
+def _lines(found: Sequence[Curve]) -> dict[str, list[Any]]:
+    return {
+        "xs": [list(one.numbers) for one in found],
+        "ys": [list(one.means) for one in found],
+        "name": [shown(one.name) for one in found],
+        "run": [shown(one.run) if one.run else "this run" for one in found],
+        "colour": [_colour(one, found) for one in found],
+        "width": [6 if one.run else 2 for one in found],
+        "dash": [[] for one in found],
+        "alpha": [0.55 if one.run else 1.0 for one in found],
+    }
+
+
+def _colour(curve: Curve, found: Sequence[Curve]) -> str:
+    if not curve.run:
+        return BLUE
+    runs = list(dict.fromkeys(one.run for one in found if one.run))
+    return OTHERS[runs.index(curve.run) % len(OTHERS)]
+
+
+def _bounds(found: Sequence[Curve]) -> tuple[float, float]:
+    """Lower and upper edge for some curves, with a margin."""
+    values = [mean for one in found for mean in one.means]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def said(match: Match) -> str:
+    """Whether a value was the same in an earlier run, in words."""
+    what = "losses" if match.name == "loss" else f"values of {match.name}"
+    if not match.compared:
+        return f"No {what} to compare with {match.run}: no iteration has one in both runs."
+    if match.first is None:
+        return f"{match.compared:,} {what}, all bit-identical to {match.run}."
+    number, mine, theirs = match.first
+    return (
+        f"Not the same as {match.run}: of {match.compared:,} {what} the first that differs is in "
+        f"iteration {number:,}, {mine!r} here and {theirs!r} there (means over the ranks)."
+    )
+
+
+def _brief(table: Curves) -> str:
+    """What is drawn, for those who see it."""
+    if not table.curves:
+        return ""
+    over = f", the mean over {table.ranks:,} ranks" if table.ranks > 1 else ""
+    beside = any(one.run for one in table.curves)
+    other = "; wide and pale beneath it the run that it is compared with" if beside else ""
+    return f"What the script logged in each iteration{over}; failures are marked{other}."
+
+
+def describe(table: Curves) -> str:
+    """The curves in words."""
+    mine = [one for one in table.curves if not one.run and one.numbers]
+    if not mine:
+        return "Nothing logged yet; protected.log(loss=...) before the step brings it here."
+    parts = [
+        f"{one.name}: {one.means[0]:.4g} in iteration {one.numbers[0]:,}, "
+        f"{one.means[-1]:.4g} in iteration {one.numbers[-1]:,}"
+        for one in mine
+    ]
+    failures = f"failures in iterations {', '.join(str(one.iteration) for one in table.marks[:12])}"
+    verdicts = " ".join(said(one) for one in table.matches)
+    return f"{'; '.join([*parts, *([failures] if table.marks else [])])}. {verdicts}".strip()
