@@ -24,6 +24,7 @@ TAKE_THE_MACHINE = {"browser", "cluster", "notebooks"}
 """Folders whose tests start nodes, browsers and kernels: one after the other, with `-n` too."""
 
 
+@pytest.hookimpl(tryfirst=True)  # the group is read in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that load a machine in one process, which begins with them."""
     for item in items:
