@@ -93,18 +93,27 @@ class Agent:
     Args:
         config: What it is told.
         announce: Called once it listens and is registered.
+        host: What starts and ends its workers.
+        bulk: What does its bulk work; by default processes of its own.
     """
 
-    def __init__(self, config: AgentConfig, announce: Callable[[AgentUp], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        announce: Callable[[AgentUp], None],
+        *,
+        host: Callable[..., WorkerHost] = WorkerHost,
+        bulk: BulkProcesses | None = None,
+    ) -> None:
         self.config = config
         self._announce = announce
         self.name = config.name
         self.epoch = 0
         self._began_at_s = time.time()
         self.lab = LabLink(config.name)
-        self.bulk = BulkProcesses()
+        self.bulk = bulk or BulkProcesses()
         self.keeper = MemoryKeeper(self.bulk)
-        self.host = WorkerHost(
+        self.host = host(
             warm=config.warm,
             on_message=self._on_worker_message,
             on_output=self._on_worker_output,
@@ -580,12 +589,12 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _say(answer: AgentUp) -> None:
+def say_up(answer: AgentUp) -> None:
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 
 
-async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = _say) -> None:
+async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = say_up) -> None:
     """One agent's life; see `Agent`."""
     await Agent(config, announce).run()
 
