@@ -166,7 +166,7 @@ class RootAgent:
             return list(self._begin(at_s, cause="worker_exited", lost=[]))
         self._finished = {rank for rank, status in working.items() if status == "finished"}
         self._protected = set(self.state.ranks)
-        self._progress.restart(self.state.ranks, iteration=self.state.iteration, at_s=at_s)
+        self._progress.restart(self.state.ranks, iteration=self.state.iteration)
         return list(self._finish_if_all_did(at_s))
 
     def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
@@ -469,7 +469,7 @@ class RootAgent:
         assert self._plan is not None
         self.state = replace(self.state, is_unsure=False)
         yield from self._enter("starting", at_s)
-        self._progress.restart(self.state.ranks, iteration=self._plan.version or 0, at_s=at_s)
+        self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
         order = StartWorkers(
             epoch=self.state.epoch,
@@ -490,7 +490,7 @@ class RootAgent:
                 yield from self._on_protected(at_s, event)
             case events.ShardRestored():
                 self._restored.add(event.rank)
-                if self._restored == set(self.state.ranks):
+                if len(self._restored) == len(self.state.ranks):
                     assert self._plan is not None
                     self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
@@ -516,7 +516,7 @@ class RootAgent:
         if self.state.settings is None:
             self._learn_settings(event)
             yield WriteState(state=self.state)
-        if self._protected == set(self.state.ranks) and self.state.phase == "starting":
+        if len(self._protected) == len(self.state.ranks) and self.state.phase == "starting":
             yield self._step("start", at_s)
             self._entered_s = at_s
 
@@ -540,7 +540,7 @@ class RootAgent:
             yield from self._fail(at_s, divergence_reason(diverged))
 
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
-        self._progress.note(event.rank, event.iteration, at_s=at_s, duration_s=event.duration_s)
+        self._progress.note(event.rank, event.iteration, duration_s=event.duration_s)
         self._pulses.note_iteration(event.rank, event.iteration)
         done = self._progress.done
         started_from = (self._plan.version or 0) if self._plan else 0
@@ -690,7 +690,7 @@ class RootAgent:
     def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"}:
             return
-        if self._finished != set(self.state.ranks):
+        if len(self._finished) < len(self.state.ranks):
             return
         if self.state.phase == "starting" and self._plan is not None:
             yield from self._resumed(at_s, self.state.iteration)
