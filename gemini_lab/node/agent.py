@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.news import Reading
 from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.shard_writer import ShardWriter
@@ -126,6 +127,8 @@ class Agent:
         self._root: Channel | None = None
         self._term = 0  # of the newest root that has greeted
         self._root_record: RootRecord | None = None
+        self._reading: Reading | None = None  # of the store; `None` while it is away
+        self._is_store_away = False
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
@@ -194,6 +197,7 @@ class Agent:
                 if not await self.membership.renew():
                     await self._rejoin()
             except StoreUnavailableError:
+                self._note_store_away()
                 # An outage of the store alone stops nothing; a node cut off from root and store
                 # alike has been replaced by now, or will be.
                 cut_off = self._root is None and self._shell is None
@@ -204,7 +208,7 @@ class Agent:
         """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
         self.lab.emit(Note(text=f"{self.name} lost its lease and took another"))
-        await self._end_older_workers(await self.membership.read())
+        await self._end_older_workers((await self.membership.read()).items)
 
     async def _watch_workers(self) -> None:
         while True:
@@ -213,28 +217,42 @@ class Agent:
                 self._to_root(pulse)
 
     async def _watch_store(self) -> None:
-        is_away = False
         while True:
             await asyncio.sleep(self.membership.poll_s)
-            try:
-                items = await self.membership.read()
-                if is_away:
-                    self._settled_s = time.monotonic() + 2 * self.config.lease_s
-                is_away = False
-                await self._obey_store(items)
-                self._watch_lab(items)
-            except StoreUnavailableError:
-                is_away = True
-                self._watch_lab(None)
+            # Who hears the root agent itself need not hear of it from the store at once.
+            is_urgent = self._root is None or self._shell is not None
+            if self.membership.news.is_due(is_urgent=is_urgent):
+                await self._read_store()
+            elif self._shell is not None and self._reading is not None:
+                self._shell.observe(self._reading, is_settled=True)
+            self._watch_lab()
 
-    async def _obey_store(self, items: dict[str, str]) -> None:
+    async def _read_store(self) -> None:
+        try:
+            reading = await self.membership.read(whole=self._shell is not None)
+            if self._is_store_away:
+                self._settled_s = time.monotonic() + 2 * self.config.lease_s
+            self._is_store_away, self._reading = False, reading
+            await self._obey_store(reading)
+        except StoreUnavailableError:
+            self._note_store_away()
+
+    def _note_store_away(self) -> None:
+        """What was read counts no more, until the store answers again."""
+        self._is_store_away, self._reading = True, None
+        self.membership.news.ring()
+
+    async def _obey_store(self, reading: Reading) -> None:
         """Act on what the store says.
 
         A store that was away may have let leases run out of nodes that live: until they have had
         time to take new ones, nobody is declared lost and no other root is elected.
         """
+        items = reading.items
         record = RootRecord.from_text(items["root"]) if "root" in items else None
         is_settled = time.monotonic() > self._settled_s
+        if record is None or not is_settled:
+            self.membership.news.ring()  # time alone may change what is to be done
         if self._shell is not None:
             is_newest = int(items.get("term", "0")) <= self._shell.record.term
             if record is None and not is_settled and is_newest:
@@ -242,7 +260,7 @@ class Agent:
             elif record != self._shell.record:
                 await self._resign()
             else:
-                self._shell.observe(items, is_settled=is_settled)
+                self._shell.observe(reading, is_settled=is_settled)
         elif record is None and is_settled:
             won = await self.membership.campaign(items)
             if won is not None:
@@ -254,24 +272,25 @@ class Agent:
         self._root_record = record or self._root_record
         await self._end_older_workers(items)
 
-    async def _end_older_workers(self, items: dict[str, str]) -> None:
+    async def _end_older_workers(self, items: Mapping[str, str]) -> None:
         epoch = read_epoch(items)
         if epoch > self.epoch and self.host.workers:
             self.epoch = epoch
             await self.host.kill_all(epoch=self.epoch)
 
-    def _watch_lab(self, items: dict[str, str] | None) -> None:
+    def _watch_lab(self) -> None:
         """End when the lab is gone: its connection is closed, or its key has run out.
 
         A lab whose other machines are slow to come takes its time before it connects. A detached
         one lives as long as its key, or, while the store is away, as its workers.
         """
+        reading = self._reading
         is_here = self.lab.is_open or not self.lab.was_opened
         if self.config.detached is not None:
-            is_here = items is not None or bool(self.host.workers)
-        if is_here and (items is None or LAB_KEY in items):
+            is_here = reading is not None or bool(self.host.workers)
+        if is_here and (reading is None or LAB_KEY in reading.items):
             self._lab_seen_s = time.monotonic()
-        is_alone = self.config.detached is not None and items is None
+        is_alone = self.config.detached is not None and reading is None
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else LAB_GRACE_S):
             self._stop.set()
 
@@ -289,6 +308,7 @@ class Agent:
         if self.config.detached is not None:
             owner = run_owner(self.config, record, note=lambda text: self.lab.emit(Note(text=text)))
             self._owner_task = self._background(owner)
+        self.membership.news.ring()  # the root agent follows all keys
 
     async def _act_as_root(self, shell: RootShell) -> None:
         try:
@@ -299,6 +319,7 @@ class Agent:
             if self._shell is shell:
                 self._shell = None
                 self._end_owner()
+                self.membership.news.ring()
 
     async def _resign(self) -> None:
         if self._shell_task is not None:
@@ -359,7 +380,7 @@ class Agent:
         if await self._is_dead(record.address):
             with suppress(StoreUnavailableError):
                 await self.membership.depose(record)
-                await self._obey_store(await self.membership.read())
+                await self._read_store()
 
     async def _is_dead(self, address: str) -> bool:
         """Whether nothing listens at `address` any more; silence proves nothing."""

@@ -43,6 +43,7 @@ LOOK_S: Final = 0.02
 CONNECTIONS: Final = 32  # that are opened at once
 OPERATIONS: Final = "store operations an agent and second"
 ANSWERS: Final = "store's answers and notices an agent"
+WIDE: Final = 16  # characters of a column
 LOG: Final = "log a rank and minute, at 10 iterations/s"
 
 
@@ -89,14 +90,14 @@ def table(rows: Sequence[Row]) -> str:
     found: dict[str, dict[int | None, Row]] = {}
     for row in rows:
         found.setdefault(row.name, {})[row.settings.get("agents")] = row
-    lines = [f"{'agents':<46}" + "".join(f"{size:>13}" for size in sizes) + f"{'growth':>9}"]
+    lines = [f"{'agents':<46}" + "".join(f"{size:>{WIDE}}" for size in sizes) + f"{'growth':>9}"]
     for name, by_size in found.items():
         unit = by_size[sizes[0]].unit
         medians = "".join(f"{by_size[size].median:>13.4g}" for size in sizes)
         power = f"N^{by_size[None].median:.2f}" if None in by_size and by_size[None].values else ""
         lines.append(f"{name + ', ' + unit:<46}{medians}{power:>9}")
         spreads = (_spread(by_size[size]) for size in sizes)
-        lines.append(f"{'':<46}" + "".join(f"{spread:>13}" for spread in spreads))
+        lines.append(f"{'':<46}" + "".join(f"{spread:>{WIDE}}" for spread in spreads))
     return "\n".join([*lines, *_conditions(rows)])
 
 
