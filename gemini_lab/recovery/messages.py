@@ -25,7 +25,7 @@ from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected
-from gemini_lab.recovery.plan import RecoveryPlan, Stored
+from gemini_lab.recovery.plan import PlanPart, Stored
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -224,7 +224,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         epoch: The restart that it belongs to.
         order: The job, and what the launcher was told.
         seats: Who sits where in this epoch.
-        plan: What is loaded from where.
+        plan: Its node's part of what is loaded from where.
         rendezvous: `host:port` of the job's store.
         fingerprint: Of the model that the version is of; `None` before the first `protect`.
         interface: The network interface to the other nodes; `None` where it is not known.
@@ -234,7 +234,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     epoch: Epoch
     order: JobOrder
     seats: Seats
-    plan: RecoveryPlan
+    plan: PlanPart
     rendezvous: str
     fingerprint: str | None
     interface: str | None
@@ -275,11 +275,11 @@ class HoldPort(RootOrder, frozen=True, kw_only=True):
 
 
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
-    """Start the workers of your position."""
+    """Start the workers of your position; `plan` is your part of it."""
 
     order: JobOrder
     seats: Seats
-    plan: RecoveryPlan
+    plan: PlanPart
     rendezvous: str
     fingerprint: str | None
 

@@ -68,6 +68,24 @@ class CopyTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPart:
+    """What one node has to know of a plan; together with all others' it is the plan.
+
+    Attributes:
+        version: The version that every rank loads; `None` when training starts anew.
+        lineage: The history that it is of.
+        tier: From where the version as a whole comes.
+        transfers: The copies that this node sends or gets, in the plan's order: whoever sends
+            finds its receiver, for both meet theirs in one order.
+    """
+
+    version: int | None
+    tier: Tier
+    lineage: Lineage = NO_LINEAGE
+    transfers: tuple[CopyTransfer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
     """What every node does to bring training back.
 
@@ -94,6 +112,23 @@ class RecoveryPlan:
     def missing(self) -> tuple[int, ...]:
         """Positions that have no machine."""
         return tuple(p for p, node in enumerate(self.members) if node is None)
+
+    def parts(self) -> dict[str, PlanPart]:
+        """Each member's part, in time that grows with members and transfers."""
+        moves: dict[str, list[CopyTransfer]] = defaultdict(list)
+        for transfer in self.transfers:
+            moves[transfer.sender].append(transfer)
+            moves[transfer.receiver].append(transfer)
+        return {
+            node: PlanPart(
+                version=self.version,
+                tier=self.tier,
+                lineage=self.lineage,
+                transfers=tuple(moves.get(node, ())),
+            )
+            for node in self.members
+            if node is not None
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""

@@ -471,16 +471,16 @@ class RootAgent:
         yield from self._enter("starting", at_s)
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
-        order = StartWorkers(
-            epoch=self.state.epoch,
-            order=self.state.job,
-            seats=self.state.seats,
-            plan=self._plan,
-            rendezvous=address,
-            fingerprint=self.state.fingerprint,
-        )
-        for node in dict.fromkeys(self.state.members):
-            yield Send(to=str(node), order=order)
+        for node, part in self._plan.parts().items():
+            order = StartWorkers(
+                epoch=self.state.epoch,
+                order=self.state.job,
+                seats=self.state.seats,
+                plan=part,
+                rendezvous=address,
+                fingerprint=self.state.fingerprint,
+            )
+            yield Send(to=node, order=order)
 
     # -- what workers say --------------------------------------------------------------------
 
