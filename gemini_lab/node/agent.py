@@ -22,6 +22,7 @@ import psutil
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     Iteration,
     IterationBegun,
@@ -79,6 +80,7 @@ from gemini_lab.recovery.messages import (
     WorkerStart,
 )
 from gemini_lab.recovery.plan import Stored
+from gemini_lab.recovery.protocol import HeardEvent
 from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
@@ -139,6 +141,7 @@ class Agent:
             lambda: deque(maxlen=REMEMBERED)
         )
         self._run: int | None = None  # whose those are
+        self._is_placed = False  # whether the root agent knows the placement
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=self._to_root, background=self._background
@@ -465,10 +468,12 @@ class Agent:
                 damaged=found.damaged,
                 persistent=stored,
                 unread=unread,
-                protected=self._protected if found.copies or found.damaged else None,
                 iterations=[said for told in self._iterations.values() for said in told]
                 if order.run == self._run
                 else [],
+                protected=self._protected
+                if order.asks_settings and (found.copies or found.damaged)
+                else None,
             )
         )
 
@@ -505,6 +510,7 @@ class Agent:
         if self._run != order.order.run:
             self._iterations.clear()
             self._run = order.order.run
+        self._is_placed = order.seats.placement is not None
         interface = interface_of(self.address.rpartition(":")[0])
         for rank in order.seats.ranks_on(self.name):
             self.host.start(
@@ -526,8 +532,10 @@ class Agent:
         del fds  # workers send none
         match message:
             case EventSaid():
-                self.lab.pass_on(message.entry)
-                self._to_root(message)
+                to_log, to_root = told_of(message.entry, is_placed=self._is_placed)
+                self.lab.pass_on(to_log)
+                if to_root is not None:
+                    self._to_root(to_root)
                 if isinstance(message.entry.event, VersionComplete):
                     self.writer.begin_if_whole()
                 elif isinstance(message.entry.event, Protected):
@@ -592,6 +600,24 @@ class Agent:
             text = f"{self.config.name}'s agent: {type(error).__name__}: {error}"
             self.lab.emit(Note(text=text))
             print(text, file=sys.stderr)  # noqa: T201
+
+
+def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
+    """What the log is told of a worker's event, and what the root agent.
+
+    The root agent hears what it decides on. A placement grows with the nodes, so that not every
+    one of thousands of ranks repeats it: the log has it from rank 0.
+
+    Args:
+        entry: What the worker says.
+        is_placed: Whether the root agent knows the placement.
+    """
+    event, brief = entry.event, entry
+    if isinstance(event, Protected):
+        brief = msgspec.structs.replace(entry, event=msgspec.structs.replace(event, placement=None))
+    is_first = isinstance(event, Protected) and event.rank == 0
+    to_root = EventSaid(entry=brief if is_placed else entry)
+    return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None
 
 
 def address_towards(endpoint: str) -> str:

@@ -264,10 +264,15 @@ class Fence(RootOrder, frozen=True, kw_only=True):
 
 
 class TakeInventory(RootOrder, frozen=True, kw_only=True):
-    """Say which copies of a run are whole in memory and, given a URL, what the tier has."""
+    """Say which copies of a run are whole in memory and, given a URL, what the tier has.
+
+    Attributes:
+        asks_settings: Whether to say by which settings they were made.
+    """
 
     run: int
     persistent_url: str | None = None
+    asks_settings: bool = False
 
 
 class HoldPort(RootOrder, frozen=True, kw_only=True):
@@ -346,8 +351,8 @@ class Inventory(Message, frozen=True, kw_only=True):
         damaged: Complete ones that differ from their checksums.
         persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
         unread: Why it cannot be read.
-        protected: By which settings the copies were made: a root that was elected before any root
-            could store them knows them from nowhere else.
+        protected: By which settings the copies were made, where that was asked: a root that was
+            elected before any root could store them knows them from nowhere else.
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
     """

@@ -57,6 +57,7 @@ from gemini_lab.recovery.protocol import (
     FromAgent,
     HangUp,
     Happening,
+    HeardEvent,
     Instruction,
     JobCancelled,
     JobSubmitted,
@@ -258,7 +259,7 @@ class RootAgent:
         match message:
             case Fenced() | Inventory() | PortHeld():
                 yield from self._on_answer(said.at_s, said.node, message)
-            case EventSaid():
+            case EventSaid() if isinstance(message.entry.event, HeardEvent):
                 yield from self._on_event(said.at_s, message.entry.event)
             case WorkerExited():
                 yield from self._on_exit(said.at_s, said.node, message)
@@ -334,12 +335,16 @@ class RootAgent:
 
     def _question(self, node: str) -> Send:
         """What every living agent is asked in this phase, latecomers too."""
-        epoch = self.state.epoch
-        is_fence = self.state.phase == "fencing"
-        run = self.state.job.run
-        return Send(
-            to=node,
-            order=Fence(epoch=epoch) if is_fence else TakeInventory(epoch=epoch, run=run),
+        if self.state.phase == "fencing":
+            return Send(to=node, order=Fence(epoch=self.state.epoch))
+        return Send(to=node, order=self._inventory_order())
+
+    def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
+        return TakeInventory(
+            epoch=self.state.epoch,
+            run=self.state.job.run,
+            persistent_url=persistent_url,
+            asks_settings=self.state.settings is None,
         )
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
@@ -399,8 +404,7 @@ class RootAgent:
         node = in_order(self.living)[0]
         self._answered.discard(node)
         url = self.state.read_settings().persistent_url
-        order = TakeInventory(epoch=self.state.epoch, run=self.state.job.run, persistent_url=url)
-        return Send(to=node, order=order)
+        return Send(to=node, order=self._inventory_order(persistent_url=url))
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
         """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
@@ -484,7 +488,7 @@ class RootAgent:
 
     # -- what workers say --------------------------------------------------------------------
 
-    def _on_event(self, at_s: float, event: events.AnyEvent) -> Iterator[Instruction]:
+    def _on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
         match event:
             case events.Protected():
                 yield from self._on_protected(at_s, event)
@@ -513,7 +517,7 @@ class RootAgent:
     def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what."""
         self._protected.add(event.rank)
-        if self.state.settings is None:
+        if self.state.settings is None and event.placement is not None:
             self._learn_settings(event)
             yield WriteState(state=self.state)
         if len(self._protected) == len(self.state.ranks) and self.state.phase == "starting":

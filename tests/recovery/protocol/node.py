@@ -146,7 +146,7 @@ class Node:
             ],
             persistent=(tier.stored() if tier.is_up else []) if is_read else None,
             unread="503" if asked and not is_read else "",
-            protected=self.protected if copies else None,
+            protected=self.protected if order.asks_settings and copies else None,
         )
 
     def _start_worker(self, order: StartWorkers) -> None:
