@@ -35,6 +35,7 @@ from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
+from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
@@ -156,6 +157,7 @@ class Agent:
         self.address = f"{address_host}:{port}"
         self.membership = Membership(
             store=EtcdStore(self.config.etcd, self.config.prefix),
+            streams=EtcdStreams(self.config.etcd, self.config.prefix),
             name=self.config.name,
             address=self.address,
             lease_s=self.config.lease_s,

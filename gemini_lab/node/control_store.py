@@ -1,6 +1,6 @@
 """The small consistent store behind membership, election and recovery state.
 
-A few operations, leases and a watch are all that gemini_lab asks of a store; anything that offers
+A few operations and leases are all that gemini_lab asks of a store; anything that offers
 `ControlStore` can stand in for etcd. Values are text. Nothing on the training path calls it.
 """
 
@@ -41,13 +41,6 @@ def patiently(act: Callable[[], Result], *, patience_s: float = PATIENCE_S) -> R
             time.sleep(0.1)
 
 
-class Tell(Protocol):
-    """Hears of a watch, on a thread of the store's."""
-
-    def __call__(self, *, has_ended: bool) -> None:
-        """Something changed, or the watch is over: nothing is told any more."""
-
-
 class ControlStore(Protocol):
     """What gemini_lab asks of a store. Every call may raise `StoreUnavailableError`."""
 
@@ -80,12 +73,6 @@ class ControlStore(Protocol):
 
     def get(self, keys: Sequence[str]) -> dict[str, str]:
         """Those of these keys that exist, with their values, read at one revision."""
-
-    def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
-        """Have `tell` called whenever one of these keys changes (`None`: any key).
-
-        It ends with the connection, and says so; a change may be told more than once.
-        """
 
     def close(self) -> None:
         """Drop the connection."""
@@ -204,18 +191,6 @@ class EtcdStore:
             return [pair for pairs in found for pair in pairs]
 
         return self._by_key(self._call(transaction))
-
-    def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
-        def hear(said: Any) -> None:  # what changed, or the error that ended the watch
-            tell(has_ended=not hasattr(said, "events"))
-
-        def begin(etcd: Any) -> None:
-            if keys is None:
-                etcd.add_watch_prefix_callback(self.prefix, hear)
-            for key in keys or ():
-                etcd.add_watch_callback(self.prefix + key, hear)
-
-        self._call(begin)
 
     def close(self) -> None:
         with self._lock:

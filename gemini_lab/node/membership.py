@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gemini_lab.node.control_store import ControlStore, patiently
+from gemini_lab.node.etcd_streams import StoreStreams
 from gemini_lab.node.news import Reading, StoreNews
 
 Result = TypeVar("Result")
@@ -39,6 +40,7 @@ class Membership:
 
     Args:
         store: The lab's store.
+        streams: What is open to it all the time.
         name: This node.
         address: Where its agent listens.
         lease_s: How long the node counts as alive without a sign of life.
@@ -48,9 +50,18 @@ class Membership:
         poll_s: How often an agent looks whether there is.
     """
 
-    def __init__(self, *, store: ControlStore, name: str, address: str, lease_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        store: ControlStore,
+        streams: StoreStreams,
+        name: str,
+        address: str,
+        lease_s: float,
+    ) -> None:
         self.store = store
-        self.news = StoreNews(store)
+        self.streams = streams
+        self.news = StoreNews(store, streams)
         self.name = name
         self.address = address
         self.lease_s = lease_s
@@ -81,7 +92,7 @@ class Membership:
         lease = self._lease
         if lease is None:
             return False
-        alive = await self.call(lambda: self.store.keep_alive(lease))
+        alive = await self.streams.keep_alive(lease)
         if alive:
             self._renewed_s = time.monotonic()
         else:
@@ -90,13 +101,14 @@ class Membership:
 
     async def leave(self) -> None:
         """Give the lease back, and with it every key of this node."""
+        await self.streams.close()
         lease, self._lease = self._lease, None
         if lease is not None:
             await self.call(lambda: self.store.revoke(lease))
 
     async def read(self, *, whole: bool = False) -> Reading:
         """What every agent is to know of the store, or all that is in the lab's part of it."""
-        return await self.call(lambda: self.news.read(whole=whole))
+        return await self.news.read(whole=whole)
 
     async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
         """Become root agent if there is none; returns the record when this node won."""

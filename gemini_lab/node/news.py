@@ -5,14 +5,16 @@ something or fell behind a compaction needs no repair but another look, and a ch
 looks cannot be half seen.
 """
 
+import asyncio
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gemini_lab.node.control_store import ControlStore
+from gemini_lab.node.etcd_streams import StoreStreams
 
 HEAD: Final = ("epoch", "lab", "root", "term")
 """The keys that every agent follows; all others concern the root agent alone."""
@@ -37,7 +39,8 @@ class StoreNews:
     """What one agent knows of the store, and whether that may be old.
 
     Args:
-        store: The lab's.
+        store: The lab's, to read.
+        streams: The same store, to watch.
         reread_s: The longest that a reading counts, whatever the watch says.
         clock: A clock that nobody sets.
     """
@@ -45,14 +48,15 @@ class StoreNews:
     def __init__(
         self,
         store: ControlStore,
+        streams: StoreStreams,
         *,
         reread_s: float = REREAD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._store, self._streams = store, streams
         self._reread_s = reread_s
         self._clock = clock
-        self._lock = threading.Lock()  # one look at a time
+        self._turn = asyncio.Lock()  # one look at a time
         self._watch: object | None = None  # the one that stands
         self._is_whole = False  # whether it is on all keys
         self._rung_s: float | None = clock()  # since when something is to be read
@@ -77,8 +81,8 @@ class StoreNews:
         if self._rung_s is None:
             self._rung_s, self._spread_s = self._clock(), random.uniform(0, SPREAD_S)
 
-    def read(self, *, whole: bool) -> Reading:
-        """What the store has now; blocks.
+    async def read(self, *, whole: bool) -> Reading:
+        """What the store has now.
 
         The watch begins before the look, so that no change falls between the two.
 
@@ -88,28 +92,27 @@ class StoreNews:
         Raises:
             StoreUnavailableError: It does not answer; the next look is due at once.
         """
-        with self._lock:
+        async with self._turn:
             has_rung, self._rung_s = self._rung_s is not None, None
             try:
-                self._follow(whole=whole)
-                items = self._store.items() if whole else self._store.get(HEAD)
+                await self._follow(whole=whole)
+                act = self._store.items if whole else partial(self._store.get, HEAD)
+                reading = Reading(items=await asyncio.to_thread(act), is_whole=whole)
             except BaseException:
                 self.ring()
                 raise
-            reading = Reading(items=items, is_whole=whole)
-            is_news = self._last is not None and self._last.is_whole == whole
-            if is_news and not has_rung and reading != self._last:
-                self._watch = None  # it should have rung: have another one
-                self._store.close()
+            is_known = self._last is not None and self._last.is_whole == whole
+            if is_known and not has_rung and reading != self._last:
+                await self._streams.close()  # the watch should have rung: have another one
             self._read_s, self._last = self._clock(), reading
             return reading
 
-    def _follow(self, *, whole: bool) -> None:
+    async def _follow(self, *, whole: bool) -> None:
         """Have a watch on what is read."""
         if self._watch is not None and self._is_whole == whole:
             return
         if self._watch is not None:
-            self._store.close()  # and with the connection the watch that does not fit any more
+            await self._streams.close()  # with the connection goes the watch that does not fit
         watch = self._watch = object()
 
         def tell(*, has_ended: bool) -> None:
@@ -118,7 +121,7 @@ class StoreNews:
             self.ring()
 
         try:
-            self._store.watch(None if whole else HEAD, tell)
+            await self._streams.watch(None if whole else HEAD, tell)
         except BaseException:
             self._watch = None
             raise
