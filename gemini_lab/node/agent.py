@@ -226,6 +226,8 @@ class Agent:
             await asyncio.sleep(self.membership.poll_s)
             # Who hears the root agent itself need not hear of it from the store at once.
             is_urgent = self._root is None or self._shell is not None
+            if self.membership.silent_s > self.config.lease_s:
+                self.membership.news.ring()  # who was frozen may not be what it was
             if self.membership.news.is_due(is_urgent=is_urgent):
                 await self._read_store()
             elif self._shell is not None and self._reading is not None:
