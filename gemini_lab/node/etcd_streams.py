@@ -31,7 +31,8 @@ class StoreStreams(Protocol):
     async def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
         """Have `tell` called whenever one of these keys changes (`None`: any key).
 
-        It ends with the connection, and says so; a change may be told more than once.
+        It takes the place of the watch before. It ends with the connection, and says so; a change
+        may be told more than once.
         """
 
     async def close(self) -> None:
@@ -53,7 +54,7 @@ class EtcdStreams:
         self._channel: Any = None
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._heartbeats: Any = None
-        self._watching: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     async def keep_alive(self, lease: int) -> bool:
         from etcd3 import etcdrpc  # noqa: PLC0415  (gRPC's threads start with its import)
@@ -91,9 +92,10 @@ class EtcdStreams:
                 begun += answer.created
             return stream
 
-        listening = asyncio.create_task(_listen(await self._call(begin), tell))
-        self._watching.add(listening)
-        listening.add_done_callback(self._watching.discard)
+        stream = await self._call(begin)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(_listen(stream, tell))
 
     async def close(self) -> None:
         channel, self._channel, self._heartbeats = self._channel, None, None
@@ -107,7 +109,10 @@ class EtcdStreams:
                     if self._channel is None:
                         await self._connect(next(self._endpoints))
                     return await act()
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    raise  # this agent ends; else the connection was closed under the call
                 await self.close()
                 raise StoreUnavailableError(
                     f"etcd at {', '.join(self.address.endpoints)} did not answer within "

@@ -103,7 +103,8 @@ class StoreNews:
                 raise
             is_known = self._last is not None and self._last.is_whole == whole
             if is_known and not has_rung and reading != self._last:
-                await self._streams.close()  # the watch should have rung: have another one
+                self._watch = None  # it should have rung: have another one
+                self.ring()
             self._read_s, self._last = self._clock(), reading
             return reading
 
@@ -111,9 +112,7 @@ class StoreNews:
         """Have a watch on what is read."""
         if self._watch is not None and self._is_whole == whole:
             return
-        if self._watch is not None:
-            await self._streams.close()  # with the connection goes the watch that does not fit
-        watch = self._watch = object()
+        watch = self._watch = object()  # the one before ends
 
         def tell(*, has_ended: bool) -> None:
             if has_ended and self._watch is watch:

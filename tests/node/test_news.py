@@ -1,6 +1,7 @@
 """A change in the store is seen by whoever follows it, also when the watch fails them."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -124,6 +125,37 @@ def test_a_heartbeat_keeps_a_lease_and_says_when_it_is_gone(etcd):
         assert store.items() == {"nodes/node-0": "{}"}
         store.revoke(lease)
         assert not await streams.keep_alive(lease)
+        await streams.close()
+        store.close()
+
+    asyncio.run(beat())
+
+
+def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_connection(etcd):
+    """Who becomes root follows other keys from then on: its lease must not suffer."""
+
+    async def beat() -> None:
+        store = EtcdStore(etcd, "gemini_lab/both")
+        streams = EtcdStreams(etcd, "gemini_lab/both")
+        lease = store.grant(30)
+        news = StoreNews(store, streams)
+
+        async def renew() -> int:
+            renewed = 0
+            for _ in range(60):
+                with contextlib.suppress(StoreUnavailableError):  # said, and not fatal
+                    renewed += await streams.keep_alive(lease)
+            return renewed
+
+        beating = asyncio.create_task(renew())
+        for number in range(12):
+            await news.read(whole=number % 2 == 0)
+        assert await beating == 60
+        beating = asyncio.create_task(renew())
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            await streams.close()
+        assert await beating > 0
         await streams.close()
         store.close()
 
