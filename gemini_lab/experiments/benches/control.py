@@ -349,7 +349,9 @@ async def _lab(size: int, standbys: int, *, period_s: float) -> AsyncIterator[Co
                 listening.add(asyncio.create_task(owner.listen(up.name, channel)))
 
             assert process.stdout is not None
-            await asyncio.gather(*[join(await process.stdout.readline()) for _ in some])
+            async with asyncio.TaskGroup() as joining:  # each at once: agents wait only seconds
+                for _ in some:
+                    joining.create_task(join(await process.stdout.readline()))
             return psutil.Process(process.pid)
 
         root = await start(configs[:1])
