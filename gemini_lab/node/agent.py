@@ -641,6 +641,7 @@ def interface_of(address: str) -> str | None:
 
 
 def say_up(answer: AgentUp) -> None:
+    """Tell who started this agent, on standard output."""
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 

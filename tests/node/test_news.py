@@ -20,8 +20,8 @@ Trial = Callable[[EtcdStore, StoreNews], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdAddress]:
-    with start_etcd() as address:
-        yield address
+    with start_etcd() as started:
+        yield started.address
 
 
 @pytest.fixture

@@ -316,7 +316,7 @@ class ControlLab:
 async def _lab(size: int, standbys: int, *, period_s: float) -> AsyncIterator[ControlLab]:
     """A lab that is up; everything it started ends with the `with` block."""
     async with AsyncExitStack() as undo:
-        address = undo.enter_context(start_etcd())
+        address = undo.enter_context(start_etcd()).address
         store = EtcdStore(address, f"gemini_lab/{secrets.token_hex(6)}")
         undo.callback(store.close)
         store.put("lab", "here")
