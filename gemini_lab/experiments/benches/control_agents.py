@@ -22,7 +22,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.node.agent import Agent, say_up
 from gemini_lab.node.bulk import Answer, BulkProcesses
-from gemini_lab.node.config import AgentConfig
+from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.recovery.messages import (
     BulkRequest,
@@ -38,7 +38,8 @@ from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.wire.local import LocalChannel
 
-THREADS: Final = 64  # for the store's calls of all agents of a process
+THREADS: Final = 32  # for the store's calls of all agents of a process
+JOINING: Final = 8  # agents that register at once: each of them logs in
 SHARD_BYTES: Final = 78_307_584  # these three as in a quickstart, a GPT of 26 million parameters
 COLLECTIVES: Final = 69
 COLLECTIVE_BYTES: Final = 2048
@@ -230,16 +231,22 @@ async def run_crowd(crowd: Crowd) -> None:
     """The life of all these agents."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     lives = []
+    gate = asyncio.Semaphore(JOINING)
+
+    def announce(up: AgentUp) -> None:
+        say_up(up)
+        gate.release()
+
     for config in crowd.agents:
+        await gate.acquire()
         memory = Memory()
         agent = Agent(
             config,
-            say_up,
+            announce,
             host=partial(StandInHost, memory=memory, crowd=crowd),
             bulk=StandInBulk(memory),
         )
         lives.append(asyncio.create_task(agent.run()))
-        await asyncio.sleep(0)
     await asyncio.gather(*lives)
 
 
