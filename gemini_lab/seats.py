@@ -104,7 +104,7 @@ class Seats:
 
     def spares(self, nodes: Collection[str]) -> list[str]:
         """Those of `nodes` that have no position, in counting order."""
-        return in_order(node for node in nodes if node not in self.members)
+        return in_order(set(nodes) - set(self.members))
 
     # -- who keeps what --------------------------------------------------------------------------
 

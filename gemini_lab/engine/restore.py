@@ -1,7 +1,8 @@
 """One rank's part of a recovery plan: its shard from memory, a peer or the persistent tier.
 
-What is loaded from where is decided in `recovery.plan`. Here it is done: every rank walks the same
-plan, so whoever sends finds its receiver, and afterwards each holder has the plan's version again.
+What is loaded from where is decided in `recovery.plan`. Here it is done: every rank walks its part
+in the plan's order, so whoever sends finds its receiver, and afterwards each holder has the plan's
+version again.
 """
 
 import time
@@ -11,7 +12,7 @@ from typing import Literal
 
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab
-from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.plan import PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
@@ -93,12 +94,12 @@ class Place:
 
 
 def restore(
-    plan: RecoveryPlan, place: Place, load: Callable[[memoryview], SmallState]
+    plan: PlanPart, place: Place, load: Callable[[memoryview], SmallState]
 ) -> tuple[Receipt, SmallState] | None:
     """Do this rank's part of the plan; all ranks call it together.
 
     Args:
-        plan: What is loaded from where.
+        plan: Its node's part: what is loaded, and what its node sends or gets.
         place: Where this rank is.
         load: Puts a payload into the engine; gives what it carried beside the engine's state.
 
@@ -120,7 +121,7 @@ def restore(
     return put_back(plan.version, lineage, receipt, place, load)
 
 
-def forget_left_versions(slab: Slab, plan: RecoveryPlan) -> None:
+def forget_left_versions(slab: Slab, plan: PlanPart) -> None:
     """Discard what is left behind: later versions, and the plan's own of another history."""
     for copy in slab.copies():
         is_later = plan.version is None or copy.version > plan.version
@@ -129,8 +130,8 @@ def forget_left_versions(slab: Slab, plan: RecoveryPlan) -> None:
             slab.discard(copy.shard, copy.version, copy.lineage)
 
 
-def move_copies(plan: RecoveryPlan, place: Place) -> Receipt:
-    """Send and receive until every holder has the version; every rank walks the same list."""
+def move_copies(plan: PlanPart, place: Place) -> Receipt:
+    """Send and receive until every holder has the version; all ranks go in the same order."""
     receipt = Receipt(tier="local", holder=place.node)
     if plan.version is None:
         return receipt
@@ -147,7 +148,7 @@ def move_copies(plan: RecoveryPlan, place: Place) -> Receipt:
     return receipt
 
 
-def _receive(shard: int, plan: RecoveryPlan, sender: int, place: Place) -> Receipt:
+def _receive(shard: int, plan: PlanPart, sender: int, place: Place) -> Receipt:
     version = plan.version or 0
     holder = place.seats.node_of(sender)
     started_s = time.perf_counter()

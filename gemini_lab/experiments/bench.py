@@ -70,6 +70,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.peers.bench:bench",
         "checkpoints of other systems on the same tensors, beside ours",
     ),
+    "control": (
+        "gemini_lab.experiments.benches.control:bench",
+        "what N agents cost the store, the root agent and the log (--agents 10,100,1000)",
+    ),
     "dashboard": (
         "gemini_lab.lab.pages:bench",
         "the traffic timeline in a headless browser: draw time and lag, up to a million bars",

@@ -158,7 +158,7 @@ def _tell_where(store: EtcdStore, start: OwnerStart, address: str) -> None:
     """Write where this owner listens, while its agent is root."""
     while True:
         with suppress(StoreUnavailableError):
-            if not store.put_if(OWNER_KEY, address, guard="root", held=start.root):
+            if not store.put_if({OWNER_KEY: address}, guard="root", held=start.root):
                 os._exit(0)
             return
         time.sleep(LOOK_S)

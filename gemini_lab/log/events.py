@@ -273,13 +273,13 @@ class Protected(OfWorker, frozen=True, kw_only=True):
         shard_bytes: Size of the rank's shard.
         fingerprint: Of model, optimizer and number of ranks; another one is another job.
         settings: All that the job runs with.
-        placement: Who keeps whose shard, by position.
+        placement: Who keeps whose shard, by position; rank 0 says it for all.
     """
 
     shard_bytes: int
     fingerprint: str
     settings: Settings
-    placement: Placement
+    placement: Placement | None = None
 
 
 class Unprotected(OfWorker, frozen=True, kw_only=True):

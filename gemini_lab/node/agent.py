@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ import psutil
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     Iteration,
     IterationBegun,
@@ -34,10 +35,12 @@ from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
+from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.news import Reading
 from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.shard_writer import ShardWriter
@@ -78,6 +81,7 @@ from gemini_lab.recovery.messages import (
     WorkerStart,
 )
 from gemini_lab.recovery.plan import Stored
+from gemini_lab.recovery.protocol import HeardEvent
 from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
@@ -93,18 +97,27 @@ class Agent:
     Args:
         config: What it is told.
         announce: Called once it listens and is registered.
+        host: What starts and ends its workers.
+        bulk: What does its bulk work; by default processes of its own.
     """
 
-    def __init__(self, config: AgentConfig, announce: Callable[[AgentUp], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        announce: Callable[[AgentUp], None],
+        *,
+        host: Callable[..., WorkerHost] = WorkerHost,
+        bulk: BulkProcesses | None = None,
+    ) -> None:
         self.config = config
         self._announce = announce
         self.name = config.name
         self.epoch = 0
         self._began_at_s = time.time()
         self.lab = LabLink(config.name)
-        self.bulk = BulkProcesses()
+        self.bulk = bulk or BulkProcesses()
         self.keeper = MemoryKeeper(self.bulk)
-        self.host = WorkerHost(
+        self.host = host(
             warm=config.warm,
             on_message=self._on_worker_message,
             on_output=self._on_worker_output,
@@ -117,6 +130,8 @@ class Agent:
         self._root: Channel | None = None
         self._term = 0  # of the newest root that has greeted
         self._root_record: RootRecord | None = None
+        self._reading: Reading | None = None  # of the store; `None` while it is away
+        self._is_store_away = False
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._shell: RootShell | None = None
         self._shell_task: asyncio.Task[None] | None = None
@@ -127,6 +142,7 @@ class Agent:
             lambda: deque(maxlen=REMEMBERED)
         )
         self._run: int | None = None  # whose those are
+        self._is_placed = False  # whether the root agent knows the placement
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=self._to_root, background=self._background
@@ -141,6 +157,7 @@ class Agent:
         self.address = f"{address_host}:{port}"
         self.membership = Membership(
             store=EtcdStore(self.config.etcd, self.config.prefix),
+            streams=EtcdStreams(self.config.etcd, self.config.prefix),
             name=self.config.name,
             address=self.address,
             lease_s=self.config.lease_s,
@@ -185,6 +202,7 @@ class Agent:
                 if not await self.membership.renew():
                     await self._rejoin()
             except StoreUnavailableError:
+                self._note_store_away()
                 # An outage of the store alone stops nothing; a node cut off from root and store
                 # alike has been replaced by now, or will be.
                 cut_off = self._root is None and self._shell is None
@@ -195,7 +213,7 @@ class Agent:
         """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
         self.lab.emit(Note(text=f"{self.name} lost its lease and took another"))
-        await self._end_older_workers(await self.membership.read())
+        await self._end_older_workers((await self.membership.read()).items)
 
     async def _watch_workers(self) -> None:
         while True:
@@ -204,28 +222,44 @@ class Agent:
                 self._to_root(pulse)
 
     async def _watch_store(self) -> None:
-        is_away = False
         while True:
             await asyncio.sleep(self.membership.poll_s)
-            try:
-                items = await self.membership.read()
-                if is_away:
-                    self._settled_s = time.monotonic() + 2 * self.config.lease_s
-                is_away = False
-                await self._obey_store(items)
-                self._watch_lab(items)
-            except StoreUnavailableError:
-                is_away = True
-                self._watch_lab(None)
+            # Who hears the root agent itself need not hear of it from the store at once.
+            is_urgent = self._root is None or self._shell is not None
+            if self.membership.silent_s > self.config.lease_s:
+                self.membership.news.ring()  # who was frozen may not be what it was
+            if self.membership.news.is_due(is_urgent=is_urgent):
+                await self._read_store()
+            elif self._shell is not None and self._reading is not None:
+                self._shell.observe(self._reading, is_settled=True)
+            self._watch_lab()
 
-    async def _obey_store(self, items: dict[str, str]) -> None:
+    async def _read_store(self) -> None:
+        try:
+            reading = await self.membership.read(whole=self._shell is not None)
+            if self._is_store_away:
+                self._settled_s = time.monotonic() + 2 * self.config.lease_s
+            self._is_store_away, self._reading = False, reading
+            await self._obey_store(reading)
+        except StoreUnavailableError:
+            self._note_store_away()
+
+    def _note_store_away(self) -> None:
+        """What was read counts no more, until the store answers again."""
+        self._is_store_away, self._reading = True, None
+        self.membership.news.ring()
+
+    async def _obey_store(self, reading: Reading) -> None:
         """Act on what the store says.
 
         A store that was away may have let leases run out of nodes that live: until they have had
         time to take new ones, nobody is declared lost and no other root is elected.
         """
+        items = reading.items
         record = RootRecord.from_text(items["root"]) if "root" in items else None
         is_settled = time.monotonic() > self._settled_s
+        if record is None or not is_settled:
+            self.membership.news.ring()  # time alone may change what is to be done
         if self._shell is not None:
             is_newest = int(items.get("term", "0")) <= self._shell.record.term
             if record is None and not is_settled and is_newest:
@@ -233,7 +267,7 @@ class Agent:
             elif record != self._shell.record:
                 await self._resign()
             else:
-                self._shell.observe(items, is_settled=is_settled)
+                self._shell.observe(reading, is_settled=is_settled)
         elif record is None and is_settled:
             won = await self.membership.campaign(items)
             if won is not None:
@@ -245,24 +279,25 @@ class Agent:
         self._root_record = record or self._root_record
         await self._end_older_workers(items)
 
-    async def _end_older_workers(self, items: dict[str, str]) -> None:
+    async def _end_older_workers(self, items: Mapping[str, str]) -> None:
         epoch = read_epoch(items)
         if epoch > self.epoch and self.host.workers:
             self.epoch = epoch
             await self.host.kill_all(epoch=self.epoch)
 
-    def _watch_lab(self, items: dict[str, str] | None) -> None:
+    def _watch_lab(self) -> None:
         """End when the lab is gone: its connection is closed, or its key has run out.
 
         A lab whose other machines are slow to come takes its time before it connects. A detached
         one lives as long as its key, or, while the store is away, as its workers.
         """
+        reading = self._reading
         is_here = self.lab.is_open or not self.lab.was_opened
         if self.config.detached is not None:
-            is_here = items is not None or bool(self.host.workers)
-        if is_here and (items is None or LAB_KEY in items):
+            is_here = reading is not None or bool(self.host.workers)
+        if is_here and (reading is None or LAB_KEY in reading.items):
             self._lab_seen_s = time.monotonic()
-        is_alone = self.config.detached is not None and items is None
+        is_alone = self.config.detached is not None and reading is None
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else LAB_GRACE_S):
             self._stop.set()
 
@@ -280,6 +315,7 @@ class Agent:
         if self.config.detached is not None:
             owner = run_owner(self.config, record, note=lambda text: self.lab.emit(Note(text=text)))
             self._owner_task = self._background(owner)
+        self.membership.news.ring()  # the root agent follows all keys
 
     async def _act_as_root(self, shell: RootShell) -> None:
         try:
@@ -290,6 +326,7 @@ class Agent:
             if self._shell is shell:
                 self._shell = None
                 self._end_owner()
+                self.membership.news.ring()
 
     async def _resign(self) -> None:
         if self._shell_task is not None:
@@ -350,7 +387,7 @@ class Agent:
         if await self._is_dead(record.address):
             with suppress(StoreUnavailableError):
                 await self.membership.depose(record)
-                await self._obey_store(await self.membership.read())
+                await self._read_store()
 
     async def _is_dead(self, address: str) -> bool:
         """Whether nothing listens at `address` any more; silence proves nothing."""
@@ -435,10 +472,12 @@ class Agent:
                 damaged=found.damaged,
                 persistent=stored,
                 unread=unread,
-                protected=self._protected if found.copies or found.damaged else None,
                 iterations=[said for told in self._iterations.values() for said in told]
                 if order.run == self._run
                 else [],
+                protected=self._protected
+                if order.asks_settings and (found.copies or found.damaged)
+                else None,
             )
         )
 
@@ -475,6 +514,7 @@ class Agent:
         if self._run != order.order.run:
             self._iterations.clear()
             self._run = order.order.run
+        self._is_placed = order.seats.placement is not None
         interface = interface_of(self.address.rpartition(":")[0])
         for rank in order.seats.ranks_on(self.name):
             self.host.start(
@@ -496,8 +536,10 @@ class Agent:
         del fds  # workers send none
         match message:
             case EventSaid():
-                self.lab.pass_on(message.entry)
-                self._to_root(message)
+                to_log, to_root = told_of(message.entry, is_placed=self._is_placed)
+                self.lab.pass_on(to_log)
+                if to_root is not None:
+                    self._to_root(to_root)
                 if isinstance(message.entry.event, VersionComplete):
                     self.writer.begin_if_whole()
                 elif isinstance(message.entry.event, Protected):
@@ -564,6 +606,24 @@ class Agent:
             print(text, file=sys.stderr)  # noqa: T201
 
 
+def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
+    """What the log is told of a worker's event, and what the root agent.
+
+    The root agent hears what it decides on. A placement grows with the nodes, so that not every
+    one of thousands of ranks repeats it: the log has it from rank 0.
+
+    Args:
+        entry: What the worker says.
+        is_placed: Whether the root agent knows the placement.
+    """
+    event, brief = entry.event, entry
+    if isinstance(event, Protected):
+        brief = msgspec.structs.replace(entry, event=msgspec.structs.replace(event, placement=None))
+    is_first = isinstance(event, Protected) and event.rank == 0
+    to_root = EventSaid(entry=brief if is_placed else entry)
+    return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None
+
+
 def address_towards(endpoint: str) -> str:
     """The address of this machine on the way to `endpoint` (`host:port`); nothing is sent."""
     host, _, port = endpoint.rpartition(":")
@@ -580,12 +640,13 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _say(answer: AgentUp) -> None:
+def say_up(answer: AgentUp) -> None:
+    """Tell who started this agent, on standard output."""
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 
 
-async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = _say) -> None:
+async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = say_up) -> None:
     """One agent's life; see `Agent`."""
     await Agent(config, announce).run()
 

@@ -1,6 +1,6 @@
 """The small consistent store behind membership, election and recovery state.
 
-Five operations and leases are all that gemini_lab asks of a store; anything that offers
+A few operations and leases are all that gemini_lab asks of a store; anything that offers
 `ControlStore` can stand in for etcd. Values are text. Nothing on the training path calls it.
 """
 
@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -59,8 +59,8 @@ class ControlStore(Protocol):
     def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
         """Set a key if it does not exist; says whether it was set."""
 
-    def put_if(self, key: str, value: str, *, guard: str, held: str) -> bool:
-        """Set `key` only while the key `guard` still has the value `held` (a fenced write)."""
+    def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
+        """Set keys, all or none, while the key `guard` still has the value `held`: fenced."""
 
     def delete_if(self, key: str, held: str) -> bool:
         """Delete `key` only while it still has the value `held`."""
@@ -70,6 +70,9 @@ class ControlStore(Protocol):
 
     def items(self) -> dict[str, str]:
         """All keys of this lab with their values, read at one revision."""
+
+    def get(self, keys: Sequence[str]) -> dict[str, str]:
+        """Those of these keys that exist, with their values, read at one revision."""
 
     def close(self) -> None:
         """Drop the connection."""
@@ -162,22 +165,32 @@ class EtcdStore:
         full = self.prefix + key
         return bool(self._call(lambda etcd: etcd.put_if_not_exists(full, value, lease=lease)))
 
-    def put_if(self, key: str, value: str, *, guard: str, held: str) -> bool:
-        full, guarded = self.prefix + key, self.prefix + guard
-        return self._guarded(guarded, held, lambda etcd: etcd.transactions.put(full, value))
+    def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
+        full = {self.prefix + key: value for key, value in values.items()}
+        return self._guarded(
+            self.prefix + guard,
+            held,
+            lambda etcd: [etcd.transactions.put(key, value) for key, value in full.items()],
+        )
 
     def delete_if(self, key: str, held: str) -> bool:
         full = self.prefix + key
-        return self._guarded(full, held, lambda etcd: etcd.transactions.delete(full))
+        return self._guarded(full, held, lambda etcd: [etcd.transactions.delete(full)])
 
     def delete(self, key: str) -> None:
         self._call(lambda etcd: etcd.delete(self.prefix + key))
 
     def items(self) -> dict[str, str]:
         found = self._call(lambda etcd: list(etcd.get_prefix(self.prefix)))
-        return {
-            meta.key.decode().removeprefix(self.prefix): value.decode() for value, meta in found
-        }
+        return self._by_key(found)
+
+    def get(self, keys: Sequence[str]) -> dict[str, str]:
+        def transaction(etcd: Any) -> list[Any]:
+            wanted = [etcd.transactions.get(self.prefix + key) for key in keys]
+            _, found = etcd.transaction(compare=[], success=wanted, failure=[])
+            return [pair for pairs in found for pair in pairs]
+
+        return self._by_key(self._call(transaction))
 
     def close(self) -> None:
         with self._lock:
@@ -186,10 +199,15 @@ class EtcdStore:
     def _guarded(self, key: str, held: str, act: Callable[[Any], Any]) -> bool:
         def transaction(etcd: Any) -> bool:
             compare = [etcd.transactions.value(key) == held]
-            done, _ = etcd.transaction(compare=compare, success=[act(etcd)], failure=[])
+            done, _ = etcd.transaction(compare=compare, success=act(etcd), failure=[])
             return bool(done)
 
         return self._call(transaction)
+
+    def _by_key(self, found: Sequence[tuple[bytes, Any]]) -> dict[str, str]:
+        return {
+            meta.key.decode().removeprefix(self.prefix): value.decode() for value, meta in found
+        }
 
     def _call(self, act: Callable[[Any], Result]) -> Result:
         with self._lock:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
-
 from gemini_lab.node.control_store import ControlStore, patiently
+from gemini_lab.node.etcd_streams import StoreStreams
+from gemini_lab.node.news import Reading, StoreNews
 
 Result = TypeVar("Result")
 
@@ -35,18 +35,33 @@ class RootRecord:
 class Membership:
     """Keeps one node registered, and elects a root agent.
 
-    The small state is read every `poll_s` rather than watched: a poll needs no repair after the
-    store was away, and nothing urgent waits for it (deaths are noticed on connections first).
+    A watch rings when the small state has changed, and then it is read; see `StoreNews`. Nothing
+    urgent waits for that: deaths are noticed on connections first.
 
     Args:
         store: The lab's store.
+        streams: What is open to it all the time.
         name: This node.
         address: Where its agent listens.
         lease_s: How long the node counts as alive without a sign of life.
+
+    Attributes:
+        news: Whether there is something to read.
+        poll_s: How often an agent looks whether there is.
     """
 
-    def __init__(self, *, store: ControlStore, name: str, address: str, lease_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        store: ControlStore,
+        streams: StoreStreams,
+        name: str,
+        address: str,
+        lease_s: float,
+    ) -> None:
         self.store = store
+        self.streams = streams
+        self.news = StoreNews(store, streams)
         self.name = name
         self.address = address
         self.lease_s = lease_s
@@ -77,7 +92,7 @@ class Membership:
         lease = self._lease
         if lease is None:
             return False
-        alive = await self.call(lambda: self.store.keep_alive(lease))
+        alive = await self.streams.keep_alive(lease)
         if alive:
             self._renewed_s = time.monotonic()
         else:
@@ -86,15 +101,16 @@ class Membership:
 
     async def leave(self) -> None:
         """Give the lease back, and with it every key of this node."""
+        await self.streams.close()
         lease, self._lease = self._lease, None
         if lease is not None:
             await self.call(lambda: self.store.revoke(lease))
 
-    async def read(self) -> dict[str, str]:
-        """Everything in the lab's part of the store."""
-        return await self.call(self.store.items)
+    async def read(self, *, whole: bool = False) -> Reading:
+        """What every agent is to know of the store, or all that is in the lab's part of it."""
+        return await self.news.read(whole=whole)
 
-    async def campaign(self, items: dict[str, str]) -> RootRecord | None:
+    async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
         """Become root agent if there is none; returns the record when this node won."""
         if "root" in items or self._lease is None:
             return None
@@ -115,10 +131,10 @@ class Membership:
         lease, text = self._lease, record.to_text()
         await self.call(lambda: self.store.create("root", text, lease=lease))
 
-    async def write_as_root(self, record: RootRecord, key: str, value: str) -> bool:
-        """Write only while `record` is the root: a deposed root changes nothing."""
+    async def write_as_root(self, record: RootRecord, values: Mapping[str, str]) -> bool:
+        """Write, all or nothing, while `record` is the root: a deposed root changes nothing."""
         text = record.to_text()
-        return await self.call(lambda: self.store.put_if(key, value, guard="root", held=text))
+        return await self.call(lambda: self.store.put_if(values, guard="root", held=text))
 
     async def depose(self, record: RootRecord) -> None:
         """Remove a root whose process is known to be dead."""
@@ -140,11 +156,4 @@ def node_addresses(items: Mapping[str, str]) -> dict[str, str]:
 
 def read_epoch(items: Mapping[str, str]) -> int:
     """The newest epoch that a root agent has written; 0 before the first."""
-    text = items.get("state")
-    return 0 if text is None else msgspec.json.decode(text, type=_Epoch).epoch
-
-
-class _Epoch(msgspec.Struct):
-    """The one field of a run's state that every agent reads."""
-
-    epoch: int
+    return int(items.get("epoch", "0"))

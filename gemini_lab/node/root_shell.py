@@ -11,6 +11,7 @@ from gemini_lab.log.events import AnyEvent, RootElected
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
+from gemini_lab.node.news import Reading
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,
@@ -70,6 +71,9 @@ class RootShell:
             clock=self._clock,
         )
         self._root: RootAgent | None = None
+        self._reading: Reading | None = None
+        self._addresses: dict[str, str] = {}  # of all agents, in that reading
+        self._epoch: int | None = None  # as the store has it
         self._job_number: int | None = None
         self._cancelled: int | None = None
         self._given_up: int | None = None
@@ -77,8 +81,8 @@ class RootShell:
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
         try:
-            await self._write("term", str(self.record.term))
-            items = await self._membership.read()
+            await self._write({"term": str(self.record.term)})
+            items = await self._membership.call(self._membership.store.items)
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
             root = RootAgent(state=state, at_s=self._clock())
@@ -94,19 +98,20 @@ class RootShell:
         finally:
             self._links.close()
 
-    def observe(self, items: Mapping[str, str], *, is_settled: bool) -> None:
-        """Take note of the store's content, which the node's agent reads a few times a second.
+    def observe(self, reading: Reading, *, is_settled: bool) -> None:
+        """Take note of the store's content, a few times a second, also while it stays as it was.
 
         Args:
-            items: All keys.
+            reading: What was read last; only a whole one tells who is there.
             is_settled: Whether a node that is missing is lost.
         """
-        if self._root is None:
+        if self._root is None or not reading.is_whole:
             return
         now = self._clock()
-        addresses = node_addresses(items)
-        self._links.follow(addresses, is_settled=is_settled)
-        self._observe_job(items, registered=len(addresses), now=now)
+        if reading is not self._reading:
+            self._reading, self._addresses = reading, node_addresses(reading.items)
+        self._links.follow(self._addresses, is_settled=is_settled)
+        self._observe_job(reading.items, registered=len(self._addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
 
     def _clock(self) -> float:
@@ -133,7 +138,7 @@ class RootShell:
         for instruction in instructions:
             match instruction:
                 case WriteState():
-                    await self._write("state", instruction.state.to_text())
+                    await self._write_state(instruction.state)
                 case Send():
                     self._links.send(instruction.to, instruction.order)
                 case Emit():
@@ -143,12 +148,20 @@ class RootShell:
                 case HangUp():
                     self._links.hang_up(instruction.node)
 
-    async def _write(self, key: str, text: str) -> None:
-        """Store a value while this node is root; a store that is away is waited for."""
+    async def _write_state(self, state: RootState) -> None:
+        """Store the state; the epoch has a key of its own, which all agents follow."""
+        values = {"state": state.to_text()}
+        if state.epoch != self._epoch:
+            values["epoch"] = str(state.epoch)
+        await self._write(values)
+        self._epoch = state.epoch
+
+    async def _write(self, values: Mapping[str, str]) -> None:
+        """Store values while this node is root; a store that is away is waited for."""
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while True:
             try:
-                if not await self._membership.write_as_root(self.record, key, text):
+                if not await self._membership.write_as_root(self.record, values):
                     raise Deposed
             except StoreUnavailableError:
                 if time.monotonic() > give_up_s:

@@ -25,7 +25,7 @@ from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected
-from gemini_lab.recovery.plan import RecoveryPlan, Stored
+from gemini_lab.recovery.plan import PlanPart, Stored
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -224,7 +224,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         epoch: The restart that it belongs to.
         order: The job, and what the launcher was told.
         seats: Who sits where in this epoch.
-        plan: What is loaded from where.
+        plan: Its node's part of what is loaded from where.
         rendezvous: `host:port` of the job's store.
         fingerprint: Of the model that the version is of; `None` before the first `protect`.
         interface: The network interface to the other nodes; `None` where it is not known.
@@ -234,7 +234,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     epoch: Epoch
     order: JobOrder
     seats: Seats
-    plan: RecoveryPlan
+    plan: PlanPart
     rendezvous: str
     fingerprint: str | None
     interface: str | None
@@ -264,10 +264,15 @@ class Fence(RootOrder, frozen=True, kw_only=True):
 
 
 class TakeInventory(RootOrder, frozen=True, kw_only=True):
-    """Say which copies of a run are whole in memory and, given a URL, what the tier has."""
+    """Say which copies of a run are whole in memory and, given a URL, what the tier has.
+
+    Attributes:
+        asks_settings: Whether to say by which settings they were made.
+    """
 
     run: int
     persistent_url: str | None = None
+    asks_settings: bool = False
 
 
 class HoldPort(RootOrder, frozen=True, kw_only=True):
@@ -275,11 +280,11 @@ class HoldPort(RootOrder, frozen=True, kw_only=True):
 
 
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
-    """Start the workers of your position."""
+    """Start the workers of your position; `plan` is your part of it."""
 
     order: JobOrder
     seats: Seats
-    plan: RecoveryPlan
+    plan: PlanPart
     rendezvous: str
     fingerprint: str | None
 
@@ -346,8 +351,8 @@ class Inventory(Message, frozen=True, kw_only=True):
         damaged: Complete ones that differ from their checksums.
         persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
         unread: Why it cannot be read.
-        protected: By which settings the copies were made: a root that was elected before any root
-            could store them knows them from nowhere else.
+        protected: By which settings the copies were made, where that was asked: a root that was
+            elected before any root could store them knows them from nowhere else.
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
     """

@@ -68,6 +68,24 @@ class CopyTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPart:
+    """What one node has to know of a plan; together with all others' it is the plan.
+
+    Attributes:
+        version: The version that every rank loads; `None` when training starts anew.
+        lineage: The history that it is of.
+        tier: From where the version as a whole comes.
+        transfers: The copies that this node sends or gets, in the plan's order: whoever sends
+            finds its receiver, for both meet theirs in one order.
+    """
+
+    version: int | None
+    tier: Tier
+    lineage: Lineage = NO_LINEAGE
+    transfers: tuple[CopyTransfer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
     """What every node does to bring training back.
 
@@ -94,6 +112,23 @@ class RecoveryPlan:
     def missing(self) -> tuple[int, ...]:
         """Positions that have no machine."""
         return tuple(p for p, node in enumerate(self.members) if node is None)
+
+    def parts(self) -> dict[str, PlanPart]:
+        """Each member's part, in time that grows with members and transfers."""
+        moves: dict[str, list[CopyTransfer]] = defaultdict(list)
+        for transfer in self.transfers:
+            moves[transfer.sender].append(transfer)
+            moves[transfer.receiver].append(transfer)
+        return {
+            node: PlanPart(
+                version=self.version,
+                tier=self.tier,
+                lineage=self.lineage,
+                transfers=tuple(moves.get(node, ())),
+            )
+            for node in self.members
+            if node is not None
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
@@ -148,6 +183,7 @@ def plan_recovery(
             `r // workers_per_node`.
         rack_of: The rack of each node whose rack is known.
     """
+    living = frozenset(living)
     alive = [c for c in copies if c.node in living]
     spares = [node for node in standbys if node in living and node not in members]
     kept = _positions_kept(placement)
@@ -160,13 +196,13 @@ def plan_recovery(
         rack_of=rack_of,
     )
     position_of = {node: position for position, node in enumerate(new_members) if node is not None}
-    holders: dict[VersionId, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for copy in alive:
-        found = VersionId(version=copy.version, lineage=copy.lineage)
-        position = position_of.get(copy.node)
-        is_usable = position is not None and copy.shard // workers_per_node in kept[position]
-        if is_usable and found not in rejected:
-            holders[found][copy.shard].append(copy.node)
+    usable = (
+        copy
+        for copy in alive
+        if (position := position_of.get(copy.node)) is not None
+        and copy.shard // workers_per_node in kept[position]
+    )
+    holders = {v: held for v, held in _holders(usable).items() if v not in rejected}
     shards = range(placement.nodes * workers_per_node)
     whole = [v for v, by_shard in holders.items() if all(by_shard.get(s) for s in shards)]
     in_store = [VersionId(version=one.version, lineage=one.lineage) for one in persistent]
@@ -196,6 +232,22 @@ def plan_recovery(
         transfers=(),
         reason=f"{reason}; the persistent tier {found_there}",
     )
+
+
+def _holders(copies: Iterable[Copy]) -> dict[VersionId, dict[int, list[str]]]:
+    """Of each version, the nodes that have each shard."""
+    found: dict[tuple[int, int, int], tuple[VersionId, dict[int, list[str]]]] = {}
+    for copy in copies:
+        key = (
+            copy.version,
+            copy.lineage.run,
+            copy.lineage.epoch,
+        )  # plain numbers are quick to find
+        if key not in found:
+            version = VersionId(version=copy.version, lineage=copy.lineage)
+            found[key] = version, defaultdict(list)
+        found[key][1][copy.shard].append(copy.node)
+    return dict(found.values())
 
 
 def fill_positions(
@@ -257,17 +309,17 @@ def _from_memory(
     sends: Counter[str] = Counter()
     for shard, nodes in sorted(nodes_of.items()):
         wanted = [members[p] for p in placement.holders[shard // workers_per_node]]
+        owner, holder = wanted[0], None  # who sends the owner its shard
         for receiver in wanted:
             if receiver is not None and receiver not in nodes:
                 sender = min(nodes, key=lambda node: (sends[node], node))
                 sends[sender] += 1
                 transfers.append(CopyTransfer(shard=shard, sender=sender, receiver=receiver))
-        owner = wanted[0]
-        fetched = [t.sender for t in transfers if t.shard == shard and t.receiver == owner]
+                holder = sender if receiver == owner else holder
         if owner in nodes:
             sources.append(Source(shard=shard, tier="local", holder=owner))
         else:
-            sources.append(Source(shard=shard, tier="peer", holder=next(iter(fetched), None)))
+            sources.append(Source(shard=shard, tier="peer", holder=holder))
     return tuple(sources), tuple(transfers)
 
 

@@ -1,8 +1,9 @@
 """How far each rank is, and at what pace they go."""
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from statistics import median
+from types import MappingProxyType
 from typing import Final
 
 from gemini_lab.settings import Settings
@@ -12,25 +13,58 @@ SLOWER: Final = 10.0
 """A worker may stand still in a step for this many times the median iteration."""
 
 
+class Slowest:
+    """A number that rises for each rank, and the least of them all.
+
+    Ranks that train together are at few different numbers. How many are at each is counted, so
+    that a step of one rank costs the same with four ranks and with thousands.
+
+    Args:
+        numbers: Of each rank that has one.
+    """
+
+    def __init__(self, numbers: Mapping[int, int] = MappingProxyType({})) -> None:
+        self.of = dict(numbers)
+        self._ranks_at = Counter(self.of.values())
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    @property
+    def number(self) -> int:
+        """The least one; there has to be a rank."""
+        return min(self._ranks_at)
+
+    def note(self, rank: int, number: int) -> None:
+        """This is the number of a rank now."""
+        before = self.of.get(rank)
+        if before is not None:
+            self._ranks_at[before] -= 1
+            if not self._ranks_at[before]:
+                del self._ranks_at[before]
+        self.of[rank] = number
+        self._ranks_at[number] += 1
+
+
 class Progress:
-    """The newest iteration of every rank, and when it ended."""
+    """The newest iteration of every rank."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, tuple[int, float]] = {}  # rank: (iteration, when)
+        self._newest = Slowest()
         self._durations: deque[float] = deque(maxlen=WINDOW)
 
     @property
     def done(self) -> int:
         """The newest iteration that every rank has finished."""
-        return min(iteration for iteration, _ in self._newest.values())
+        return self._newest.number
 
-    def restart(self, ranks: Iterable[int], *, iteration: int, at_s: float) -> None:
+    def restart(self, ranks: Iterable[int], *, iteration: int) -> None:
         """All ranks begin, after `iteration`."""
-        self._newest = dict.fromkeys(ranks, (iteration, at_s))
+        self._newest = Slowest(dict.fromkeys(ranks, iteration))
 
-    def note(self, rank: int, iteration: int, *, at_s: float, duration_s: float) -> None:
+    def note(self, rank: int, iteration: int, *, duration_s: float) -> None:
         """A rank has finished an iteration."""
-        self._newest[rank] = (iteration, at_s)
+        self._newest.note(rank, iteration)
         self._durations.append(duration_s)
 
     def step_limit_s(self, settings: Settings) -> float | None:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from gemini_lab.log import events
 from gemini_lab.log.events import AnyEvent, RunFailed, RunFinished
 from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
 from gemini_lab.recovery.plan import Copy, VersionId
@@ -100,6 +101,15 @@ class Tick:
 
     at_s: float
 
+
+HeardEvent = (
+    events.Protected
+    | events.ShardRestored
+    | events.IterationBegun
+    | events.Iteration
+    | events.VersionComplete
+)
+"""Of what workers say, the events on which the root agent decides: only these are sent to it."""
 
 Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | ProgressGivenUp | Tick
 

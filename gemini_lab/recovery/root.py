@@ -57,6 +57,7 @@ from gemini_lab.recovery.protocol import (
     FromAgent,
     HangUp,
     Happening,
+    HeardEvent,
     Instruction,
     JobCancelled,
     JobSubmitted,
@@ -166,7 +167,7 @@ class RootAgent:
             return list(self._begin(at_s, cause="worker_exited", lost=[]))
         self._finished = {rank for rank, status in working.items() if status == "finished"}
         self._protected = set(self.state.ranks)
-        self._progress.restart(self.state.ranks, iteration=self.state.iteration, at_s=at_s)
+        self._progress.restart(self.state.ranks, iteration=self.state.iteration)
         return list(self._finish_if_all_did(at_s))
 
     def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
@@ -258,7 +259,7 @@ class RootAgent:
         match message:
             case Fenced() | Inventory() | PortHeld():
                 yield from self._on_answer(said.at_s, said.node, message)
-            case EventSaid():
+            case EventSaid() if isinstance(message.entry.event, HeardEvent):
                 yield from self._on_event(said.at_s, message.entry.event)
             case WorkerExited():
                 yield from self._on_exit(said.at_s, said.node, message)
@@ -334,12 +335,16 @@ class RootAgent:
 
     def _question(self, node: str) -> Send:
         """What every living agent is asked in this phase, latecomers too."""
-        epoch = self.state.epoch
-        is_fence = self.state.phase == "fencing"
-        run = self.state.job.run
-        return Send(
-            to=node,
-            order=Fence(epoch=epoch) if is_fence else TakeInventory(epoch=epoch, run=run),
+        if self.state.phase == "fencing":
+            return Send(to=node, order=Fence(epoch=self.state.epoch))
+        return Send(to=node, order=self._inventory_order())
+
+    def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
+        return TakeInventory(
+            epoch=self.state.epoch,
+            run=self.state.job.run,
+            persistent_url=persistent_url,
+            asks_settings=self.state.settings is None,
         )
 
     def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
@@ -399,8 +404,7 @@ class RootAgent:
         node = in_order(self.living)[0]
         self._answered.discard(node)
         url = self.state.read_settings().persistent_url
-        order = TakeInventory(epoch=self.state.epoch, run=self.state.job.run, persistent_url=url)
-        return Send(to=node, order=order)
+        return Send(to=node, order=self._inventory_order(persistent_url=url))
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
         """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
@@ -469,28 +473,28 @@ class RootAgent:
         assert self._plan is not None
         self.state = replace(self.state, is_unsure=False)
         yield from self._enter("starting", at_s)
-        self._progress.restart(self.state.ranks, iteration=self._plan.version or 0, at_s=at_s)
+        self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
-        order = StartWorkers(
-            epoch=self.state.epoch,
-            order=self.state.job,
-            seats=self.state.seats,
-            plan=self._plan,
-            rendezvous=address,
-            fingerprint=self.state.fingerprint,
-        )
-        for node in dict.fromkeys(self.state.members):
-            yield Send(to=str(node), order=order)
+        for node, part in self._plan.parts().items():
+            order = StartWorkers(
+                epoch=self.state.epoch,
+                order=self.state.job,
+                seats=self.state.seats,
+                plan=part,
+                rendezvous=address,
+                fingerprint=self.state.fingerprint,
+            )
+            yield Send(to=node, order=order)
 
     # -- what workers say --------------------------------------------------------------------
 
-    def _on_event(self, at_s: float, event: events.AnyEvent) -> Iterator[Instruction]:
+    def _on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
         match event:
             case events.Protected():
                 yield from self._on_protected(at_s, event)
             case events.ShardRestored():
                 self._restored.add(event.rank)
-                if self._restored == set(self.state.ranks):
+                if len(self._restored) == len(self.state.ranks):
                     assert self._plan is not None
                     self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
@@ -513,10 +517,10 @@ class RootAgent:
     def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what."""
         self._protected.add(event.rank)
-        if self.state.settings is None:
+        if self.state.settings is None and event.placement is not None:
             self._learn_settings(event)
             yield WriteState(state=self.state)
-        if self._protected == set(self.state.ranks) and self.state.phase == "starting":
+        if len(self._protected) == len(self.state.ranks) and self.state.phase == "starting":
             yield self._step("start", at_s)
             self._entered_s = at_s
 
@@ -540,7 +544,7 @@ class RootAgent:
             yield from self._fail(at_s, divergence_reason(diverged))
 
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
-        self._progress.note(event.rank, event.iteration, at_s=at_s, duration_s=event.duration_s)
+        self._progress.note(event.rank, event.iteration, duration_s=event.duration_s)
         self._pulses.note_iteration(event.rank, event.iteration)
         done = self._progress.done
         started_from = (self._plan.version or 0) if self._plan else 0
@@ -690,7 +694,7 @@ class RootAgent:
     def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"}:
             return
-        if self._finished != set(self.state.ranks):
+        if len(self._finished) < len(self.state.ranks):
             return
         if self.state.phase == "starting" and self._plan is not None:
             yield from self._resumed(at_s, self.state.iteration)

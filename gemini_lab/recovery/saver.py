@@ -12,6 +12,7 @@ from gemini_lab.recovery.messages import (
     VersionMeta,
 )
 from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.progress import Slowest
 from gemini_lab.recovery.protocol import Emit, Instruction, RootState, Send
 
 
@@ -34,11 +35,11 @@ class Saver:
         self._last_s = last_s
         self._last_version = 0
         self._records: dict[str, Persisted] = {}
-        self._whole: dict[int, int] = {}  # by rank, the newest version that is whole there
+        self._whole = Slowest()  # by rank, the newest version that is whole there
 
     def note_complete(self, rank: int, version: int, *, next_version: int) -> None:
         """A version is whole on a rank."""
-        self._whole[rank] = version
+        self._whole.note(rank, version)
         self.complete = max(self.complete, version)
         self._next = next_version
 
@@ -46,7 +47,7 @@ class Saver:
         """A recovery has brought a version to all its holders, or read it from the tier."""
         version = plan.version or 0
         self.complete = version
-        self._whole = dict.fromkeys(ranks, version)
+        self._whole = Slowest(dict.fromkeys(ranks, version))
         if plan.tier == "persistent":
             self._last_version = version
 
@@ -54,7 +55,7 @@ class Saver:
         """The newest version that is whole on every rank; 0 before all have said so."""
         if len(self._whole) < len(ranks):
             return 0
-        return min(self._whole.values())
+        return self._whole.number
 
     def begin_if_due(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Begin to save the next version, if it is time to and none is on its way."""
@@ -137,7 +138,7 @@ class Saver:
         """A fence: forget the version on its way, and what ranks had."""
         self._failed = None
         self._forget()
-        self._whole = {}
+        self._whole = Slowest()
 
     def _forget(self) -> None:
         self.version, self._records = None, {}

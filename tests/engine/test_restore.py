@@ -99,7 +99,8 @@ class Ranks:
                 return {"last": rank}
 
             try:
-                restored = restore(plan, self.places[rank], load)
+                part = plan.parts()[self.places[rank].node]
+                restored = restore(part, self.places[rank], load)
             except (UnusableCopyError, RuntimeError) as error:
                 return error
             if restored is None:
@@ -254,5 +255,5 @@ def test_a_copy_that_the_engine_cannot_read_is_reported(ranks) -> None:
         raise IntegrityError("the small state cannot be read")
 
     with pytest.raises(UnusableCopyError, match="small state") as caught:
-        restore(job.plan, job.places[0], load)
+        restore(job.plan.parts()["node-0"], job.places[0], load)
     assert caught.value.holder == "node-0"

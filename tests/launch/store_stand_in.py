@@ -37,10 +37,10 @@ class StoreStandIn:
         self._answer()
         return is_new
 
-    def put_if(self, key, value, *, guard, held):
+    def put_if(self, values, *, guard, held):
         is_held = self.keys.get(guard) == held
         if is_held:
-            self.keys[key] = value
+            self.keys.update(values)
         self._answer()
         return is_held
 

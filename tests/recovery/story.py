@@ -27,7 +27,7 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerPulse,
 )
-from gemini_lab.recovery.plan import RecoveryPlan, Stored
+from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source, Stored
 from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
@@ -44,7 +44,7 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
-from gemini_lab.shard.lineage import Lineage
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 RUN = 7
 JOB = JobOrder(
@@ -262,8 +262,29 @@ class Story:
         return [str(node) for node in self.root.state.members]
 
     def plan(self) -> RecoveryPlan:
-        started = [sent.order for sent in self.orders if isinstance(sent.order, StartWorkers)]
-        return started[-1].plan
+        """The plan that was carried out last: as it was told, and as its parts went out."""
+        told = self.of(events.RecoveryPlanned)[-1]
+        assert isinstance(told, events.RecoveryPlanned)
+        plan = RecoveryPlan(
+            version=told.version,
+            tier=told.tier,
+            members=told.members,
+            sources=tuple(
+                Source(shard=s.shard, tier=s.tier, holder=s.holder) for s in told.sources
+            ),
+            transfers=tuple(
+                CopyTransfer(shard=t.shard, sender=t.sender, receiver=t.receiver)
+                for t in told.transfers
+            ),
+            reason=told.reason,
+            lineage=Lineage(run=RUN, epoch=told.made_in) if told.made_in else NO_LINEAGE,
+        )
+        sent = [s for s in self.orders if isinstance(s.order, StartWorkers)]
+        got = {s.to: s.order.plan for s in sent if s.order.epoch == told.epoch}
+        assert {n: p.transfers for n, p in got.items()} == {
+            n: p.transfers for n, p in plan.parts().items()
+        }
+        return plan
 
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]

@@ -142,13 +142,14 @@ def test_a_start_order_says_who_keeps_what():
         epoch=4,
         order={"number": 1, "run": 1, "job": Job(script="t.py"), "seats": SEATS},
         seats=SEATS,
-        plan=PLAN,
+        plan=PLAN.parts()["node-1"],
         rendezvous="host:1",
         fingerprint=None,
     )
     back = decode(encode(order))
     assert back.seats.peers_that_keep(0) == (1,)
-    assert back.plan == PLAN
+    assert back.plan == PLAN.parts()["node-1"]
+    assert len(back.plan.transfers) == 2
 
 
 def test_an_error_is_raised_again_as_its_own_type():

@@ -105,6 +105,22 @@ def test_a_plan_survives_its_way_through_json(situation):
     assert RecoveryPlan.from_json(plan.to_json()) == plan
 
 
+@given(situations())
+def test_the_parts_of_a_plan_are_the_plan(situation):
+    """Whoever sends and whoever gets a copy have it in their parts, in one order; nobody else."""
+    placement, members, copies, lost, standbys = situation
+    living = (set(members) - lost) | set(standbys)
+    plan = plan_recovery(
+        placement=placement, members=members, copies=copies, living=living, standbys=standbys
+    )
+    parts = plan.parts()
+    assert parts.keys() == {node for node in plan.members if node is not None}
+    for node, part in parts.items():
+        assert (part.version, part.tier, part.lineage) == (plan.version, plan.tier, plan.lineage)
+        own = [t for t in plan.transfers if node in {t.sender, t.receiver}]
+        assert list(part.transfers) == own
+
+
 def test_two_lost_neighbours_of_a_ring_lose_a_shard_although_their_group_lives():
     """Paper, section 6.2 tests whole groups; shard by shard is right."""
     placement = plan_placement(nodes=5, replicas=2)  # {0, 1} and the ring {2, 3, 4}

@@ -13,9 +13,10 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.plan import Source
 from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState, Send, WriteState
+from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardRecord
 
-from .story import JOB, Story
+from .story import JOB, Story, job
 
 
 def test_a_job_starts_on_the_first_nodes_and_leaves_the_standby_alone():
@@ -304,3 +305,25 @@ def test_the_run_is_over_when_every_rank_has_finished():
         story.finish(rank)
     assert story.root.state.phase == "done"
     assert story.kinds()[-1] == "run_finished"
+
+
+def test_settings_are_asked_for_only_while_they_are_not_known():
+    """They come with a placement, which grows with the nodes: not from everybody, every time."""
+    story = Story().start()
+    story.lose("node-1")
+    asked = [s.order.asks_settings for s in story.orders if isinstance(s.order, TakeInventory)]
+    assert set(asked[:5]) == {True}
+    assert set(asked[5:]) == {False}
+
+
+def test_a_rank_that_leaves_the_placement_to_rank_0_is_heard_all_the_same():
+    """The placement is learned from whoever tells it."""
+    story = Story()
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=job())))
+    said = events.Protected(
+        rank=3, epoch=story.epoch, shard_bytes=1, settings=Settings(), fingerprint="same"
+    )
+    story.event("node-3", said)
+    assert story.root.state.settings is None
+    story.protect()
+    assert story.root.state.seats.placement is not None

@@ -72,7 +72,7 @@ class Layout:
         match entry.event:
             case RunStarted(racks=racks):
                 self.racks = tuple(dict.fromkeys(racks or ()))
-            case Protected(placement=placement):
+            case Protected(placement=placement) if placement is not None:
                 self.groups = placement.groups
 
 

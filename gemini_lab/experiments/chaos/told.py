@@ -55,8 +55,8 @@ class Told:
 
     def _follow(self, event: events.AnyEvent) -> None:
         match event:
-            case events.Protected():
-                self._holders = event.placement.holders
+            case events.Protected(placement=placement) if placement is not None:
+                self._holders = placement.holders
             case events.RecoveryStarted():
                 self._note("fence")
             case events.RecoveryPlanned():

@@ -95,7 +95,7 @@ class Copies:
                 self._start(event)
             case Protected() if event.epoch >= self._epoch:
                 self.shard_bytes[self._rank(event.rank)] = whole(event.shard_bytes)
-                if event.rank == 0:
+                if event.rank == 0 and event.placement is not None:
                     self._place(event.placement)
             case VersionComplete() if event.epoch >= self._epoch:
                 self._completed(event, entry.at_s)

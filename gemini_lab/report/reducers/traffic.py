@@ -138,7 +138,7 @@ class Traffic:
             case Protected():
                 self._sit(event.rank, entry.node)
                 self._is_blocking = event.settings.scheme == "blocking"
-                self.replicas = max(1, event.placement.replicas)
+                self.replicas = event.settings.replicas
             case RunFinished() | RunFailed():
                 self._judge_all()
                 self.is_over = True

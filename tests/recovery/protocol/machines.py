@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gemini_lab.recovery.messages import Commit, Persist, RootOrder, StartWorkers, WorkerStatus
-from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Stored
+from gemini_lab.recovery.plan import CopyTransfer, PlanPart, Stored
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.shard.lineage import Lineage
@@ -130,7 +130,7 @@ class Job:
         updated: Of each rank, the version that it has.
         states: The state of each rank at each version.
         begun, committed: Of each rank, the last version that it began, or has whole.
-        sent: What was sent in a restore, by the number of its transfer.
+        sent: What was sent in a restore.
     """
 
     order: StartWorkers
@@ -140,7 +140,7 @@ class Job:
     states: dict[tuple[int, int], int] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
     committed: dict[int, int] = field(default_factory=dict)
-    sent: dict[int, Held] = field(default_factory=dict)
+    sent: dict[CopyTransfer, Held] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     full_at: int = -1
 
@@ -149,12 +149,9 @@ class Job:
         return self.order.seats
 
     @property
-    def plan(self) -> RecoveryPlan:
-        return self.order.plan
-
-    @property
-    def transfers(self) -> tuple[CopyTransfer, ...]:
-        return self.order.plan.transfers
+    def version(self) -> int | None:
+        """The version that all ranks load."""
+        return self.order.plan.version
 
 
 @dataclass(slots=True)
@@ -164,6 +161,7 @@ class Worker:
     rank: int
     epoch: int
     job: Job
+    plan: PlanPart
     stage: int = 0  # 0 starting, 1 at the rendezvous, 2 protected, 3 forgot, 4 training
     transfer: int = 0
     version: int = 0

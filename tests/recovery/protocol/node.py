@@ -146,7 +146,7 @@ class Node:
             ],
             persistent=(tier.stored() if tier.is_up else []) if is_read else None,
             unread="503" if asked and not is_read else "",
-            protected=self.protected if copies else None,
+            protected=self.protected if order.asks_settings and copies else None,
         )
 
     def _start_worker(self, order: StartWorkers) -> None:
@@ -160,7 +160,9 @@ class Node:
         job = self.world.jobs.get(key)
         if job is None:
             job = self.world.jobs[key] = Job(order=order)
-        self.worker = Worker(rank=rank, epoch=order.epoch, job=job, moved_s=self.world.now_s)
+        self.worker = Worker(
+            rank=rank, epoch=order.epoch, job=job, plan=order.plan, moved_s=self.world.now_s
+        )
 
     def kill_worker(self) -> None:
         """End the worker, if there is one."""
@@ -333,7 +335,7 @@ class Node:
 
     def _forget(self, worker: Worker) -> bool:
         """Discard what is left behind, as `engine.restore.forget_left_versions` does."""
-        plan, slab = worker.job.plan, self.slab
+        plan, slab = worker.plan, self.slab
         assert slab is not None
         for copy in list(slab.copies()):
             is_later = plan.version is None or copy.version > plan.version
@@ -344,22 +346,22 @@ class Node:
         return True
 
     def _restore(self, worker: Worker) -> bool:
-        job, plan = worker.job, worker.job.plan
+        job, plan = worker.job, worker.plan
         assert self.slab is not None
         if plan.version is None:
             return self._load(worker, None)
         if plan.tier == "persistent":
             return self._fetch(worker, plan.version)
-        while worker.transfer < len(job.transfers):
-            move = job.transfers[worker.transfer]
+        while worker.transfer < len(plan.transfers):
+            move = plan.transfers[worker.transfer]
             if move.sender == self.name:
                 copy = self._find(move.shard, plan.version, plan.lineage)
                 if copy is None:
                     self.exit_worker(1)
                     return True
-                job.sent[worker.transfer] = copy
+                job.sent[move] = copy
             elif move.receiver == self.name:
-                sent = job.sent.get(worker.transfer)
+                sent = job.sent.get(move)
                 if sent is None:
                     return False
                 if not sent.is_good:
@@ -416,8 +418,8 @@ class Node:
         if copy is None:
             self._send(worker)
         else:
-            self._event(_restored(worker, job))
-            if job.plan.tier == "memory" and len(job.loaded) == job.seats.world_size:
+            self._event(_restored(worker, self.name))
+            if worker.plan.tier == "memory" and len(job.loaded) == job.seats.world_size:
                 self.world.note_full(job)
         return True
 
@@ -484,15 +486,15 @@ class Node:
         return True
 
 
-def _restored(worker: Worker, job: Job) -> events.ShardRestored:
-    tier = job.plan.sources[worker.rank].tier
-    assert tier != "start"
+def _restored(worker: Worker, name: str) -> events.ShardRestored:
+    is_sent = any(m.receiver == name and m.shard == worker.rank for m in worker.plan.transfers)
+    is_stored = worker.plan.tier == "persistent"
     return events.ShardRestored(
         rank=worker.rank,
         epoch=worker.epoch,
         shard=worker.rank,
         version=worker.version,
-        tier=tier,
+        tier="persistent" if is_stored else "peer" if is_sent else "local",
         holder=None,
         size_bytes=1,
         verified=True,

@@ -359,7 +359,7 @@ class World:
         """All holders have the same version."""
         seats = job.seats if job.seats.placement else job.seats.placed(self.settings)
         members = tuple(job.seats.members)
-        version = max(job.full_at, job.plan.version or 0)
+        version = max(job.full_at, job.version or 0)
         self.full_states |= {s for (_, v), s in job.states.items() if v == version}
         alive = all(m is not None and self.nodes[m].is_alive for m in members)
         is_newest = all(job.order.epoch >= epoch for epoch, _ in self.jobs)

@@ -1,0 +1,163 @@
+"""What an agent keeps open to etcd: the heartbeat of its lease, and a watch.
+
+Both run on the agent's event loop, over one connection, so that thousands of agents in one process
+cost no threads, and a heartbeat is one message and not a call of its own.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
+
+Result = TypeVar("Result")
+
+
+class Tell(Protocol):
+    """Hears of a watch."""
+
+    def __call__(self, *, has_ended: bool) -> None:
+        """Something changed, or the watch is over: nothing is told any more."""
+
+
+class StoreStreams(Protocol):
+    """What an agent asks of a store all the time. Calls may raise `StoreUnavailableError`."""
+
+    async def keep_alive(self, lease: int) -> bool:
+        """Renew a lease; `False` when it has already run out."""
+
+    async def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
+        """Have `tell` called whenever one of these keys changes (`None`: any key).
+
+        It takes the place of the watch before. It ends with the connection, and says so; a change
+        may be told more than once.
+        """
+
+    async def close(self) -> None:
+        """Drop the connection, and with it the watch."""
+
+
+class EtcdStreams:
+    """`StoreStreams` on etcd v3; every key lies under `prefix`.
+
+    A failed call drops the connection, and the next one tries the next endpoint.
+    """
+
+    def __init__(self, address: EtcdAddress, prefix: str, *, timeout_s: float = 1.0) -> None:
+        self.address = address
+        self.prefix = prefix.rstrip("/") + "/"
+        self.timeout_s = timeout_s
+        self._endpoints = itertools.cycle(address.endpoints)
+        self._turn = asyncio.Lock()  # one question at a time: answers have no names
+        self._channel: Any = None
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._heartbeats: Any = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def keep_alive(self, lease: int) -> bool:
+        from etcd3 import etcdrpc  # noqa: PLC0415  (gRPC's threads start with its import)
+
+        async def renew() -> bool:
+            if self._heartbeats is None:
+                stub = etcdrpc.LeaseStub(self._channel)
+                self._heartbeats = stub.LeaseKeepAlive(metadata=self._metadata)
+            await self._heartbeats.write(etcdrpc.LeaseKeepAliveRequest(ID=lease))
+            return bool((await self._heartbeats.read()).TTL > 0)
+
+        return await self._call(renew)
+
+    async def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
+        from etcd3 import etcdrpc  # noqa: PLC0415
+        from etcd3.utils import prefix_range_end  # noqa: PLC0415
+
+        whole = self.prefix.encode()
+        ranges = (
+            [{"key": whole, "range_end": prefix_range_end(whole)}]
+            if keys is None
+            else [{"key": whole + key.encode()} for key in keys]
+        )
+
+        async def begin() -> Any:
+            stream = etcdrpc.WatchStub(self._channel).Watch(metadata=self._metadata)
+            for one in ranges:
+                create = etcdrpc.WatchCreateRequest(**one)
+                await stream.write(etcdrpc.WatchRequest(create_request=create))
+            begun = 0
+            while begun < len(ranges):
+                answer = await stream.read()
+                if answer.canceled:
+                    raise ConnectionError(answer.cancel_reason)
+                begun += answer.created
+            return stream
+
+        stream = await self._call(begin)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(_listen(stream, tell))
+
+    async def close(self) -> None:
+        channel, self._channel, self._heartbeats = self._channel, None, None
+        if channel is not None:
+            await channel.close()  # watches end and say so
+
+    async def _call(self, act: Callable[[], Awaitable[Result]]) -> Result:
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    if self._channel is None:
+                        await self._connect(next(self._endpoints))
+                    return await act()
+            except (Exception, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    raise  # this agent ends; else the connection was closed under the call
+                await self.close()
+                raise StoreUnavailableError(
+                    f"etcd at {', '.join(self.address.endpoints)} did not answer within "
+                    f"{self.timeout_s:g} s ({type(error).__name__}: {error}); check that it runs "
+                    "and that this machine reaches it"
+                ) from error
+
+    async def _connect(self, endpoint: str) -> None:
+        from etcd3 import etcdrpc  # noqa: PLC0415
+
+        self._channel, self._metadata = _channel_to(endpoint, self.address), ()
+        if self.address.user is not None:
+            name, password = self.address.user, self.address.password
+            login = etcdrpc.AuthenticateRequest(name=name, password=password)
+            answer = await etcdrpc.AuthStub(self._channel).Authenticate(login)
+            self._metadata = (("token", answer.token),)
+
+
+def _channel_to(endpoint: str, address: EtcdAddress) -> Any:
+    """A connection to one member, which begins with its first use."""
+    import grpc.aio  # noqa: PLC0415
+
+    target = endpoint.rpartition("//")[2]
+    if address.ca_cert is None:
+        return grpc.aio.insecure_channel(target)
+
+    def read(file: str | None) -> bytes | None:
+        return None if file is None else Path(file).read_bytes()
+
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=read(address.ca_cert),
+        private_key=read(address.key),
+        certificate_chain=read(address.cert),
+    )
+    return grpc.aio.secure_channel(target, credentials)
+
+
+async def _listen(stream: Any, tell: Tell) -> None:
+    """Tell of every change until the watch ends, however it does."""
+    import grpc.aio  # noqa: PLC0415
+
+    try:
+        while (answer := await stream.read()) is not grpc.aio.EOF and not answer.canceled:
+            tell(has_ended=False)
+    except grpc.RpcError:
+        pass  # the connection broke
+    finally:
+        tell(has_ended=True)

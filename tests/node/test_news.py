@@ -1,0 +1,255 @@
+"""A change in the store is seen by whoever follows it, also when the watch fails them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+
+import psutil
+import pytest
+
+from gemini_lab.launch.etcd import start_etcd
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.etcd_streams import EtcdStreams
+from gemini_lab.node.news import REREAD_S, SPREAD_S, StoreNews
+
+LIMIT_S = 20.0
+Trial = Callable[[EtcdStore, StoreNews], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdAddress]:
+    with start_etcd() as started:
+        yield started.address
+
+
+@pytest.fixture
+def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial], None]:
+    """Runs a trial with who writes, and who follows, the keys of one lab."""
+    prefix = f"gemini_lab/{request.node.name}"
+
+    async def run(trial: Trial) -> None:
+        writer, reader = EtcdStore(etcd, prefix), EtcdStore(etcd, prefix)
+        streams = EtcdStreams(etcd, prefix)
+        try:
+            await trial(writer, StoreNews(reader, streams))
+        finally:
+            await streams.close()
+            writer.close()
+            reader.close()
+
+    return lambda trial: asyncio.run(run(trial))
+
+
+async def due(news: StoreNews) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not news.is_due():
+            await asyncio.sleep(0.01)
+
+
+def test_a_quiet_store_is_left_alone_and_a_change_rings(follow):
+    async def trial(writer: EtcdStore, news: StoreNews) -> None:
+        assert news.is_due()
+        assert (await news.read(whole=False)).items == {}
+        await asyncio.sleep(0.2)
+        assert not news.is_due()
+        writer.put("root", "somebody")
+        await due(news)
+        assert (await news.read(whole=False)).items == {"root": "somebody"}
+        writer.delete("root")
+        await due(news)
+        assert (await news.read(whole=False)).items == {}
+
+    follow(trial)
+
+
+def test_only_the_root_agent_hears_of_other_nodes(follow):
+    async def trial(writer: EtcdStore, news: StoreNews) -> None:
+        await news.read(whole=False)
+        writer.put("nodes/node-1", "{}")
+        await asyncio.sleep(0.2)
+        assert not news.is_due()
+        assert (await news.read(whole=True)).items == {"nodes/node-1": "{}"}
+        await asyncio.sleep(0.2)
+        if news.is_due():  # the other watch's end rang
+            await news.read(whole=True)
+        writer.delete("nodes/node-1")
+        await due(news)
+        assert (await news.read(whole=True)).items == {}
+
+    follow(trial)
+
+
+def test_a_lease_that_runs_out_rings(follow):
+    async def trial(writer: EtcdStore, news: StoreNews) -> None:
+        writer.put("root", "mortal", lease=writer.grant(1))
+        await news.read(whole=False)
+        await due(news)
+        assert (await news.read(whole=False)).items == {}
+
+    follow(trial)
+
+
+def test_a_store_that_was_away_is_read_again_and_watched_again(follow):
+    async def trial(writer: EtcdStore, news: StoreNews) -> None:
+        writer.put("root", "first")
+        await news.read(whole=False)
+        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+        os.kill(server.pid, signal.SIGKILL)
+        await due(news)
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    assert (await news.read(whole=False)).items == {"root": "first"}
+                    break
+                except StoreUnavailableError:
+                    assert news.is_due()
+                    await asyncio.sleep(0.1)
+        await asyncio.to_thread(patiently, lambda: writer.put("root", "second"))
+        await due(news)
+        assert (await news.read(whole=False)).items == {"root": "second"}
+
+    follow(trial)
+
+
+def test_a_heartbeat_keeps_a_lease_and_says_when_it_is_gone(etcd):
+    async def beat() -> None:
+        store = EtcdStore(etcd, "gemini_lab/heartbeat")
+        streams = EtcdStreams(etcd, "gemini_lab/heartbeat")
+        lease = store.grant(2)
+        store.put("nodes/node-0", "{}", lease=lease)
+        for _ in range(8):
+            assert await streams.keep_alive(lease)
+            await asyncio.sleep(0.5)
+        assert store.items() == {"nodes/node-0": "{}"}
+        store.revoke(lease)
+        assert not await streams.keep_alive(lease)
+        await streams.close()
+        store.close()
+
+    asyncio.run(beat())
+
+
+def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_connection(etcd):
+    """Who becomes root follows other keys from then on: its lease must not suffer."""
+
+    async def beat() -> None:
+        store = EtcdStore(etcd, "gemini_lab/both")
+        streams = EtcdStreams(etcd, "gemini_lab/both")
+        lease = store.grant(30)
+        news = StoreNews(store, streams)
+
+        async def renew() -> int:
+            renewed = 0
+            for _ in range(60):
+                with contextlib.suppress(StoreUnavailableError):  # said, and not fatal
+                    renewed += await streams.keep_alive(lease)
+            return renewed
+
+        beating = asyncio.create_task(renew())
+        for number in range(12):
+            await news.read(whole=number % 2 == 0)
+        assert await beating == 60
+        beating = asyncio.create_task(renew())
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            await streams.close()
+        assert await beating > 0
+        await streams.close()
+        store.close()
+
+    asyncio.run(beat())
+
+
+def test_an_etcd_that_is_not_there_is_named():
+    async def beat() -> None:
+        nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
+        with pytest.raises(StoreUnavailableError, match=r"etcd at 127\.0\.0\.1:1 did not answer"):
+            await EtcdStreams(nowhere, "gemini_lab/none").keep_alive(1)
+
+    asyncio.run(beat())
+
+
+class DeafStore:
+    """A store, and its streams, of which no change is ever told."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.watches = 0
+        self.is_away = False
+        self.tell: Callable[..., None] | None = None
+
+    def get(self, keys):
+        if self.is_away:
+            raise StoreUnavailableError("away")
+        return {key: self.kept[key] for key in keys if key in self.kept}
+
+    async def watch(self, keys, tell):
+        del keys
+        self.watches += 1
+        self.tell = tell
+
+    async def close(self) -> None:
+        if self.tell is not None:
+            self.tell(has_ended=True)
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def news_of(store: DeafStore, clock: Clock) -> StoreNews:
+    return StoreNews(store, store, clock=clock)  # type: ignore[arg-type]
+
+
+def test_what_a_watch_missed_is_found_later_and_another_watch_begins():
+    store, clock = DeafStore(), Clock()
+    news = news_of(store, clock)
+
+    async def trial() -> None:
+        await news.read(whole=False)
+        store.kept["root"] = "unheard"
+        clock.now_s = REREAD_S - 1
+        assert not news.is_due()
+        clock.now_s = REREAD_S + 1
+        assert news.is_due()
+        assert (await news.read(whole=False)).items == {"root": "unheard"}
+        assert store.watches == 1
+        assert news.is_due()
+        await news.read(whole=False)
+        assert store.watches == 2
+
+    asyncio.run(trial())
+
+
+def test_a_look_that_failed_is_due_again_at_once():
+    store = DeafStore()
+    news = news_of(store, Clock())
+    store.is_away = True
+    with pytest.raises(StoreUnavailableError):
+        asyncio.run(news.read(whole=False))
+    assert news.is_due()
+
+
+def test_who_has_time_looks_within_a_while_and_not_all_at_the_same_moment():
+    clock = Clock()
+    many = [news_of(DeafStore(), clock) for _ in range(200)]
+
+    async def look() -> None:
+        for news in many:
+            await news.read(whole=False)
+            news.ring()
+
+    asyncio.run(look())
+    assert all(news.is_due() for news in many)
+    clock.now_s = SPREAD_S / 2
+    due_now = sum(news.is_due(is_urgent=False) for news in many)
+    assert 0 < due_now < len(many)
+    clock.now_s = SPREAD_S
+    assert all(news.is_due(is_urgent=False) for news in many)

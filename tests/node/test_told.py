@@ -1,0 +1,55 @@
+"""An agent tells the log all, the root agent what it decides on, and nobody a thing twice."""
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.node.agent import told_of
+from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.messages import EventSaid
+from gemini_lab.settings import Settings
+
+
+def entry(event: events.AnyEvent) -> Entry:
+    return Entry(at_s=1.0, node="node-1", event=event)
+
+
+def protected(rank: int) -> Entry:
+    return entry(
+        events.Protected(
+            rank=rank,
+            epoch=1,
+            shard_bytes=1,
+            fingerprint="same",
+            settings=Settings(),
+            placement=plan_placement(nodes=4),
+        )
+    )
+
+
+ITERATION = events.Iteration(rank=1, epoch=1, iteration=1, duration_s=1.0, waited_s=0.0)
+COLLECTIVES = events.Collectives(
+    rank=1, epoch=1, iteration=1, began_s=0.0, names=(), sizes_bytes=(), starts_s=(), ends_s=()
+)
+
+
+@pytest.mark.parametrize(("event", "is_heard"), [(ITERATION, True), (COLLECTIVES, False)])
+def test_the_root_agent_hears_only_what_it_decides_on(event, is_heard):
+    to_log, to_root = told_of(entry(event), is_placed=True)
+    assert to_log == entry(event)
+    assert to_root == (EventSaid(entry=entry(event)) if is_heard else None)
+
+
+def test_the_log_has_the_placement_from_rank_0_alone():
+    assert told_of(protected(0), is_placed=True)[0] == protected(0)
+    brief, _ = told_of(protected(1), is_placed=True)
+    assert isinstance(brief.event, events.Protected)
+    assert (brief.event.placement, brief.event.settings) == (None, Settings())
+
+
+def test_a_root_that_does_not_know_the_placement_hears_it_from_every_rank():
+    assert told_of(protected(3), is_placed=False)[1] == EventSaid(entry=protected(3))
+    _, known = told_of(protected(3), is_placed=True)
+    assert known is not None
+    assert isinstance(known.entry.event, events.Protected)
+    assert known.entry.event.placement is None
