@@ -160,16 +160,17 @@ def _wait_for_iteration(run: Run, iteration: int) -> None:
 
 def _processes(lab: Lab, node: str) -> list[int]:
     """The agent of a node on this machine, and everything that it started."""
+    log = lab.folder / "agents" / f"{node}.log"
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[-1:] == ["gemini_lab.node.agent"] and _name(process) == node:
+            if "gemini_lab.node.agent" in process.cmdline() and _log(process) == log:
                 return [process.pid, *(child.pid for child in process.children(recursive=True))]
     raise AssertionError(f"{node} has no agent on this machine ({lab})")
 
 
-def _name(agent: psutil.Process) -> str:
-    """The node's name: its log is called by it."""
-    return Path(f"/proc/{agent.pid}/fd/2").readlink().stem
+def _log(agent: psutil.Process) -> Path:
+    """Where the agent writes: other labs have nodes of the same names."""
+    return Path(f"/proc/{agent.pid}/fd/2").readlink()
 
 
 @pytest.mark.parametrize("seed", random_seeds(2))
