@@ -143,9 +143,11 @@ def test_a_group_that_was_silent_comes_back_with_its_memory(lab, undisturbed):
         process.suspend()
     waits = threading.Event()
     run.watch(lambda entry: waits.set() if "fell silent" in _reason(entry) else None)
-    assert waits.wait(200)
-    for process in frozen:
-        process.resume()
+    try:
+        assert waits.wait(200)
+    finally:  # what stands still does not end with the lab
+        for process in frozen:
+            process.resume()
     report = run.wait(300).report()
     assert report.losses_match(undisturbed(iterations=60))
     assert [recovery.tier for recovery in report.recoveries][-1] == "memory"
