@@ -1,6 +1,7 @@
 """What a worker says of its training thread."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_the_place_in_the_script_and_the_collective_are_named():
     go_on.set()
     thread.join(20)
     assert seen.waits_in == "get_world_size"
-    assert seen.where.startswith("test_pulse.py:")
+    assert seen.where.startswith(f"{Path(__file__).name}:")
     assert seen.where.endswith(" in size")
 
 
