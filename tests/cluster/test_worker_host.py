@@ -100,7 +100,7 @@ def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
     """An import that takes minutes on a busy machine made a healthy node count as hung."""
 
     async def fence_a_slow_one() -> list[Message]:
-        agent = Agent(a_config())
+        agent = Agent(a_config(), lambda _: None)
         agent.address = "127.0.0.1:1"
         agent._root = said = Said()
         try:
@@ -154,7 +154,7 @@ def test_a_fence_is_answered_while_memory_is_read():
     """An inventory of a large memory takes minutes; a healthy node counted as hung meanwhile."""
 
     async def fence_a_reader() -> list[Message]:
-        agent = Agent(a_config())
+        agent = Agent(a_config(), lambda _: None)
         agent.address = "127.0.0.1:1"
         agent._root = said = Said()
         try:

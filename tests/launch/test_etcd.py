@@ -73,7 +73,8 @@ def test_the_embedded_etcd_wants_its_password():
         find_etcd()
     except LaunchError as error:
         pytest.skip(str(error))
-    with start_etcd() as address:
+    with start_etcd() as started:
+        address = started.address
         for user, password in ((None, None), ("root", "guessed")):
             stranger = EtcdStore(replace(address, user=user, password=password), "test")
             with pytest.raises(StoreUnavailableError):
