@@ -86,6 +86,7 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
+KEY_GRACE_S: Final = 30.0  # as does one whose lab is connected, but has had no key
 ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
 REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
@@ -298,7 +299,9 @@ class Agent:
         if is_here and (reading is None or LAB_KEY in reading.items):
             self._lab_seen_s = time.monotonic()
         is_alone = self.config.detached is not None and reading is None
-        if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else LAB_GRACE_S):
+        # While the lab is connected its key may be late: what is read is up to some seconds old.
+        grace_s = KEY_GRACE_S if self.lab.is_open else LAB_GRACE_S
+        if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
             self._stop.set()
 
     def _become_root(self, record: RootRecord) -> None:
