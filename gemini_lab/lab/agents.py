@@ -88,9 +88,9 @@ class AgentCluster:
     def open(self, machines: int) -> None:
         """Bring so many agents and connect to them."""
         self._lease = patiently(self._announce)
+        self._spawn(self._keep_lease())  # from here on: to bring machines may take minutes
         agents = self._operator.bring(machines)
         self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
-        self._spawn(self._keep_lease())
         self._go_on()
 
     def take_over(self) -> None:

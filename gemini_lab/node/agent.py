@@ -86,7 +86,7 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
-KEY_GRACE_S: Final = 30.0  # as does one whose lab is connected, but has had no key
+KEY_GRACE_S: Final = 30.0  # as does one whose lab is connected or to come, but has had no key
 ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
 REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
@@ -293,14 +293,15 @@ class Agent:
         one lives as long as its key, or, while the store is away, as its workers.
         """
         reading = self._reading
-        is_here = self.lab.is_open or not self.lab.was_opened
+        is_coming = not self.lab.was_opened
+        is_here = self.lab.is_open or (is_coming and reading is not None)
         if self.config.detached is not None:
             is_here = reading is not None or bool(self.host.workers)
         if is_here and (reading is None or LAB_KEY in reading.items):
             self._lab_seen_s = time.monotonic()
         is_alone = self.config.detached is not None and reading is None
-        # While the lab is connected its key may be late: what is read is up to some seconds old.
-        grace_s = KEY_GRACE_S if self.lab.is_open else LAB_GRACE_S
+        # What is read of the key is up to some seconds old; a connection that ended is known.
+        grace_s = KEY_GRACE_S if self.lab.is_open or is_coming else LAB_GRACE_S
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
             self._stop.set()
 

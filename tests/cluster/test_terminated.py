@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from .conftest import processes_of_labs
@@ -38,4 +39,7 @@ def test_a_terminated_bench_leaves_nothing(tmp_path):
 
 
 def is_under_torchrun(process) -> bool:
-    return "gemini_lab.training.gpt_job" in process.cmdline()
+    try:
+        return "gemini_lab.training.gpt_job" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
