@@ -43,8 +43,8 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     assert report.losses_match(undisturbed(iterations=12, nodes=2))
     assert len(report.recoveries) == (first in members)  # a standby may be the root, too
     assert run.root != first
-    told = Counter(read_log(folder / LOG_FILE))
-    assert [entry.kind for entry, times in told.items() if times > 1] == []
+    told = Counter(map(repr, read_log(folder / LOG_FILE)))  # an entry may hold what has no hash
+    assert [entry for entry, times in told.items() if times > 1] == []
     assert not (folder / ACCESS_FILE).exists()
 
 
