@@ -82,7 +82,9 @@ from gemini_lab.shard.lineage import NO_LINEAGE
 
 FENCE_LIMIT_S: Final = 60.0  # an agent that has not killed its workers by then counts as lost
 INVENTORY_LIMIT_S: Final = 900.0  # reading every checksum of a large memory takes minutes
-RENDEZVOUS_LIMIT_S: Final = 60.0
+RENDEZVOUS_LIMIT_S: Final = (
+    400.0  # an agent may wait 300 s for imports; then it begins again itself
+)
 FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
 LONGEST_RETRY_S: Final = 30.0
 MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind

@@ -1,14 +1,16 @@
 """Runs that need nobody: the launcher is gone, the owner moves, machines join by themselves."""
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections import Counter
 
+import psutil
 import pytest
 
 from gemini_lab.injector.failures import RootLoss
-from gemini_lab.lab.access import ACCESS_FILE, Finder
+from gemini_lab.lab.access import ACCESS_FILE, Finder, access_in
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log.file import LOG_FILE, read_log
@@ -18,6 +20,17 @@ from .conftest import shell
 
 JOB = ("-m", "gemini_lab.training.gpt_job", "--size", "tiny", "--iterations")
 WAIT_S = 200
+
+
+def who_shows(*secrets: str) -> list[str]:
+    """What processes let other users of the machine, or a child, read of a secret."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            shown = [*process.cmdline(), *process.environ().values()]
+            if any(secret in text for text in shown for secret in secrets):
+                found.append(f"{process.pid} {process.name()}")
+    return found
 
 
 def attached(folder):
@@ -36,6 +49,9 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     assert f"gemini-lab attach {folder}" in started.stdout
     with attached(folder) as run:
         run.progress(until=4)
+        opens = access_in(folder)
+        assert len({opens.token, opens.etcd.password, ""}) == 3
+        assert who_shows(opens.token, opens.etcd.password) == []
         first, members = run.root, run.members
         assert "node_loss" in run.inject(RootLoss())
         run.wait(WAIT_S)

@@ -74,6 +74,7 @@ class Story:
         self.copies: dict[str, list[KeptCopy]] = {}
         self.silent: set[str] = set()
         self.deaf: set[str] = set()  # whose inventories take long
+        self.importing: set[str] = set()  # whose warm parents cannot hold a port yet
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
         self.persistent: list[int] = []
         self.unread = ""
@@ -165,7 +166,7 @@ class Story:
                     iterations=self.remembered.get(sent.to, []),
                 )
                 self.say(sent.to, said)
-            case HoldPort():
+            case HoldPort() if sent.to not in self.importing:
                 self.say(sent.to, PortHeld(epoch=epoch, address="host:1"))
 
     # -- what workers do ---------------------------------------------------------------------
