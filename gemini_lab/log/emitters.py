@@ -15,8 +15,8 @@ _BY_NAME: Final = {kind.__name__: name for name, kind in events.KINDS.items()}
 def emitters(package: Path = PACKAGE) -> Mapping[str, tuple[str, ...]]:
     """For each kind that is made somewhere in `package`, the modules that do, in order.
 
-    An event is made by calling its class, which was imported from `gemini_lab.log.events` by its
-    name or with the module. Tests are not looked at.
+    An event is made by calling its class or the class's `of`. The class was imported from
+    `gemini_lab.log.events` by its name or with the module. Tests are not looked at.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in sorted(package.rglob("*.py")):
@@ -33,12 +33,17 @@ def made_in(source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        match node.func:
+        match _maker(node.func):
             case ast.Name(id=name) if name in classes:
                 yield classes[name]
             case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules:
                 if name in _BY_NAME:
                     yield _BY_NAME[name]
+
+
+def _maker(called: ast.expr) -> ast.expr:
+    """The class that is called, also by its constructor `of`."""
+    return called.value if isinstance(called, ast.Attribute) and called.attr == "of" else called
 
 
 def _imported(tree: ast.AST) -> tuple[dict[str, str], set[str]]:

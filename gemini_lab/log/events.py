@@ -6,8 +6,9 @@ case with underscores: `RootElected` is `"root_elected"`.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from math import isfinite
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
@@ -424,24 +425,80 @@ class Profiled(OfWorker, frozen=True, kw_only=True):
     calibration: Calibration
 
 
+class Call(NamedTuple):
+    """One training collective.
+
+    Attributes:
+        name: Of the operation in torch.distributed.
+        size_bytes: Of the full tensor.
+        start_s: When it was called, since the iteration began.
+        end_s: When its result was there, since the iteration began.
+    """
+
+    name: str
+    size_bytes: int
+    start_s: float
+    end_s: float
+
+
 class Collectives(OfWorker, frozen=True, kw_only=True):
-    """The training collectives of one iteration; the lists have an entry for each, in order.
+    """The training collectives of one iteration: most of a log, and so in few bytes.
 
     Attributes:
         iteration: Its number.
         began_s: When it began.
-        names: Of the operations in torch.distributed.
-        sizes_bytes: Of the full tensors.
-        starts_s: When each was called, since `began_s`.
-        ends_s: When each one's result was there, since `began_s`.
+        kinds: Operation in torch.distributed and bytes of the full tensor, each pair once.
+        order: Of each call, in the order of calling, its kind: an index.
+        gaps_us: From the call before it (of the first: from the beginning), in microseconds.
+        durations_us: Until its result was there, in microseconds.
     """
 
     iteration: int
     began_s: Moment
-    names: tuple[str, ...]
-    sizes_bytes: tuple[int, ...]
-    starts_s: tuple[float, ...]
-    ends_s: tuple[float, ...]
+    kinds: tuple[tuple[str, int], ...]
+    order: tuple[int, ...]
+    gaps_us: tuple[int, ...]
+    durations_us: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.order) == len(self.gaps_us) == len(self.durations_us):
+            raise ValueError("order, gaps_us and durations_us are not of one length")
+        if self.order and not 0 <= min(self.order) <= max(self.order) < len(self.kinds):
+            raise ValueError("order names a kind that is not there")
+
+    @classmethod
+    def of(cls, calls: Iterable[Call], **said: Any) -> Self:
+        """The event of these calls, in the order of calling.
+
+        Args:
+            calls: Times are rounded to microseconds.
+            said: The other fields.
+        """
+        kinds: dict[tuple[str, int], int] = {}
+        order, gaps_us, durations_us, last_us = [], [], [], 0
+        for call in calls:
+            order.append(kinds.setdefault((call.name, call.size_bytes), len(kinds)))
+            start_us = round(call.start_s * 1e6)
+            gaps_us.append(start_us - last_us)
+            durations_us.append(round((call.end_s - call.start_s) * 1e6))
+            last_us = start_us
+        return cls(
+            kinds=tuple(kinds),
+            order=tuple(order),
+            gaps_us=tuple(gaps_us),
+            durations_us=tuple(durations_us),
+            **said,
+        )
+
+    def calls(self) -> Iterator[Call]:
+        """The calls, in the order of calling."""
+        start_us = 0
+        for kind, gap_us, duration_us in zip(
+            self.order, self.gaps_us, self.durations_us, strict=True
+        ):
+            start_us += gap_us
+            name, size_bytes = self.kinds[kind]
+            yield Call(name, size_bytes, start_us / 1e6, (start_us + duration_us) / 1e6)
 
 
 # -- failures --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gemini_lab.log.entry import Entry, EventError, entry_of
-from gemini_lab.log.events import KINDS, OfRecovery, OfWorker, Simulated
+from gemini_lab.log.events import KINDS, Call, Collectives, OfRecovery, OfWorker, Simulated
 
 Data = Mapping[str, Any]
 """What stood below `data`, or the fields of an event."""
@@ -87,12 +87,21 @@ def _replica_rejected(data: Data) -> Data:
     return {**data, "reason": reason}
 
 
+def _collectives(data: Data) -> Data:
+    columns = (data[name] for name in ("names", "sizes_bytes", "starts_s", "ends_s"))
+    calls = (Call(*call) for call in zip(*columns, strict=True))
+    made = Collectives.of(calls, iteration=0, began_s=0.0)
+    packed = ("kinds", "order", "gaps_us", "durations_us")
+    return {**data, **{name: getattr(made, name) for name in packed}}
+
+
 _CHANGED: Final[Mapping[str, Callable[[Data], Data]]] = {
     "run_started": _run_started,
     "run_failed": _run_failed,
     "injected": _injected,
     "worker_exited": lambda data: _lines(data, "output"),
     "replica_rejected": _replica_rejected,
+    "collectives": _collectives,
 }
 """Kinds whose data is not what the fields are."""
 

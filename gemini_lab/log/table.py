@@ -11,7 +11,7 @@ from gemini_lab.log.emitters import emitters
 from gemini_lab.log.entry import moments_of
 from gemini_lab.log.events import KINDS, SCHEMA, Event
 
-_UNITS: Final = {"_bytes_per_s": "bytes/s", "_bytes": "bytes", "_s": "s"}
+_UNITS: Final = {"_bytes_per_s": "bytes/s", "_bytes": "bytes", "_us": "microseconds", "_s": "s"}
 
 
 def table() -> str:
@@ -68,7 +68,8 @@ def _type(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in parts)
     if origin is tuple:
-        return f"list of {_type(parts[0])}"
+        is_list = len(parts) == 2 and parts[1] is ...
+        return f"list of {_type(parts[0])}" if is_list else f"[{', '.join(map(_type, parts))}]"
     if origin is dict:
         return f"{_type(parts[1])} by name"
     return " or ".join(_type(part) for part in parts)

@@ -131,11 +131,11 @@ class Trace:
 
     def _collectives(self, node: str, event: events.Collectives) -> None:
         lane = f"collectives, rank {event.rank}"
-        for name, size_bytes, from_s, to_s in zip(
-            event.names, event.sizes_bytes, event.starts_s, event.ends_s, strict=True
-        ):
-            args = {"rank": event.rank, "iteration": event.iteration, "size_bytes": size_bytes}
-            self._slice(node, lane, name, event.began_s + from_s, event.began_s + to_s, args=args)
+        said = {"rank": event.rank, "iteration": event.iteration}
+        for call in event.calls():
+            start_s, end_s = event.began_s + call.start_s, event.began_s + call.end_s
+            args = {**said, "size_bytes": call.size_bytes}
+            self._slice(node, lane, call.name, start_s, end_s, args=args)
 
     def _restored(self, at_s: float, node: str, event: events.ShardRestored) -> None:
         parts = (("retrieve", event.retrieve_s), ("verify", event.verify_s), ("load", event.load_s))

@@ -234,12 +234,7 @@ def _say_moved(emit: Emit, moved: MovedVersion, next_version: int) -> None:
 
 
 def _collectives(iteration: int, record: IterationRecord, ended_s: float) -> events.Collectives:
-    collectives = record.collectives
-    return events.Collectives(
-        iteration=iteration,
-        began_s=ended_s - record.iteration_s,
-        names=tuple(one.name for one in collectives),
-        sizes_bytes=tuple(one.size_bytes for one in collectives),
-        starts_s=tuple(round(one.start_s, 6) for one in collectives),
-        ends_s=tuple(round(one.end_s, 6) for one in collectives),
+    calls = (
+        events.Call(one.name, one.size_bytes, one.start_s, one.end_s) for one in record.collectives
     )
+    return events.Collectives.of(calls, iteration=iteration, began_s=ended_s - record.iteration_s)

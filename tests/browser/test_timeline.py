@@ -48,15 +48,8 @@ def story(nodes, *, iterations=10, first=1):
             end_s=began_s + 0.4 + late_s,
             **common,
         )
-        made = events.Collectives(
-            iteration=number,
-            began_s=began_s,
-            names=("all_reduce",),
-            sizes_bytes=(MIB,),
-            starts_s=(0.5,),
-            ends_s=(0.9,),
-            **common,
-        )
+        call = events.Call("all_reduce", MIB, 0.5, 0.9)
+        made = events.Collectives.of([call], iteration=number, began_s=began_s, **common)
         ended = events.Iteration(iteration=number, duration_s=1.0, waited_s=0.0, **common)
         yield Entry(at_s=began_s + 0.9, node=node, event=sent)
         yield Entry(at_s=began_s + 1.0, node=node, event=ended)

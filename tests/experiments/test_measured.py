@@ -85,15 +85,8 @@ def test_idle_time_is_what_neither_training_nor_chunks_took() -> None:
         (110.0, events.Iteration(rank=0, epoch=1, iteration=7, duration_s=10.0, waited_s=0.0)),
         (
             110.0,
-            events.Collectives(
-                rank=0,
-                epoch=1,
-                iteration=7,
-                began_s=100.0,
-                names=("x",),
-                sizes_bytes=(8,),
-                starts_s=(0.0,),
-                ends_s=(2.0,),
+            events.Collectives.of(
+                [events.Call("x", 8, 0.0, 2.0)], rank=0, epoch=1, iteration=7, began_s=100.0
             ),
         ),
     ]

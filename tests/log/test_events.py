@@ -42,6 +42,13 @@ PROFILES = st.builds(
     Profile, collectives=st.tuples(st.builds(Collective)), idle_spans=st.tuples(st.builds(IdleSpan))
 )
 VALUES = st.dictionaries(st.text(max_size=8), st.floats())
+MICROSECONDS = st.integers(-(10**9), 10**9)
+CALLS = st.builds(
+    events.Call,
+    st.sampled_from("abc"),
+    st.integers(0, 9),
+    *[MICROSECONDS.map(lambda us: us / 1e6)] * 2,
+)
 MORE = {
     events.Iteration: {"values": VALUES},
     events.Profiled: {
@@ -49,12 +56,13 @@ MORE = {
         "schedule": SCHEDULES,
         "calibration": st.builds(Calibration),
     },
+    events.Collectives: {"calls": st.lists(CALLS), "iteration": COUNTS, "began_s": FINITE},
 }
 
 EVENTS = st.one_of(
     *(
         st.builds(
-            kind,
+            events.Collectives.of if kind is events.Collectives else kind,
             **MORE.get(kind, {}),
             **{
                 field.name: st.from_type(int)
@@ -66,6 +74,9 @@ EVENTS = st.one_of(
     )
 )
 ENTRIES = st.builds(Entry, event=EVENTS)
+ONE_CALL = events.Collectives.of(
+    [events.Call("all_reduce", 8, 0.25, 0.5)], rank=0, epoch=1, iteration=1, began_s=0.0
+)
 
 
 @given(ENTRIES)
@@ -151,6 +162,21 @@ def test_an_entry_without_moment_or_speaker_is_refused(lacking):
 def test_a_line_that_is_no_object_is_refused(line):
     with pytest.raises(EventError, match="no JSON object"):
         decode_entry(line)
+
+
+@given(st.lists(CALLS))
+def test_collectives_come_back_to_the_microsecond_and_in_order(calls):
+    made = events.Collectives.of(calls, iteration=1, began_s=0.0)
+    assert list(made.calls()) == calls
+    assert len(set(made.kinds)) == len(made.kinds)
+
+
+@pytest.mark.parametrize("odd", [{"order": (1,)}, {"order": (-1,)}, {"gaps_us": ()}])
+def test_collectives_whose_columns_do_not_fit_are_refused(odd):
+    entry = Entry(at_s=0.0, node="n", event=ONE_CALL)
+    record = json.loads(encode_entry(entry)) | odd
+    with pytest.raises(EventError, match="collectives"):
+        decode_entry(json.dumps(record))
 
 
 def test_a_workers_event_of_nobody_is_not_written():

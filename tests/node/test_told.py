@@ -28,9 +28,7 @@ def protected(rank: int) -> Entry:
 
 
 ITERATION = events.Iteration(rank=1, epoch=1, iteration=1, duration_s=1.0, waited_s=0.0)
-COLLECTIVES = events.Collectives(
-    rank=1, epoch=1, iteration=1, began_s=0.0, names=(), sizes_bytes=(), starts_s=(), ends_s=()
-)
+COLLECTIVES = events.Collectives.of([], rank=1, epoch=1, iteration=1, began_s=0.0)
 
 
 @pytest.mark.parametrize(("event", "is_heard"), [(ITERATION, True), (COLLECTIVES, False)])

@@ -5,6 +5,8 @@ from collections import defaultdict
 
 import pytest
 
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Call, Collectives
 from gemini_lab.report import chrome_trace
 
 
@@ -87,21 +89,10 @@ def _lies_on_a_slice(arrow, slices):
     )
 
 
-def test_collectives_have_a_lane_of_their_own(steady, make_event):
-    collectives = make_event(
-        "collectives",
-        2.0,
-        "node-1",
-        rank=1,
-        epoch=1,
-        iteration=1,
-        began_s=1000.9,
-        names=("all_gather", "reduce_scatter"),
-        sizes_bytes=(4, 8),
-        starts_s=(0.1, 0.5),
-        ends_s=(0.2, 0.75),
-    )
-    records = _by_phase([*steady, collectives])
+def test_collectives_have_a_lane_of_their_own(steady):
+    calls = [Call("all_gather", 4, 0.1, 0.2), Call("reduce_scatter", 8, 0.5, 0.75)]
+    made = Collectives.of(calls, rank=1, epoch=1, iteration=1, began_s=1000.9)
+    records = _by_phase([*steady, Entry(at_s=1002.0, node="node-1", event=made)])
     drawn = [r for r in records["X"] if r["name"] in {"all_gather", "reduce_scatter"}]
 
     assert [_names(records)[1][r["pid"], r["tid"]] for r in drawn] == 2 * ["collectives, rank 1"]

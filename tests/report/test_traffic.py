@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import KINDS
+from gemini_lab.log.events import KINDS, Call, Collectives
 from gemini_lab.placement import plan_placement
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.bars import COLUMNS, ROW_BYTES, Bars, Kind
@@ -84,19 +84,14 @@ def transfer(version, start_s, end_s, *, rank=0, peer=1, sent_bytes=MIB, span=0)
 
 
 def collectives(number, began_s, *times, rank=0):
-    return event(
-        "collectives",
-        began_s + 1,
-        f"node-{rank}",
+    made = Collectives.of(
+        (Call("all_reduce", 8, start_s, end_s) for start_s, end_s in times),
         rank=rank,
         epoch=1,
         iteration=number,
         began_s=began_s,
-        names=("all_reduce",) * len(times),
-        sizes_bytes=(8,) * len(times),
-        starts_s=tuple(s for s, _ in times),
-        ends_s=tuple(e for _, e in times),
     )
+    return Entry(at_s=began_s + 1, node=f"node-{rank}", event=made)
 
 
 def told(*entries):
@@ -278,18 +273,7 @@ def test_a_replica_that_is_read_back_leads_from_holder_to_reader():
         iteration(1, nan),
         iteration(1, 1.0, duration_s=inf),
         transfer(1, nan, 1.0),
-        event(
-            "collectives",
-            1.0,
-            rank=0,
-            epoch=1,
-            iteration=1,
-            began_s=0.0,
-            names=("a",),
-            sizes_bytes=(),
-            starts_s=(),
-            ends_s=(),
-        ),
+        collectives(1, nan, (0.0, 0.5)),
     ],
     ids=lambda odd: odd.kind,
 )

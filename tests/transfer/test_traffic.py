@@ -90,8 +90,9 @@ def test_the_collectives_of_each_iteration_are_told(traffic, backend, said) -> N
     one.end_iteration(2)
     (event,) = said
     assert isinstance(event, Collectives)
-    assert (event.iteration, event.names, event.sizes_bytes) == (2, ("all_reduce",), (8,))
-    assert 0 <= event.starts_s[0] <= event.ends_s[0]
+    assert (event.iteration, event.kinds, event.order) == (2, (("all_reduce", 8),), (0,))
+    (call,) = event.calls()
+    assert 0 <= call.start_s <= call.end_s
 
 
 def test_collectives_are_not_told_where_the_settings_say_so(traffic, said) -> None:

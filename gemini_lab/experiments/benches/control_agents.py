@@ -7,6 +7,7 @@ stand-ins say what those would say.
 """
 
 import asyncio
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,7 @@ JOINING: Final = 8  # agents that register at once: each of them logs in
 SHARD_BYTES: Final = 78_307_584  # these three as in a quickstart, a GPT of 26 million parameters
 COLLECTIVES: Final = 69
 COLLECTIVE_BYTES: Final = 2048
+DIFFERENT_SIZES: Final = 6
 
 Said = (
     events.Protected
@@ -193,6 +195,14 @@ def _restored(rank: int, version: int) -> events.ShardRestored:
     )
 
 
+def _call(number: int, step_s: float) -> events.Call:
+    """A collective like those of ZeRO-3: parameters are gathered, gradients scattered."""
+    start_s = number * step_s + step_s * random.random() / 2
+    name = "reduce_scatter_tensor" if number % 3 == 2 else "all_gather_into_tensor"
+    size_bytes = COLLECTIVE_BYTES * (1 + number % DIFFERENT_SIZES)
+    return events.Call(name, size_bytes, start_s, start_s + step_s * random.random() / 2)
+
+
 def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator[Said]:
     """What a worker says of an iteration, with numbers as long as real ones."""
     ended_s = time.time()
@@ -200,14 +210,10 @@ def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator
         iteration=iteration, duration_s=period_s, waited_s=1 / 3e5, values={"loss": 16 / 3}
     )
     step_s = period_s / COLLECTIVES
-    starts_s = tuple(round(number * step_s, 6) for number in range(COLLECTIVES))
-    yield events.Collectives(
+    yield events.Collectives.of(
+        (_call(number, step_s) for number in range(COLLECTIVES)),
         iteration=iteration,
         began_s=ended_s - period_s,
-        names=("all_gather_into_tensor",) * COLLECTIVES,
-        sizes_bytes=(COLLECTIVE_BYTES,) * COLLECTIVES,
-        starts_s=starts_s,
-        ends_s=tuple(round(start_s + step_s / 3, 6) for start_s in starts_s),
     )
     for peer in peers:
         yield events.Transfer(

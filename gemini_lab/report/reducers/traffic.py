@@ -153,19 +153,19 @@ class Traffic:
 
     def _collectives(self, node: str, event: Collectives) -> None:
         lane = self._lane(node)
-        columns = (event.names, event.sizes_bytes, event.starts_s, event.ends_s)
-        for name, size_bytes, from_s, to_s in zip(*columns, strict=True):
-            start_s, end_s = seconds(event.began_s + from_s), seconds(event.began_s + to_s)
+        for call in event.calls():
+            start_s = seconds(event.began_s + call.start_s)
+            end_s = seconds(event.began_s + call.end_s)
             self._use(lane, (start_s, end_s))
             self.bars.add(
                 Kind.COLLECTIVE,
                 start_s,
                 end_s,
                 lane=lane,
-                size_bytes=float(size_bytes),
+                size_bytes=float(call.size_bytes),
                 number=event.iteration,
                 rank=event.rank,
-                name=self._name(name),
+                name=self._name(call.name),
             )
         if self.basis == "waits":
             self.basis = "collectives"
