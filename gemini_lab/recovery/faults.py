@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.log.events import ReplicaRejected, VersionRejected
@@ -12,6 +12,7 @@ from gemini_lab.recovery.protocol import Emit, RootState
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
+MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
 MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
 LONGEST_ERROR: Final = 200
 _OF_THE_NETWORK: Final = re.compile(
@@ -19,8 +20,75 @@ _OF_THE_NETWORK: Final = re.compile(
     re.IGNORECASE,
 )
 """In the errors that ranks raise because another one is gone."""
+HANG_WAY_OUT: Final = (
+    "if that was healthy, raise min_progress_s (in a step) or idle_s (elsewhere), or do long work "
+    "inside `with protected.pause(...)`"
+)
 FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
 """Errors that the same script on the same machines would only raise again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of a run whose workers failed or hang.
+
+    Attributes:
+        state: The run's, with this attempt counted.
+        reason: Why it does not simply start again; empty if it does.
+        left: The node that is to blame, and which the run goes on without; `None`: it ends.
+    """
+
+    state: RootState
+    reason: str = ""
+    left: str | None = None
+
+
+def judge_exit(
+    state: RootState, exited: WorkerExited, *, node: str, spares: Sequence[str]
+) -> Verdict:
+    """What becomes of a run one of whose workers ended before its script did.
+
+    Args:
+        state: Before.
+        exited: What its agent said.
+        node: Where it ran.
+        spares: Living nodes without a position.
+    """
+    error, most = own_error(exited), state.read_settings().max_same_errors
+    errors = (*state.errors, error)[-MOST_ERRORS:] if error else state.errors
+    state = replace(_with_attempt(state, [node]), errors=errors)
+    if error:
+        times = errors.count(error)
+        reason = reason_to_stop_repeating(exited, node=node, times=times, most=most)
+        if reason is not None:
+            return Verdict(state=state, reason=reason)
+    reason = reason_to_give_up(exited, node=node, attempts=state.attempts)
+    if reason is None:
+        return Verdict(state=state)
+    return Verdict(state=state, reason=reason, left=node_to_leave(state, exited, spares=spares))
+
+
+def judge_hang(
+    state: RootState, nodes: Sequence[str], *, seen: str, spares: Sequence[str]
+) -> Verdict:
+    """What becomes of a run whose workers stand still.
+
+    Args:
+        state: Before.
+        nodes: Where they run.
+        seen: Where they stand.
+        spares: Living nodes without a position.
+    """
+    state = _with_attempt(state, nodes)
+    if state.attempts < MAX_ATTEMPTS:
+        return Verdict(state=state)
+    reason = f"workers stood still repeatedly: {seen}; {HANG_WAY_OUT}"
+    return Verdict(state=state, reason=reason, left=node_to_leave(state, None, spares=spares))
+
+
+def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
+    offences = (*state.offences, *dict.fromkeys(nodes))
+    return replace(state, attempts=state.attempts + 1, offences=offences)
 
 
 def own_error(exited: WorkerExited) -> str:

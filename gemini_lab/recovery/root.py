@@ -20,12 +20,10 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.recovery.faults import (
-    MAX_ATTEMPTS,
+    Verdict,
     after_failed_restore,
-    node_to_leave,
-    own_error,
-    reason_to_give_up,
-    reason_to_stop_repeating,
+    judge_exit,
+    judge_hang,
     rejections,
 )
 from gemini_lab.recovery.hangs import Limits, Pulses
@@ -87,13 +85,6 @@ RENDEZVOUS_LIMIT_S: Final = (
 )
 FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
 LONGEST_RETRY_S: Final = 30.0
-MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
-
-
-WAY_OUT: Final = (
-    "if that was healthy, raise min_progress_s (in a step) or idle_s (elsewhere), or do long work "
-    "inside `with protected.pause(...)`"
-)
 
 
 class RootAgent:
@@ -422,7 +413,7 @@ class RootAgent:
         self.state = replace(
             self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
         )
-        spares = self.state.seats.spares(self.living)
+        spares = self._spares()
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
@@ -458,7 +449,7 @@ class RootAgent:
                 recovery=self.state.recovery,
                 epoch=self.state.epoch,
                 missing=plan.missing,
-                standbys=tuple(self.state.seats.spares(self.living)),
+                standbys=tuple(self._spares()),
                 reason=reason,
             )
         )
@@ -569,45 +560,28 @@ class RootAgent:
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
             return
-        self._note_attempt([node])
-        if (reason := self._reason_to_stop_repeating(exited, node)) is not None:
-            yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
-            return
-        reason = reason_to_give_up(exited, node=node, attempts=self.state.attempts)
-        if reason is None:
-            yield from self._begin(at_s, cause="worker_exited", lost=[])
-        elif (left := self._node_to_leave(exited)) is not None:
-            yield from self._leave_node(at_s, left, reason)
+        verdict = judge_exit(self.state, exited, node=node, spares=self._spares())
+        output = tuple(exited.output.splitlines())
+        yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
+
+    def _act_on(
+        self, at_s: float, verdict: Verdict, *, cause: str, output: tuple[str, ...] = ()
+    ) -> Iterator[Instruction]:
+        """Workers failed: start again, leave the node that is to blame, or give the run up."""
+        self.state = verdict.state
+        if not verdict.reason:
+            yield from self._begin(at_s, cause=cause, lost=[])
+        elif verdict.left is not None:
+            left = verdict.left
+            yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
+            excluded = (*self.state.excluded, left)
+            self.state = replace(self.state, excluded=excluded, attempts=0, offences=())
+            yield from self._begin(at_s, cause="node_excluded", lost=[left])
         else:
-            yield from self._fail(at_s, reason, output=tuple(exited.output.splitlines()))
+            yield from self._fail(at_s, verdict.reason, output=output)
 
-    def _reason_to_stop_repeating(self, exited: WorkerExited, node: str) -> str | None:
-        error, most = own_error(exited), self.state.read_settings().max_same_errors
-        if not error:
-            return None
-        errors = (*self.state.errors, error)[-MOST_ERRORS:]
-        self.state = replace(self.state, errors=errors)
-        times = errors.count(error)
-        return reason_to_stop_repeating(exited, node=node, times=times, most=most)
-
-    def _note_attempt(self, nodes: Sequence[str]) -> None:
-        self.state = replace(
-            self.state,
-            attempts=self.state.attempts + 1,
-            offences=(*self.state.offences, *dict.fromkeys(nodes)),
-        )
-
-    def _node_to_leave(self, exited: WorkerExited | None) -> str | None:
-        spares = self.state.seats.spares(self.living)
-        return node_to_leave(self.state, exited, spares=spares)
-
-    def _leave_node(self, at_s: float, node: str, reason: str) -> Iterator[Instruction]:
-        """Whatever runs on this node fails: go on elsewhere before the run is given up."""
-        yield Emit(event=events.NodeExcluded(name=node, reason=reason))
-        self.state = replace(
-            self.state, excluded=(*self.state.excluded, node), attempts=0, offences=()
-        )
-        yield from self._begin(at_s, cause="node_excluded", lost=[node])
+    def _spares(self) -> list[str]:
+        return self.state.seats.spares(self.living)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -663,15 +637,9 @@ class RootAgent:
                     seen=one.seen,
                 )
             )
-        self._note_attempt([self.state.seats.node_of(one.rank) for one in hung])
-        if self.state.attempts < MAX_ATTEMPTS:
-            yield from self._begin(at_s, cause="worker_hung", lost=[])
-            return
-        reason = f"workers stood still repeatedly: {hung[0].seen}; {WAY_OUT}"
-        if (left := self._node_to_leave(None)) is not None:
-            yield from self._leave_node(at_s, left, reason)
-        else:
-            yield from self._fail(at_s, reason)
+        nodes = [self.state.seats.node_of(one.rank) for one in hung]
+        verdict = judge_hang(self.state, nodes, seen=hung[0].seen, spares=self._spares())
+        yield from self._act_on(at_s, verdict, cause="worker_hung")
 
     # -- the persistent tier -------------------------------------------------------------------
 
