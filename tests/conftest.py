@@ -3,6 +3,7 @@
 import os
 import random
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +17,34 @@ os.environ.setdefault("GEMINI_LAB_TEST_SEED", str(random.SystemRandom().randrang
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
+
+REAL = frozenset({"browser", "cluster", "notebooks"})
+"""Folders whose tests start nodes, notebooks and browsers: one at a time, and with precedence."""
+YIELDING = 10
+"""By how much a process that runs other tests beside those is nicer than they are."""
+
+
+def room_of(nodeid: str) -> str:
+    """The folder of a test, below `tests`."""
+    return nodeid.split("/")[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n 2` one process runs the real ones, the other all that computes."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class RealOnesTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            room = room_of(nodeid)
+            return "real" if room in REAL else room
+
+    config.option.loadscopereorder = False  # the real ones come first
+    return RealOnesTogether(config, log)
+
+
+def pytest_runtest_setup(item):
+    """Yield the processors to real nodes, which are watched by the clock."""
+    is_beside = "PYTEST_XDIST_WORKER" in os.environ and room_of(item.nodeid) not in REAL
+    if is_beside and os.nice(0) < YIELDING:
+        os.nice(YIELDING - os.nice(0))
