@@ -160,9 +160,16 @@ class Lab:
             number=run.number,
             shared=run.folder if self._cluster.is_local else None,
         )
-        self._control.open_to(run.folder)
-        run.take(lab_started(self.config, self._cluster))
-        run.take(run_started(order))
+        try:
+            self._control.open_to(run.folder)
+            run.take(lab_started(self.config, self._cluster))
+            run.take(run_started(order))
+            run.settle()
+        except OSError as error:
+            raise ConfigError(
+                f"the run cannot keep its log in {run.folder} ({error}); make room there, or give "
+                "the lab another folder"
+            ) from error
         self._runs.begin(run)
         self._cluster.submit(order)
         return run

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import warnings
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -145,9 +146,13 @@ class Run(FollowedRun):
         """Add an entry to the log."""
         with self._lock:
             is_wanted = not self.is_over or isinstance(entry.event, events.LabClosed)
+            before = self._log.waiting
             if is_wanted and not self._log.append(entry):
                 return  # it was in the log that was taken over
+            is_news = bool(before) != bool(self._log.waiting)
         self.follow(entry)
+        if is_news:
+            self._tell_of_disk(before)
         if isinstance(entry.event, events.Iteration):
             self.strike()
 
@@ -155,7 +160,10 @@ class Run(FollowedRun):
         """Add a worker's printed lines to its file."""
         folder = self.folder / "output"
         folder.mkdir(exist_ok=True)
-        with (folder / f"rank-{rank}.log").open("a", encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError),  # the log tells of a full disk
+            (folder / f"rank-{rank}.log").open("a", encoding="utf-8") as file,
+        ):
             file.writelines(line + "\n" for line in lines)
         self.hear(rank, lines)
 
@@ -166,7 +174,11 @@ class Run(FollowedRun):
         self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=0.0)[1]
 
     def settle(self) -> None:
-        """Return when all that was taken is on the disk itself."""
+        """Return when all that was taken is on the disk itself.
+
+        Raises:
+            OSError: The disk does not take it now.
+        """
         with contextlib.suppress(ValueError):  # the log is closed
             self._log.settle()
 
@@ -186,8 +198,23 @@ class Run(FollowedRun):
     def close(self) -> None:
         """Close the log."""
         close_control(self.folder)
-        with contextlib.suppress(ValueError):
+        try:
             self._log.close()
+        except OSError as error:
+            warnings.warn(
+                f"the last {self._log.waiting} entries of {self.log} are lost: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _tell_of_disk(self, before: int) -> None:
+        """Say that the log waits for room on its disk, or that it did, with so many entries."""
+        if self._log.trouble is not None:
+            reason = self._log.trouble.strerror
+            text = f"the log waits in memory until {self.folder} takes it again: {reason}"
+        else:
+            text = f"the log is written again; {before} entries had to wait for room on its disk"
+        self.take(Entry(at_s=time.time(), node="lab", event=events.Note(text=text)))
 
     def _cast(self) -> Cast:
         return Cast(

@@ -27,7 +27,11 @@ class EventLog:
     """A run's entries on disk, one JSON line each, in order of arrival.
 
     The first line says with which schema the log is written, at the moment of the first entry. Its
-    owner alone can read it, and secrets never enter it.
+    owner alone can read it, and secrets never enter it. What a full disk does not take waits in
+    memory, in order, until it does: a line is written whole or not at all.
+
+    Attributes:
+        trouble: Why the newest lines wait; `None` if none does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,6 +40,8 @@ class EventLog:
         path.touch(mode=OWNERS_FILE)
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._known: frozenset[bytes] = frozenset()  # lines that may be said again
+        self._waiting: deque[bytes] = deque()
+        self.trouble: OSError | None = None
 
     @classmethod
     def taken_over(cls, path: Path) -> "EventLog":
@@ -64,29 +70,60 @@ class EventLog:
 
     def append(self, entry: Entry) -> bool:
         """Add one entry, which is on its way to the disk then; says whether it was a new one."""
-        head = b""
-        if self._file.tell() == 0:
+        if self._file.tell() == 0 and not self._waiting:
             opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
-            head = encode_entry(opened) + b"\n"
+            self._waiting.append(encode_entry(opened) + b"\n")
         line = line_of(entry)
         if line in self._known:
             return False
-        self._file.write(head + line + b"\n")
+        self._waiting.append(line + b"\n")
+        self._write()
         return True
+
+    @property
+    def waiting(self) -> int:
+        """Lines that the disk has not taken yet."""
+        return len(self._waiting)
 
     def settle(self) -> None:
         """Return when all that was added is on the disk itself, under the log's name.
 
         Raises:
             LogTakenError: Another writer has taken it over.
+            OSError: The disk does not take it now.
         """
+        self._write()
+        if self.trouble is not None:
+            raise self.trouble
         os.fsync(self._file.fileno())
         if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
             raise LogTakenError(f"another owner of the run goes on with {self.path}")
 
     def close(self) -> None:
-        """Close the file; the log can be read on."""
-        self._file.close()
+        """Close the file; the log can be read on.
+
+        Raises:
+            OSError: The disk does not take what still waits, which is lost.
+        """
+        if not self._file.closed:
+            self._write()
+            self._file.close()
+        if self.trouble is not None:
+            raise self.trouble
+
+    def _write(self) -> None:
+        """Write what waits, as far as the disk takes it."""
+        self.trouble = None
+        while self._waiting:
+            end, rest = self._file.seek(0, os.SEEK_END), memoryview(self._waiting[0])
+            try:
+                while rest:  # a disk that is nearly full takes a part
+                    rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                self._file.truncate(end)  # half a line would spoil the next one
+                self.trouble = error
+                return
+            self._waiting.popleft()
 
 
 class LogTakenError(GeminiError):

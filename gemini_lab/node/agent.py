@@ -607,7 +607,8 @@ class Agent:
         if not task.cancelled() and (error := task.exception()) is not None:
             text = f"{self.config.name}'s agent: {type(error).__name__}: {error}"
             self.lab.emit(Note(text=text))
-            print(text, file=sys.stderr)  # noqa: T201
+            with suppress(OSError):  # a full disk
+                print(text, file=sys.stderr)  # noqa: T201
 
 
 def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from full_disk import full_at
 from lab_stand_in import ClusterStandIn, begin, entry, lab_on, tell
 
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
@@ -179,3 +180,13 @@ def test_a_lab_says_what_it_is_in_a_cell_without_markup_of_others(tmp_path):
     with lab_on(ClusterStandIn(members=("<b>node",)), tmp_path) as lab:
         assert "&lt;b&gt;node" in lab._repr_html_()
         assert repr(lab) == "<Lab: 4 nodes, 1 standbys, 1 agents>"
+
+
+def test_a_run_that_cannot_keep_its_log_does_not_begin(lab, cluster, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with full_at(10), pytest.raises(ConfigError, match=r"cannot keep its log in .*make room"):
+        lab.train(Job(script=str(script)))
+    assert cluster.jobs == []
+    lab.train(Job(script=str(script)))
+    assert len(cluster.jobs) == 1

@@ -1,7 +1,8 @@
 """What a cell sees of a run: a bar until an iteration or the end, and names as they are."""
 
 import pytest
-from lab_stand_in import NODES, begin, run_in, seated, tell
+from full_disk import full_at
+from lab_stand_in import NODES, begin, run_in, seated, step, tell
 
 from gemini_lab.errors import RunFailedError
 from gemini_lab.log.events import RunFailed, RunFinished
@@ -21,6 +22,23 @@ def test_progress_says_why_a_run_was_given_up(tmp_path):
     tell(run, RunFailed(reason="no such script"))
     with pytest.raises(RunFailedError, match="no such script"):
         run.progress()
+
+
+def test_a_run_goes_on_when_its_disk_is_full_and_says_so_also_afterwards(tmp_path):
+    run = run_in(tmp_path / "run")
+    begin(run)
+    with full_at(run.log.stat().st_size):
+        tell(run, *(step(rank, 4) for rank in range(len(NODES))))
+        run.take_output(0, ["a line that finds no room"])
+        assert run.iteration == 4
+        assert run.events("note") == []
+    tell(run, step(0, 5), RunFinished(iteration=5))
+    texts = [entry.event.text for entry in run.events("note")]
+    assert [text.split(" until ")[0] for text in texts] == [
+        "the log waits in memory",
+        "the log is written again; 5 entries had to wait for room on its disk",
+    ]
+    assert [entry.event.iteration for entry in run.events("iteration")] == [3] * 4 + [4] * 4 + [5]
 
 
 def test_a_hostile_name_stays_text_in_a_notebook(tmp_path):

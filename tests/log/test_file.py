@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from full_disk import full_at
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, EventError, encode_entry
@@ -48,6 +49,46 @@ def test_a_last_line_that_was_cut_short_is_left_out(path):
     write(path, note(1), note(2))
     path.write_bytes(path.read_bytes()[:-5])
     assert list(read_log(path)) == [note(1)]
+
+
+# -- a full disk -----------------------------------------------------------------------------------
+
+
+def test_what_a_full_disk_does_not_take_is_written_in_order_when_it_does(path):
+    log = EventLog(path)
+    log.append(note(1))
+    with full_at(path.stat().st_size + 20):
+        assert log.append(note(2))
+        assert log.append(note(3))
+        assert (log.waiting, type(log.trouble)) == (2, OSError)
+        assert list(read_log(path)) == [note(1)]
+        assert path.read_bytes().endswith(b"\n")
+        with pytest.raises(OSError, match="too large"):
+            log.settle()
+    log.settle()
+    assert (log.waiting, log.trouble) == (0, None)
+    log.append(note(4))
+    log.close()
+    assert list(read_log(path)) == [note(number) for number in (1, 2, 3, 4)]
+
+
+def test_a_log_that_begins_on_a_full_disk_says_its_schema_first_all_the_same(path):
+    log = EventLog(path)
+    with full_at(10):
+        log.append(note(1))
+        log.append(note(2))
+    log.close()
+    assert list(read_log(path)) == [note(1), note(2)]
+    assert path.read_bytes().count(b"log_opened") == 1
+
+
+def test_what_is_lost_at_the_end_is_an_error(path):
+    log = EventLog(path)
+    with full_at(10):
+        log.append(note(1))
+        with pytest.raises(OSError, match="too large"):
+            log.close()
+    assert log.waiting == 2
 
 
 def test_a_bad_line_is_named_with_its_number(path):

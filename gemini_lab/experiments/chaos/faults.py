@@ -37,34 +37,36 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             root's node, or what is no node's.
         lasts_s: Between which durations it lasts; `None`: for good.
         ends_run: Whether the run is over with it: nothing comes after it.
+        begins_recovery: Whether a recovery is sure to come of it, for others to be aimed at.
     """
 
     text: str
     place: Place = "elsewhere"
     lasts_s: tuple[float, float] | None = None
     ends_run: bool = False
+    begins_recovery: bool = False
 
 
 SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
 AWAY: Final = (0.1, 12.0)
 
 KINDS: Final[dict[str, Kind]] = {
-    "worker_kill": Kind(text="SIGKILL to a worker", place="rank"),
-    "worker_hang": Kind(text="SIGSTOP to a worker, for good", place="rank"),
+    "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True),
+    "worker_hang": Kind(text="SIGSTOP to a worker, for good", place="rank", begins_recovery=True),
     "worker_stop": Kind(text="a worker stopped, and continued", place="rank", lasts_s=SHORT),
-    "warm_kill": Kind(text="SIGKILL to a warm parent", place="rank"),
+    "warm_kill": Kind(text="SIGKILL to a warm parent", place="rank", begins_recovery=True),
     "warm_stop": Kind(text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT),
     "bulk_kill": Kind(text="SIGKILL to a node's bulk processes", place="rank"),
     "bulk_stop": Kind(text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT),
-    "agent_kill": Kind(text="SIGKILL to an agent alone", place="rank"),
+    "agent_kill": Kind(text="SIGKILL to an agent alone", place="rank", begins_recovery=True),
     "agent_stop": Kind(text="an agent stopped, and continued", place="rank", lasts_s=SHORT),
-    "node_kill": Kind(text="SIGKILL to all of a node", place="rank"),
+    "node_kill": Kind(text="SIGKILL to all of a node", place="rank", begins_recovery=True),
     "node_stop": Kind(text="all of a node stopped: it returns", place="rank", lasts_s=SHORT),
-    "root_kill": Kind(text="SIGKILL to all of the root's node", place="root"),
+    "root_kill": Kind(text="SIGKILL to all of the root's node", place="root", begins_recovery=True),
     "root_stop": Kind(text="the root's node stopped: it returns", place="root", lasts_s=SHORT),
     "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby"),
     "standby_stop": Kind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
-    "pair_kill": Kind(text="SIGKILL to all who keep a shard", place="pair"),
+    "pair_kill": Kind(text="SIGKILL to all who keep a shard", place="pair", begins_recovery=True),
     "pair_stop": Kind(
         text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT
     ),
@@ -203,7 +205,7 @@ def draw(form: Schedule, count: int, *, kinds: Sequence[str]) -> Schedule:
         chance = rng.random()
         if faults and chance < TOGETHER_SHARE:
             moment = "together"
-        elif faults and chance < TOGETHER_SHARE + AIMED_SHARE:
+        elif faults and _can_aim(faults[-1]) and chance < TOGETHER_SHARE + AIMED_SHARE:
             moment = rng.choice(AIMED)
         elif len(faults) == count - 1 and chance > 1 - END_SHARE:
             moment = "end"
@@ -211,6 +213,10 @@ def draw(form: Schedule, count: int, *, kinds: Sequence[str]) -> Schedule:
     if ending and count and (not lasting or rng.random() < 1 / len(kinds) * count):
         faults[count - 1 :] = [_drawn(rng, rng.choice(ending), "calm", ranks=form.nodes)]
     return form.having(faults)
+
+
+def _can_aim(before: Fault) -> bool:
+    return KINDS[before.kind].begins_recovery
 
 
 def _drawn(rng: random.Random, kind: str, moment: Moment, *, ranks: int) -> Fault:
