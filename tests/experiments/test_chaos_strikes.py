@@ -13,7 +13,7 @@ from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.campaign import Plan, Result, campaign
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
 from gemini_lab.experiments.chaos.oracles import Aftermath
-from gemini_lab.experiments.chaos.strikes import Mends
+from gemini_lab.experiments.chaos.strikes import Mends, Strikes
 from gemini_lab.experiments.chaos.tier import BreakableTier, can_be_full
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.turn import Struck, Suffered
@@ -86,6 +86,39 @@ def test_processes_are_known_by_their_mark_and_no_others():
         for process in pids:
             process.kill()
             process.communicate()
+
+
+WRITER = """
+import sys
+log = open(sys.argv[1], "ab", buffering=0)
+for line in sys.stdin.buffer:
+    try:
+        log.write(line)
+        print("taken", flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+def test_a_full_log_is_one_that_its_owner_cannot_write_for_a_while(tmp_path):
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(b"begun\n")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WRITER, log], **pipes) as owner:
+
+        def add() -> bytes:
+            owner.stdin.write(b"line\n")
+            owner.stdin.flush()
+            return owner.stdout.readline()
+
+        assert add() == b"taken\n"
+        strikes = Strikes(mark="", folder=tmp_path, owner=owner, tier=None, told=None)
+        hit, mend = strikes.strike(Fault(kind="log_full", lasts_s=1.0))
+        assert (hit, add()) == ("the log", b"File too large\n")
+        mend()
+        assert add() == b"taken\n"
+        owner.stdin.close()
+    mend()  # of an owner that is gone: nothing to do
 
 
 def test_what_is_mended_later_is_mended_once():

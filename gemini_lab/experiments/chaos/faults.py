@@ -76,6 +76,7 @@ KINDS: Final[dict[str, Kind]] = {
     "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY),
     "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT),
     "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True),
+    "log_full": Kind(text="the disk of the run's log full", lasts_s=AWAY),
     "tier_away": Kind(text="the persistent tier cannot be reached", lasts_s=AWAY),
     "tier_full": Kind(text="the persistent tier's disk full", lasts_s=AWAY),
     "tier_flip": Kind(text="a bit turned in the tier's newest shard"),

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, nodes_of, send
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
 from gemini_lab.lab.control import ask
+from gemini_lab.log.file import LOG_FILE
 from gemini_lab.recovery.messages import InjectFailure
 
 Mend = Callable[[], object]
@@ -59,6 +61,8 @@ class Strikes:
         what, _, how = fault.kind.partition("_")
         if what == "tier":
             return self._break_tier(fault, how)
+        if fault.kind == "log_full":
+            return self._fill_log()
         if fault.kind == "link_cut":
             return self._order(LinkCut(f"rank-{fault.rank}"))
         if fault.kind == "bit_flip":
@@ -97,6 +101,18 @@ class Strikes:
     def _order(self, failure: Failure) -> tuple[str, None]:
         """Have the run's owner order it, as `gemini-lab inject` does."""
         return ask(self._folder, InjectFailure(failure=failure.to_json())), None
+
+    def _fill_log(self) -> tuple[str, Mend]:
+        """Have the owner's files grow no more, as on a full disk."""
+        log, owner = self._folder / LOG_FILE, psutil.Process(self._owner.pid)
+        _, most_bytes = owner.rlimit(psutil.RLIMIT_FSIZE)
+        owner.rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, most_bytes))
+
+        def empty() -> None:
+            with suppress(psutil.Error):  # it may be over
+                owner.rlimit(psutil.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+        return "the log", empty
 
     def _break_tier(self, fault: Fault, how: str) -> tuple[str, Mend | None]:
         match how:
