@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from queue import Queue
 
 import pytest
-from lab_stand_in import ClusterStandIn, begin, entry, lab_on, step, tell
+from lab_stand_in import begin, entry, step, tell
 
 from gemini_lab import Job
 from gemini_lab.errors import RunFailedError
@@ -17,17 +17,6 @@ from gemini_lab.log.file import EventLog
 
 WAIT_S = 20
 TOKEN = "t" * 16
-
-
-@pytest.fixture
-def cluster():
-    return ClusterStandIn()
-
-
-@pytest.fixture
-def lab(tmp_path, cluster):
-    with lab_on(cluster, tmp_path / "runs") as lab:
-        yield lab
 
 
 @pytest.fixture

@@ -19,17 +19,6 @@ THREE_OF_ONE = Placement(
 
 
 @pytest.fixture
-def cluster():
-    return ClusterStandIn()
-
-
-@pytest.fixture
-def lab(tmp_path, cluster):
-    with lab_on(cluster, tmp_path / "runs") as lab:
-        yield lab
-
-
-@pytest.fixture
 def job(tmp_path):
     (tmp_path / "train.py").write_text("")
     return Job(script="train.py", cwd=str(tmp_path))

@@ -87,15 +87,7 @@ def _steps(board: Board, steps: Sequence[Step]) -> None:
         )
         took = format_seconds(step.duration_s)
         board.tip(bar[0], f"{_named(step)} {took}")
-        panel.annotate(
-            took,
-            (1, row),
-            (10, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center_baseline",
-            weight="bold",
-        )
+        _beside(panel, row, took)
 
 
 def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
@@ -125,16 +117,7 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
             if fit(_named(step), length_s * pixels_per_s - 6, size=12) == _named(step):
                 inside(panel, start_s + length_s / 2, row, _named(step), colour=_colour(step.name))
         took = "not over" if recovery.duration_s is None else format_seconds(recovery.duration_s)
-        said = fit(f"{took}, {recovery.tier or 'no plan'}", 160)
-        panel.annotate(
-            said,
-            (1, row),
-            (10, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center_baseline",
-            weight="bold",
-        )
+        _beside(panel, row, fit(f"{took}, {recovery.tier or 'no plan'}", 160))
     meanings: dict[str, list[str]] = {}
     for name in dict.fromkeys(step.name for each in recoveries for step in each.steps):
         meanings.setdefault(_colour(name), []).append(name.replace("_", " "))
@@ -290,3 +273,16 @@ def _named(step: Step) -> str:
 
 def _colour(step: str) -> str:
     return palette.STEPS.get(step, palette.GREY)
+
+
+def _beside(panel: Axes, row: int, text: str) -> None:
+    """What a row comes to, on its right."""
+    panel.annotate(
+        text,
+        (1, row),
+        (10, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center_baseline",
+        weight="bold",
+    )
