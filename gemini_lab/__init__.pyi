@@ -15,6 +15,9 @@ from .injector import StoreFull as StoreFull
 from .injector import WorkerCrash as WorkerCrash
 from .injector import WorkerHang as WorkerHang
 from .job import Job as Job
+from .lab.attach import attach as attach
+from .lab.attach import train_detached as train_detached
+from .lab.attached import AttachedRun as AttachedRun
 from .lab.lab import Lab as Lab
 from .lab.run import Run as Run
 from .placement import Placement as Placement

@@ -34,7 +34,8 @@ PATIENCE_S: Final = 120.0
 class AttachedRun(FollowedRun):
     """A run whose owner is elsewhere; following it leaves it alone.
 
-    Use it in a `with` block: its log is followed on a thread of its own until the block ends.
+    Its log is followed on a thread of its own, from `start`, or from the beginning of a `with`
+    block, until `close` or the block's end.
 
     Args:
         name: The run's.
@@ -56,13 +57,22 @@ class AttachedRun(FollowedRun):
         self._is_leaving = False
         self._thread = threading.Thread(target=self._run, name="gemini-lab-attached", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
+    def start(self) -> Self:
+        """Follow it from now on."""
+        if self._thread.ident is None:
+            self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Follow it no more; it goes on."""
         self._is_leaving = True
         self._thread.join(timeout=CONNECT_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def catch_up(self, timeout_s: float = 30.0) -> Self:
         """Wait until all that the log had was taken in.

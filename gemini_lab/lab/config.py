@@ -1,12 +1,13 @@
 """What a lab is made of, checked at the door: nothing starts before it is known to be possible."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final, TypedDict
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name
+from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.file import RUNS_FOLDER
@@ -101,6 +102,41 @@ class LabConfig:
         )
 
 
+class LabOptions(TypedDict, total=False):
+    """What a person may say of a lab; `Lab` tells what each means."""
+
+    nodes: int
+    standbys: int
+    workers_per_node: int
+    hosts: Sequence[str] | str | Path | None
+    etcd: str | None
+    folder: str | Path
+    lease_s: float
+    warm: bool
+    operator: Operator | None
+    racks: Sequence[str] | None
+    join: str | None
+    token: str | None
+    wait_s: float
+
+
+def config_of(options: LabOptions) -> LabConfig:
+    """The configuration that a person's words mean.
+
+    Raises:
+        ConfigError: A number is impossible, a name is none, or there are fewer hosts than nodes.
+    """
+    said: dict[str, Any] = {"folder": RUNS_FOLDER, **options}
+    for name, read in _READERS.items():
+        if said.get(name) is not None:
+            said[name] = read(said[name])
+        else:
+            said.pop(name, None)
+    if said.get("join") is not None and "token" not in said:
+        said["token"] = find_token(None)
+    return LabConfig(**said)
+
+
 def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
     """The machines that `Lab(hosts=...)` means: names, an MPI hostfile's path, or this one.
 
@@ -114,3 +150,13 @@ def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
     if not hosts:
         raise ConfigError("hosts= names no host; name some, or leave it out for this machine")
     return Hosts(names=tuple(hosts))
+
+
+_READERS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "hosts": hosts_from,
+    "etcd": EtcdAddress.parse,
+    "folder": lambda folder: Path(folder).absolute(),
+    "racks": tuple,
+    "token": str,
+}
+"""How the words that are no numbers are read; `None` is as good as none."""

@@ -14,17 +14,15 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
 from gemini_lab.lab.cluster import Starter
-from gemini_lab.lab.config import LabConfig, hosts_from
+from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
 from gemini_lab.lab.starting import start_cluster
 from gemini_lab.lab.submission import Submission
-from gemini_lab.launch.join import find_token
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import Profiled
-from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.placement import Placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import SettingValue
@@ -78,20 +76,22 @@ class Lab:
         wait_s: float = LabConfig.wait_s,
         start: Starter = start_cluster,
     ) -> None:
-        self.config = LabConfig(
-            nodes=nodes,
-            standbys=standbys,
-            workers_per_node=workers_per_node,
-            hosts=hosts_from(hosts),
-            etcd=EtcdAddress.parse(etcd) if etcd else None,
-            folder=Path(folder).absolute(),
-            lease_s=lease_s,
-            warm=warm,
-            operator=operator,
-            racks=None if racks is None else tuple(racks),
-            join=join,
-            token=find_token(None) if join is not None and token is None else token or "",
-            wait_s=wait_s,
+        self.config = config_of(
+            {
+                "nodes": nodes,
+                "standbys": standbys,
+                "workers_per_node": workers_per_node,
+                "hosts": hosts,
+                "etcd": etcd,
+                "folder": folder,
+                "lease_s": lease_s,
+                "warm": warm,
+                "operator": operator,
+                "racks": racks,
+                "join": join,
+                "token": token,
+                "wait_s": wait_s,
+            }
         )
         self._dashboard: pages.Dashboard | None = None
         self._is_closed = False

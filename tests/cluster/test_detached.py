@@ -9,9 +9,11 @@ from collections import Counter
 import psutil
 import pytest
 
+from gemini_lab import attach, train_detached
+from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import RootLoss
-from gemini_lab.lab.access import ACCESS_FILE, Finder, access_in
-from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.lab.access import ACCESS_FILE, access_in
+from gemini_lab.lab.config import LabOptions
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.report import load_report
@@ -33,11 +35,6 @@ def who_shows(*secrets: str) -> list[str]:
     return found
 
 
-def attached(folder):
-    finder = Finder.of(str(folder), below=folder.parent, store=None, token_file=None)
-    return AttachedRun(finder.name, finder.way, finder.folder)
-
-
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, undisturbed):
     folder = tmp_path / "one"
@@ -47,7 +44,7 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     )
     assert started.returncode == 0, started.stderr
     assert f"gemini-lab attach {folder}" in started.stdout
-    with attached(folder) as run:
+    with attach(folder) as run:
         run.progress(until=4)
         opens = access_in(folder)
         assert len({opens.token, opens.etcd.password, ""}) == 3
@@ -80,13 +77,12 @@ def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, m
             )
             for _ in range(2)
         ]
-        size = ("--nodes", "2", "--standbys", "0", "--folder", str(tmp_path))
-        lab = ("--join", "exp", "--etcd", store, "--name", "one")
-        started = shell("run", "--detach", *lab, *size, *JOB, "2000")
-        assert started.returncode == 0, started.stderr
-        assert "2 of 2" in shell("list", "--store", store).stdout
-        with attached(tmp_path / "one") as run:
+        lab = LabOptions(nodes=2, standbys=0, folder=tmp_path, join="exp", etcd=store)
+        job = gpt_job(size="tiny", iterations=2000)
+        with train_detached(job, name="one", **lab) as run:
+            assert "2 of 2" in shell("list", "--store", store).stdout
             run.progress(until=2)
+            assert attach("exp", store=store).catch_up().iteration >= 2
             stopped = shell("stop", "exp", "--store", store)
         assert stopped.returncode == 0, stopped.stderr
         said = [node.communicate(timeout=60)[1] for node in nodes]
