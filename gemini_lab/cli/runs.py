@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
+from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import RunGoneError, way_in
@@ -41,16 +41,6 @@ def _finder(options: argparse.Namespace) -> Finder:
     return Finder.of(
         options.run, below=options.folder, store=options.store, token_file=options.token_file
     )
-
-
-def _check(finder: Finder) -> None:
-    """Say at once that a run is over; an owner that is away for a moment is waited for."""
-    try:
-        finder.way()
-    except RunGoneError:
-        raise
-    except GeminiError:
-        pass
 
 
 def list_command(arguments: Sequence[str]) -> int:
@@ -102,7 +92,7 @@ def attach_command(arguments: Sequence[str]) -> int:
     """Follow a run until it ends; Ctrl-C ends the following, not the run."""
     options = _parser("attach", attach_command.__doc__).parse_args(arguments)
     finder = _finder(options)
-    _check(finder)
+    finder.check()
     with AttachedRun(finder.name, finder.way, finder.folder) as run:
         try:
             run.progress(show_output=True)
@@ -120,7 +110,7 @@ def status_command(arguments: Sequence[str]) -> int:
     """Say how a run is now."""
     options = _parser("status", status_command.__doc__).parse_args(arguments)
     finder = _finder(options)
-    _check(finder)
+    finder.check()
     with AttachedRun(finder.name, finder.way, finder.folder) as run:
         try:
             run.catch_up()

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.lab.control import RunGoneError, Way, way_in
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.log.file import find_run
@@ -126,6 +126,19 @@ class Finder:
             return access.way()
         assert self.folder is not None
         return way_in(self.folder)
+
+    def check(self) -> None:
+        """Say at once that a run is over; an owner that is away for a moment comes back.
+
+        Raises:
+            RunGoneError: The run is over.
+        """
+        try:
+            self.way()
+        except RunGoneError:
+            raise
+        except GeminiError:
+            pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

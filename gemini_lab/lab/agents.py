@@ -39,7 +39,8 @@ FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
 SETTLE_S: Final = 0.5
-ALONE_S: Final = 60.0  # after this long without any agent, a run has ended
+LOST_S: Final = 3.0  # after this long without any agent, new machines are asked for
+ALONE_S: Final = 60.0  # after this long without any, and none on its way, a run has ended
 
 
 class AgentCluster:
@@ -76,7 +77,7 @@ class AgentCluster:
         self._loop, self._audience = loop, audience
         self._lease: int | None = None
         self._bringing = 0
-        self._wanted = 0
+        self._machines = 0
         self._words = 0  # that gave progress up
         self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
@@ -87,6 +88,7 @@ class AgentCluster:
 
     def open(self, machines: int) -> None:
         """Bring so many agents and connect to them."""
+        self._machines = machines
         self._lease = patiently(self._announce)
         self._spawn(self._keep_lease())  # from here on: to bring machines may take minutes
         agents = self._operator.bring(machines)
@@ -202,13 +204,27 @@ class AgentCluster:
                     away_s = time.monotonic() - away_since_s
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
-                await self._meet(node_addresses(items))
-            alone_s = 0.0 if self._channels else alone_s + LOOK_S
+                addresses = node_addresses(items)
+                await self._meet(addresses)
+                if not addresses and LOST_S <= alone_s < LOST_S + LOOK_S:
+                    self._bring_anew()
+            if self._channels:
+                alone_s = 0.0
+            elif not self._bringing:  # a machine that is on its way takes its time
+                alone_s += LOOK_S
             if alone_s >= ALONE_S:
                 self._audience.take_end(
                     f"no agent is left, and none came within {ALONE_S:.0f} s: all memory is lost"
                 )
                 return
+
+    def _bring_anew(self) -> None:
+        """No root agent is left that would ask for machines."""
+        self._audience.take_note(
+            f"all nodes are lost, with what they had in memory; {self._machines} new ones are "
+            "asked for"
+        )
+        self._spawn(self._bring(self._machines))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         future = self._loop.spawn(work)

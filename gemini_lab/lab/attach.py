@@ -32,11 +32,11 @@ def attach(
         token_file: Where its token stands; by default `GEMINI_LAB_TOKEN` has it.
 
     Raises:
-        ConfigError: No such run is seen here, nobody owns it, or there is no token.
+        ConfigError: No such run is seen here, it is over, or there is no token.
     """
     secret = None if token_file is None else Path(token_file)
     finder = Finder.of(str(run), below=Path(folder), store=store, token_file=secret)
-    finder.way()
+    finder.check()
     return AttachedRun(finder.name, finder.way, finder.folder).start()
 
 

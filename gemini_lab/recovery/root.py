@@ -138,6 +138,10 @@ class RootAgent:
         phase = self.state.phase
         if phase not in ACTIVE:
             return list(self._tell_ending())
+        return [*self._go_on(at_s, phase), *self._ask_for_nodes("the last root agent was lost")]
+
+    def _go_on(self, at_s: float, phase: Phase) -> list[Instruction]:
+        """What an active run needs of a new root agent."""
         if phase in {"starting", "running", "finishing"}:
             self.state = replace(self.state, is_unsure=True)
         away = tuple(node for node in self.state.silent if node not in self.living)

@@ -115,6 +115,19 @@ def test_an_agent_that_never_answers_counts_as_lost():
     assert story.root.state.phase == "starting"
 
 
+def test_a_new_root_asks_for_a_machine_in_place_of_the_one_that_its_predecessor_was_on():
+    """The last root was on a standby: nobody's place is empty, and nobody else would ask."""
+    first = Story().start(iterations=2)
+    second = Story(nodes=0, state=RootState.from_text(first.states[-1].to_text()))
+    for rank, node in enumerate(first.members()):
+        second.root.living[node] = NodeJoined(
+            at_s=9.0, node=node, epoch=first.epoch, workers={rank: "running"}
+        )
+    second.do(second.root.take_over(9.0))
+    assert second.root.state.phase == "running"
+    assert [request.wanted for request in second.requests] == [5]
+
+
 def test_a_new_root_takes_over_a_recovery_that_was_half_done():
     first = Story().start()
     first.silent |= set(first.copies)

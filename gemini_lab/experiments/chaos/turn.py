@@ -23,6 +23,7 @@ from gemini_lab.recovery.messages import GiveUpProgress
 LOOK_S: Final = 0.01
 CALM: Final = 2  # iterations of all ranks after which a fault is over
 LET_GO_S: Final = 3.0  # what cannot come back is waited for so long before a person lets go
+RETURN_S: Final = 20.0  # what was continued is back by then; what is not was killed
 START_S: Final = 300.0  # for the first iterations: a busy machine imports for minutes
 NEVER_CAME: Final = "its moment never came"
 
@@ -255,11 +256,13 @@ class Turn:
 
     def _let_go(self, now: float) -> None:
         """As a person would: no more waiting for what is certain not to come back."""
-        if "left anywhere" not in self._told.waits_for:
+        waits = self._told.waits_for
+        is_gone = "left anywhere" in waits
+        if not is_gone and ("may come back" not in waits or self._mends):
             self._waits_since_s = None
             return
         self._waits_since_s = self._waits_since_s or now
-        if now - self._waits_since_s > LET_GO_S:
+        if now - self._waits_since_s > (LET_GO_S if is_gone else RETURN_S):
             self._waits_since_s = now
             with contextlib.suppress(ConfigError):
                 ask(self._folder, GiveUpProgress())
