@@ -13,6 +13,7 @@ SettingValue = str | int | float | bool | None
 SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gemini")
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
+ALGORITHMS: Final = ("drain", "paper")
 ON_DIVERGENCE: Final = ("warn", "stop")
 
 _ABOVE_ZERO: Final = (
@@ -67,9 +68,11 @@ class Settings:
             them. `"gemini"`, `"interleaved"`, `"naive"`: in the idle spans of a profile (paper,
             Fig. 16). `"blocking"`: while training waits. `"none"`: there are no versions, and a
             failure sends the job back to its start.
+        algorithm: How scheme `"gemini"` plans its chunks: `"drain"` with the sub-buffers' drain in
+            view and slack before delay, `"paper"` by the paper's Algorithm 2.
         profile_iterations: Iterations without checkpoint traffic that make the profile. While it is
             made every second version is sent, in the background.
-        mu: Share of each idle span to fill.
+        mu: Share of each idle span to fill, where that suffices.
         buffer_bytes: Memory between wire and slab; all sub-buffers together.
         sub_buffers: How many chunks are in it at once.
         max_overhead: Largest tolerated mean delay as a share of the iteration; where sending every
@@ -94,6 +97,7 @@ class Settings:
     min_progress_s: float = 30.0
     idle_s: float = 300.0
     scheme: str = "background"
+    algorithm: str = "drain"
     profile_iterations: int = 20
     mu: float = 0.8
     buffer_bytes: int = 128 * MIB
@@ -113,6 +117,8 @@ class Settings:
                 raise ConfigError(f"{name} must be above zero, or null for none (got {value})")
         if self.scheme not in SCHEMES:
             raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
+        if self.algorithm not in ALGORITHMS:
+            raise ConfigError(f"there is no algorithm {self.algorithm!r}; choose from {ALGORITHMS}")
         if self.on_divergence not in ON_DIVERGENCE:
             raise ConfigError(
                 f"on_divergence must be one of {ON_DIVERGENCE} (got {self.on_divergence!r})"

@@ -7,7 +7,7 @@ from gemini_lab import Run
 from gemini_lab.exercises.attacks import compared, withstood
 from gemini_lab.exercises.verdict import WrongAnswerError, given, need, number
 from gemini_lab.log.events import VersionComplete
-from gemini_lab.units import KIB, format_bytes, parse_bandwidth
+from gemini_lab.units import KIB, format_bytes, format_seconds, parse_bandwidth
 
 _MACHINE = '{"layer_ms": ..., "link_bytes_per_s": ...}'
 _SLOWEST_BYTES_PER_S = 10e6
@@ -41,14 +41,14 @@ def exercise_2(harder: object, *, train_on: Callable[..., Run]) -> str:
     run = train_on(**_machine(harder))
     plans = run.report().plans
     need(plans, "no plan is in the log: the job was not profiled before the run ended")
-    every, left = plans[-1].schedule.every_iterations, plans[-1].schedule.leftover_bytes
+    every, delay = plans[-1].schedule.every_iterations, format_seconds(plans[-1].schedule.delay_s)
     sent = [entry for entry in run.events("version_complete") if entry.at_s > plans[-1].at_s]
     whole = [entry.event for entry in sent if isinstance(entry.event, VersionComplete)]
     versions = sorted({each.version for each in whole})
-    need(every > 1, f"{format_bytes(left)} do not fit, not enough to make versions rarer")
+    need(every > 1, f"a version delays training by {delay}, too little to make versions rarer")
     apart = max((later - sooner for sooner, later in pairwise(versions)), default=0)
     need(apart == every, f"the log has {versions}; too few to see it? choose an easier machine")
-    return f"right: {format_bytes(left)} do not fit, one version in {every} is sent: {versions}"
+    return f"right: a version delays training by {delay}, one in {every} is sent: {versions}"
 
 
 def exercise_3(planner: object) -> str:

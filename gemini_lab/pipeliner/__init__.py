@@ -1,14 +1,24 @@
 """Stage 3: which chunk goes into which idle span? (paper, section 5.3)."""
 
-from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule, Scheme, plan_chunks
-from gemini_lab.pipeliner.timing import ChunkTimes, Timeline, model_iteration
+from gemini_lab.pipeliner.planning import plan_chunks
+from gemini_lab.pipeliner.schedule import Algorithm, Chunk, ChunkSchedule, Scheme
+from gemini_lab.pipeliner.timing import (
+    ChunkTimes,
+    Pipeline,
+    Timeline,
+    least_delay_s,
+    model_iteration,
+)
 
 __all__ = [
+    "Algorithm",
     "Chunk",
     "ChunkSchedule",
     "ChunkTimes",
+    "Pipeline",
     "Scheme",
     "Timeline",
+    "least_delay_s",
     "model_iteration",
     "plan_chunks",
 ]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from gemini_lab.pipeliner.machine import Calibration
-from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
+from gemini_lab.pipeliner.schedule import Algorithm, ChunkSchedule, Scheme
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import Settings
 
@@ -40,6 +41,7 @@ def plan_for_ranks(
             alpha_s=calibration.alpha_s,
             copy_bytes_per_s=settings.copy_bytes_per_s or emptied_at,
             scheme=cast("Scheme", settings.scheme),
+            algorithm=cast("Algorithm", settings.algorithm),
             buffer_bytes=settings.buffer_bytes,
             sub_buffers=settings.sub_buffers,
             mu=settings.mu,

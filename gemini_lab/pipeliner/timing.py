@@ -10,10 +10,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab.profiler.profile import Profile
+from gemini_lab.profiler.profile import IdleSpan, Profile
 
 AT_START: Final = "start"
 AT_UPDATE: Final = "update"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """What a rank's chunks go through: a wire, sub-buffers, a copy out of them.
+
+    Attributes:
+        bandwidth_bytes_per_s: What the wire carries once a message has started (B).
+        alpha_s: What starting a message takes (alpha).
+        copy_bytes_per_s: How fast a sub-buffer is emptied; infinite for at once.
+        sub_buffers: How many chunks may be between wire and memory (p).
+    """
+
+    bandwidth_bytes_per_s: float
+    alpha_s: float = 0.0
+    copy_bytes_per_s: float = math.inf
+    sub_buffers: int = 1
+
+    def sending_s(self, size_bytes: float) -> float:
+        """How long a chunk is on the wire: f(s) = alpha + s / B."""
+        return self.alpha_s + size_bytes / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,39 +54,67 @@ class Timeline:
     iteration_s: float
 
 
-class _Pipe:
-    """The wire, the sub-buffers and the copy engine, and when each is free again."""
+class ModelledIteration:
+    """An iteration as it goes by: spans are entered and left in order, with chunks sent in between.
 
-    def __init__(
-        self,
-        *,
-        bandwidth_bytes_per_s: float,
-        alpha_s: float,
-        copy_bytes_per_s: float,
-        sub_buffers: int,
-    ) -> None:
-        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
-        self.alpha_s = alpha_s
-        self.copy_bytes_per_s = copy_bytes_per_s
-        self.buffer_free_s = [0.0] * sub_buffers
-        self.wire_free_s = 0.0
-        self.copy_free_s = 0.0
-        self.transfers: list[ChunkTimes] = []
+    Training's next collective waits for a chunk that is still on the wire, and the update waits
+    until everything is copied; compute is never held up otherwise.
 
-    def send(self, size_bytes: int, *, not_before_s: float) -> None:
-        """One more chunk, as early as the wire and a sub-buffer allow."""
-        number = len(self.transfers) % len(self.buffer_free_s)
-        start_s = max(not_before_s, self.wire_free_s, self.buffer_free_s[number])
-        self.wire_free_s = start_s + self.alpha_s + size_bytes / self.bandwidth_bytes_per_s
-        self.copy_free_s = (
-            max(self.wire_free_s, self.copy_free_s) + size_bytes / self.copy_bytes_per_s
+    Attributes:
+        profile: The iteration without checkpoints.
+        delay_s: By how much training is late, so far.
+        transfers: When each chunk so far was sent and copied.
+    """
+
+    def __init__(self, profile: Profile, pipeline: Pipeline) -> None:
+        self.delay_s = 0.0
+        self.transfers: list[tuple[float, float, float]] = []
+        self.profile = profile
+        self._pipeline = pipeline
+        self._buffer_free_s = [0.0] * pipeline.sub_buffers
+        self._wire_free_s = 0.0
+        self._copy_free_s = 0.0
+        self._open_s = 0.0  # chunks may leave from here on
+        self._span_end_s = math.inf
+
+    def enter(self, span: IdleSpan) -> float:
+        """Chunks may leave from the span's start on; gives it, with the delay so far."""
+        self._open_s = span.start_s + self.delay_s
+        self._span_end_s = span.end_s + self.delay_s
+        return self._open_s
+
+    def earliest_s(self) -> float:
+        """When the next chunk begins to cross: as soon as span, wire and a sub-buffer allow."""
+        number = len(self.transfers) % len(self._buffer_free_s)
+        return max(self._open_s, self._wire_free_s, self._buffer_free_s[number])
+
+    def send(self, size_bytes: int) -> None:
+        """One more chunk, at `earliest_s`."""
+        start_s = self.earliest_s()
+        self._wire_free_s = start_s + self._pipeline.sending_s(size_bytes)
+        self._copy_free_s = (
+            max(self._wire_free_s, self._copy_free_s) + size_bytes / self._pipeline.copy_bytes_per_s
         )
-        self.buffer_free_s[number] = self.copy_free_s
-        self.transfers.append(
-            ChunkTimes(
-                send_start_s=start_s, send_end_s=self.wire_free_s, copy_end_s=self.copy_free_s
-            )
-        )
+        self._buffer_free_s[len(self.transfers) % len(self._buffer_free_s)] = self._copy_free_s
+        self.transfers.append((start_s, self._wire_free_s, self._copy_free_s))
+
+    def leave(self) -> None:
+        """The span is over: training waits for a chunk that is still on the wire."""
+        self.delay_s += max(0.0, self._wire_free_s - self._span_end_s)
+
+    def block(self, sizes_bytes: Sequence[int]) -> None:
+        """Send and copy these while training has not begun."""
+        for size_bytes in sizes_bytes:
+            self.send(size_bytes)
+        self.delay_s = self._copy_free_s
+
+    def finish(self, leftover_bytes: Sequence[int]) -> float:
+        """Send these after the last collective, then update; gives the whole delay."""
+        self._open_s = self.profile.last_collective_end_s + self.delay_s
+        for size_bytes in leftover_bytes:
+            self.send(size_bytes)
+        self.delay_s += max(0.0, self._copy_free_s - (self.profile.update_s + self.delay_s))
+        return self.delay_s
 
 
 def model_iteration(
@@ -78,10 +127,7 @@ def model_iteration(
     sub_buffers: int = 1,
     leftover: str = AT_UPDATE,
 ) -> Timeline:
-    """The iteration that `profile` describes, with chunks in it.
-
-    Training's next collective waits for a chunk that is still on the wire, and the update waits
-    until everything is copied; compute is never held up otherwise.
+    """The iteration that `profile` describes, with chunks in it; see `ModelledIteration`.
 
     Args:
         profile: The iteration without checkpoints.
@@ -94,27 +140,61 @@ def model_iteration(
         leftover: Where chunks without a span go: before anything else (`AT_START`), training
             waiting, or after the last collective before the update (`AT_UPDATE`).
     """
-    pipe = _Pipe(
+    pipeline = Pipeline(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         alpha_s=alpha_s,
         copy_bytes_per_s=copy_bytes_per_s,
         sub_buffers=sub_buffers,
     )
+    iteration = ModelledIteration(profile, pipeline)
+    if leftover == AT_START:
+        iteration.block([size_bytes for span, size_bytes in sends if span is None])
+        sends = [send for send in sends if send[0] is not None]
+    delay_s = play(iteration, sends)
+    transfers = tuple(
+        ChunkTimes(send_start_s=start_s, send_end_s=end_s, copy_end_s=copied_s)
+        for start_s, end_s, copied_s in iteration.transfers
+    )
+    return Timeline(transfers=transfers, iteration_s=profile.iteration_s + delay_s)
+
+
+def play(iteration: ModelledIteration, sends: Sequence[tuple[int | None, int]]) -> float:
+    """The delay after these chunks, each given with its span (`None`: none) and its bytes."""
     planned: dict[int | None, list[int]] = {}
     for span, size_bytes in sends:
         planned.setdefault(span, []).append(size_bytes)
     rest = planned.pop(None, [])
-    delay_s = 0.0
-    if leftover == AT_START:
-        for size_bytes in rest:
-            pipe.send(size_bytes, not_before_s=0.0)
-        delay_s, rest = pipe.copy_free_s, []
     for number, sizes in sorted((n, s) for n, s in planned.items() if n is not None):
-        span_ = profile.idle_spans[number]
+        iteration.enter(iteration.profile.idle_spans[number])
         for size_bytes in sizes:
-            pipe.send(size_bytes, not_before_s=span_.start_s + delay_s)
-        delay_s += max(0.0, pipe.wire_free_s - (span_.end_s + delay_s))
-    for size_bytes in rest:
-        pipe.send(size_bytes, not_before_s=profile.last_collective_end_s + delay_s)
-    delay_s += max(0.0, pipe.copy_free_s - (profile.update_s + delay_s))
-    return Timeline(transfers=tuple(pipe.transfers), iteration_s=profile.iteration_s + delay_s)
+            iteration.send(size_bytes)
+        iteration.leave()
+    return iteration.finish(rest)
+
+
+def least_delay_s(
+    profile: Profile, pipeline: Pipeline, *, sent_bytes: int, most_bytes: int
+) -> float:
+    """A delay below which no schedule can come, however it is planned.
+
+    The wire is free of training only in the idle spans and between the last collective and the
+    update, and each message has to start; the copies cannot begin before the first span does. So
+    `schedule.delay_s - least_delay_s(...)` is the most that a better schedule could gain.
+
+    Args:
+        profile: The iteration without checkpoints.
+        pipeline: What the chunks go through.
+        sent_bytes: Of all remote replicas together.
+        most_bytes: The largest chunk.
+    """
+    if sent_bytes == 0:
+        return 0.0
+    spans = [span for span in profile.idle_spans if span.before_update]
+    covered_s = max((span.end_s for span in spans), default=0.0)
+    tail_start_s = max(profile.last_collective_end_s, covered_s)
+    free_s = sum(span.duration_s for span in spans) + max(0.0, profile.update_s - tail_start_s)
+    messages = -(-sent_bytes // most_bytes)
+    wire_s = messages * pipeline.alpha_s + sent_bytes / pipeline.bandwidth_bytes_per_s
+    opens_s = min([profile.last_collective_end_s, *(span.start_s for span in spans)])
+    copied_s = opens_s + sent_bytes / pipeline.copy_bytes_per_s
+    return max(0.0, wire_s - free_s, copied_s - profile.update_s)

@@ -1,6 +1,7 @@
 """Checkpoint traffic of a simulated workload, planned by the real chunk scheduler."""
 
-from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme, plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
+from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.simulator.workload import Workload
 

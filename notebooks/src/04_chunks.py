@@ -87,6 +87,7 @@ def plan(**changes):
         "bandwidth_bytes_per_s": wire.bandwidth_bytes_per_s,
         "copy_bytes_per_s": machine["copy_bytes_per_s"],
         "buffer_bytes": 512 * KIB,
+        "algorithm": "paper",
     }
     return plan_chunks(profile, **{**measured, **changes})
 
@@ -101,6 +102,19 @@ view(schedule, profile=profile)
 # half of the longest stay empty while the others suffice: chunks in short ones are mostly start-up
 # time, and the next collective is close behind them.
 #
+# The algorithm looks at one span at a time, and at none but the one at hand. What it does not see:
+# the sub-buffers **drain** while training has the link, so a span may begin with more room than it
+# has on average; and the 20 % that `mu` keeps free are better used than a delay is suffered. That
+# is what jobs plan with, unless their settings say `"algorithm": "paper"`. **Predict** which of the
+# two delays the update when checkpoints grow, or when copies out of the sub-buffers are slow.
+
+# %%
+for name in ("paper", "drain"):
+    slow = plan(algorithm=name, copy_bytes_per_s=20e6).delay_s
+    large = plan(algorithm=name, checkpoint_bytes=shard_bytes * 3 // 2).delay_s
+    print(f"{name:6} slow copies {1000 * slow:.1f} ms, half as much again {1000 * large:.1f} ms")
+
+# %% [markdown]
 # ## 3. How large a buffer?
 # **Predict**: `"interleaved"` has one buffer, so a chunk has to be copied out before the next one
 # may come. `"gemini"` has the same memory in four parts. For which buffer sizes does it matter?
@@ -350,7 +364,7 @@ with Verdict():
 #   (`mu` is a setting of `lab.train`, too).
 # - `gemini-lab bench schemes` repeats section 4 in the paper's proportions, with intervals.
 # - Paper: section 5.3 with Algorithm 2 and Fig. 5, section 7.4 with Fig. 16. The printed algorithm
-#   has four slips; the docstring of `plan_chunks` names them.
+#   has four slips; `gemini_lab/pipeliner/algorithm_2.py` names them.
 #
 # ## Close
 

@@ -20,7 +20,7 @@ from gemini_lab.experiments.figures import measured
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.pipeliner.machine import Calibration
-from gemini_lab.pipeliner.schedule import plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.values import TrafficPlan
@@ -127,10 +127,10 @@ def paced(room: float, *, cost: float) -> dict[str, TimedRun]:
 
 
 def test_the_scheduler_predicts_where_traffic_stops_fitting() -> None:
-    """At the default mu of 0.8, idle time has to be 1.25 times what the checkpoint takes."""
+    """Where the spans are full to their ends: what mu keeps free is spent first."""
     found = breaking_point(paced(4.0, cost=1.0)["gemini"])
-    assert found == pytest.approx(1 / 0.8, rel=1e-3)
-    assert breaking_point(paced(1.0, cost=1.0)["gemini"]) is None
+    assert found == pytest.approx(1.0, rel=1e-3)
+    assert breaking_point(paced(0.9, cost=1.0)["gemini"]) is None
 
 
 def test_contention_is_felt_where_the_measured_line_crosses_the_threshold() -> None:
@@ -146,7 +146,7 @@ def test_the_sweep_says_both_breaking_points() -> None:
     assert found["gemini / none", 0.0].values == pytest.approx((1.04,))
     assert found["felt, as measured: idle / checkpoint", None].values == pytest.approx((2.5,))
     stops = found["stops fitting, as predicted: idle / checkpoint", None]
-    assert stops.values == pytest.approx((1.25,), rel=1e-3)
+    assert stops.values == pytest.approx((1.0,), rel=1e-3)
 
 
 def recorded(path: Path, bench: str, found: list[Row]) -> Path:
@@ -188,7 +188,7 @@ def test_the_sweep_is_drawn_from_its_results(tmp_path) -> None:
     assert points == pytest.approx({4.0: 0.0, 1.0: 4.0})
     model = [(point.series, point.x) for point in figure.of("model")]
     assert model[:2] == [("Gemini", 4.0), ("Gemini", 1.0)]
-    assert model[2][1] == model[3][1] == pytest.approx(1.25, rel=1e-3)
+    assert model[2][1] == model[3][1] == pytest.approx(1.0, rel=1e-3)
     assert any("felt" in note for note in figure.notes)
 
 

@@ -148,7 +148,7 @@ class ToldRun:
     every: int
 
     def report(self) -> SimpleNamespace:
-        schedule = SimpleNamespace(every_iterations=self.every, leftover_bytes=5 * KIB)
+        schedule = SimpleNamespace(every_iterations=self.every, delay_s=0.005)
         return SimpleNamespace(plans=(SimpleNamespace(at_s=1.0, schedule=schedule),))
 
     def events(self, _: str) -> list[Entry]:

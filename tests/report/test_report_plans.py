@@ -7,7 +7,7 @@ import pytest
 from gemini_lab.log.entry import Entry, decode_entry, encode_entry
 from gemini_lab.log.events import Profiled, RunStarted
 from gemini_lab.pipeliner.machine import Calibration
-from gemini_lab.pipeliner.schedule import plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.report import build_report
 

@@ -25,7 +25,8 @@ from gemini_lab.exercises.attacks.recoveries import RECOVERY, RecoveryCase
 from gemini_lab.experiments.figures.figure import Figure, Point
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS
-from gemini_lab.pipeliner.schedule import Chunk, plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
+from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import enumerated_probability, plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.plan import Copy, plan_recovery

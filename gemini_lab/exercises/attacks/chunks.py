@@ -9,7 +9,8 @@ from typing import Final
 from gemini_lab.exercises.attacks.asking import NotOneError
 from gemini_lab.exercises.attacks.outcome import Beside, Fault, counted
 from gemini_lab.exercises.attacks.search import Attacked
-from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule, plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
+from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.pipeliner.timing import model_iteration
 from gemini_lab.profiler.profile import IdleSpan, Profile
 

@@ -14,7 +14,8 @@ from typing import Any, Final
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE, TimedRun, Workload, in_lab
 from gemini_lab.lab.lab import Lab
-from gemini_lab.pipeliner.schedule import ChunkSchedule, plan_chunks
+from gemini_lab.pipeliner.planning import plan_chunks
+from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.report.values import TrafficPlan
 from gemini_lab.units import KIB, MB

@@ -26,12 +26,11 @@ def draw(schedule: ChunkSchedule, *, profile: Profile | None = None) -> Picture:
         ConfigError: The profile is of another job.
     """
     spans = _spans(schedule)
-    left = schedule.leftover_bytes
     board = Board(
         title=f"{schedule.scheme}: {len(schedule.chunks)} chunks, "
         f"{format_bytes(schedule.sent_bytes)} in {len(spans)} idle "
         f"span{'' if len(spans) == 1 else 's'}",
-        beside=f"{f'{format_bytes(left)} fit no span' if left else 'everything fits'}; at most "
+        beside=f"{_fit(schedule)}; at most "
         f"{format_bytes(schedule.buffer_bytes)} in {schedule.sub_buffers} sub-buffers at once",
         description=repr(schedule),
     )
@@ -168,6 +167,12 @@ def _delay(board: Board, schedule: ChunkSchedule) -> None:
             textcoords="offset points",
             va="center_baseline",
         )
+
+
+def _fit(schedule: ChunkSchedule) -> str:
+    if schedule.leftover:
+        return f"{format_bytes(schedule.leftover_bytes)} fit no span"
+    return "everything fits" if schedule.fits else "not everything fits"
 
 
 def _more(schedule: ChunkSchedule) -> str:

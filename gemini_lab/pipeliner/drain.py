@@ -1,0 +1,125 @@
+"""Chunks planned with the sub-buffers' drain in view, and slack spent before delay.
+
+Algorithm 2 plans each span by itself: where copies out of the sub-buffers are slower than the wire,
+at the copies' rate. But a span that finds the sub-buffers empty takes all of them at the wire's
+rate, and they drain while training has the wire. And what mu keeps free for jitter is, when bytes
+do not fit, better used than a certain delay. So here spans are filled along the modelled iteration,
+sub-buffers and all, in three steps, each where the one before it does not suffice:
+
+1. mu of the spans, the long ones first;
+2. an equal, larger share of all spans, the least that suffices;
+3. whole spans, and beyond the ends of the last ones where that gains more than waiting at the
+   update: a chunk that training waits for drains behind it, and one at the update does not.
+
+What holds in general: a plan is never later than Algorithm 2's by the model. With copies at once it
+is within one start-up time (alpha) for each span and each replica of the best possible, for bytes
+in a span's end may need a message of their own. With slow copies, finding the best is a search
+among all ways to cut; `timing.least_delay_s` bounds what it could gain, plan by plan. On random
+small jobs the mean excess over an exhaustive search stays below 0.01 of the checkpoint's time
+(`tests/pipeliner/test_optimum.py`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gemini_lab.pipeliner import algorithm_2
+from gemini_lab.pipeliner.schedule import NO_DELAY
+from gemini_lab.pipeliner.task import NumberedSpan, Send, Task, long_ones_first
+from gemini_lab.pipeliner.timing import ModelledIteration, play
+
+BISECTIONS: Final = 7
+"""Of the share: to a hundredth of what lies between mu and 1."""
+OVERTIMES: Final = 16
+"""How many lengths of overtime are tried, up to twice an even share of the delay without any."""
+MOST_PLACED: Final = 20_000
+"""How many chunks the search for overtime places at most; more chunks, fewer lengths to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    sends: list[Send]
+    delay_s: float
+
+
+def plan(task: Task) -> list[Send]:
+    """Fill the spans so that training is delayed as little as possible, and the safest such way."""
+    nothing_s = NO_DELAY * task.profile.iteration_s
+    for spans in long_ones_first(task.spans):
+        found = _fill(task, spans, share=task.mu)
+        if found.delay_s <= nothing_s:
+            return found.sends
+    best = _fill(task, task.spans, share=1.0)
+    if best.delay_s <= nothing_s:
+        return _even(task, best, nothing_s).sends
+    for other in _others(task, best.delay_s):
+        if other.delay_s < best.delay_s - nothing_s:
+            best = other
+    return best.sends
+
+
+def _even(task: Task, whole: _Plan, nothing_s: float) -> _Plan:
+    """The least share of all spans that suffices; `whole` is what all of them take."""
+    low, high, best = task.mu, 1.0, whole
+    for _ in range(BISECTIONS):
+        share = (low + high) / 2
+        found = _fill(task, task.spans, share=share)
+        if found.delay_s <= nothing_s:
+            high, best = share, found
+        else:
+            low = share
+    return best
+
+
+def _others(task: Task, delay_s: float) -> Iterator[_Plan]:
+    """Algorithm 2's plan; then plans with overtime in the last span, the last two, four, ..."""
+    yield _played(task, algorithm_2.plan(algorithm_2.at_the_pace_of_copies(task)))
+    spans = task.spans
+    if not spans or math.isinf(task.pipeline.copy_bytes_per_s):
+        return  # with copies at once a chunk costs the same wherever training waits for it
+    counts = sorted({*(2**power for power in range(len(spans).bit_length())), len(spans)})
+    steps = min(OVERTIMES, MOST_PLACED * task.most_bytes // (len(counts) * task.total_bytes))
+    for count in counts:
+        late = {number for number, _ in spans[-count:]}
+        longest_s = min(delay_s, 2 * delay_s / count)
+        for step in range(1, steps + 1):
+            overtime_s = longest_s * step / steps
+            yield _fill(task, spans, share=1.0, late=late, overtime_s=overtime_s)
+
+
+def _played(task: Task, sends: list[Send]) -> _Plan:
+    return _Plan(sends, play(ModelledIteration(task.profile, task.pipeline), sends))
+
+
+def _fill(
+    task: Task,
+    spans: list[NumberedSpan],
+    *,
+    share: float,
+    late: frozenset[int] | set[int] = frozenset(),
+    overtime_s: float = 0.0,
+) -> _Plan:
+    """Send as early as possible, each chunk over by the end of its span's share.
+
+    Args:
+        task: What to send.
+        spans: Where, in order of time.
+        share: Of each span's length.
+        late: Numbers of the spans whose chunks may be over later,
+        overtime_s: by so much.
+    """
+    iteration = ModelledIteration(task.profile, task.pipeline)
+    sends: list[Send] = []
+    sent_bytes = 0
+    for number, span in spans:
+        until_s = iteration.enter(span) + share * span.duration_s
+        until_s += overtime_s if number in late else 0.0
+        while size_bytes := task.fitting_bytes(sent_bytes, until_s - iteration.earliest_s()):
+            iteration.send(size_bytes)
+            sends.append((number, size_bytes))
+            sent_bytes += size_bytes
+        iteration.leave()
+    rest = list(task.rest(sent_bytes))
+    delay_s = iteration.finish(rest)
+    return _Plan([*sends, *((None, size_bytes) for size_bytes in rest)], delay_s)

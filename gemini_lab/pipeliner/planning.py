@@ -1,0 +1,221 @@
+"""Cut a rank's checkpoint into chunks for the idle spans of its job (paper, section 5.3)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, get_args
+
+from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.pipeliner import algorithm_2, drain
+from gemini_lab.pipeliner.schedule import (
+    BUFFER_BYTES,
+    MU,
+    SUB_BUFFERS,
+    Algorithm,
+    ChunkSchedule,
+    Scheme,
+)
+from gemini_lab.pipeliner.task import Send, Task
+from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, Pipeline, model_iteration
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.units import format_bytes, format_seconds
+
+_ONE_BUFFER: Final = ("naive", "interleaved")
+
+
+def plan_chunks(
+    profile: Profile,
+    *,
+    checkpoint_bytes: int,
+    replicas: int = 2,
+    bandwidth_bytes_per_s: float,
+    alpha_s: float = 0.0,
+    copy_bytes_per_s: float = math.inf,
+    scheme: Scheme = "gemini",
+    algorithm: Algorithm = "drain",
+    buffer_bytes: int = BUFFER_BYTES,
+    sub_buffers: int = SUB_BUFFERS,
+    mu: float = MU,
+    max_overhead: float | None = None,
+) -> ChunkSchedule:
+    """Say which chunk of a checkpoint leaves in which idle span.
+
+    Args:
+        profile: Of the job at hand; only spans before the update are used.
+        checkpoint_bytes: Size of the rank's shard (C).
+        replicas: Copies of each shard, the owner's included (m).
+        bandwidth_bytes_per_s: The rank's share of its node's link (B).
+        alpha_s: What starting a message takes.
+        copy_bytes_per_s: How fast a received chunk leaves its sub-buffer; without it, at once.
+        scheme: Which of the five.
+        algorithm: How `"gemini"` plans: `"drain"` as `gemini_lab.pipeliner.drain` tells, or
+            `"paper"`, which is Algorithm 2 as `gemini_lab.pipeliner.algorithm_2` repairs it, at the
+            rate of wire or copy, whichever is slower. The other schemes follow Algorithm 2, at the
+            wire's rate.
+        buffer_bytes: Memory for chunks between wire and slab (R).
+        sub_buffers: How many parts it has (p); the interleaved scheme has one.
+        mu: Share of each span to fill, in (0, 1], where that suffices.
+        max_overhead: Largest tolerated mean delay as a share of the iteration. Where the delay is
+            larger only every j-th version is sent. Without it, every version is.
+
+    Raises:
+        ConfigError: A setting is out of its range.
+        CapacityError: A piece of the naive scheme is larger than the buffer.
+    """
+    _check_choices(scheme=scheme, algorithm=algorithm)
+    _check_numbers(replicas=replicas, sub_buffers=sub_buffers, mu=mu, max_overhead=max_overhead)
+    pipeline = Pipeline(
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        alpha_s=alpha_s,
+        copy_bytes_per_s=copy_bytes_per_s,
+        sub_buffers=1 if scheme in _ONE_BUFFER else sub_buffers,
+    )
+    _check_pipeline(pipeline)
+    _check_sizes(checkpoint_bytes, buffer_bytes=buffer_bytes, sub_buffers=sub_buffers)
+    task = Task(
+        profile=profile,
+        pipeline=pipeline,
+        checkpoint_bytes=checkpoint_bytes,
+        remote=0 if scheme == "none" or not checkpoint_bytes else replicas - 1,
+        most_bytes=checkpoint_bytes if scheme == "naive" else buffer_bytes // pipeline.sub_buffers,
+        mu=mu,
+    )
+    sends = _sends(task, scheme=scheme, algorithm=algorithm)
+    _check_buffer(sends, profile=profile, buffer_bytes=buffer_bytes)
+    schedule = ChunkSchedule(
+        scheme=scheme,
+        algorithm=algorithm,
+        chunks=tuple(task.chunks(sends)),
+        every_iterations=1,
+        buffer_bytes=buffer_bytes,
+        sub_buffers=pipeline.sub_buffers,
+        iteration_s=profile.iteration_s,
+        predicted_iteration_s=_predicted_s(task, sends, scheme=scheme),
+        fingerprint=profile.fingerprint,
+    )
+    every = _frequency(schedule.delay_s, profile, max_overhead)
+    schedule = replace(schedule, every_iterations=every)
+    return replace(schedule, notes=tuple(_notes(schedule, task)))
+
+
+def _sends(task: Task, *, scheme: Scheme, algorithm: Algorithm) -> list[Send]:
+    """The chunks' sizes and spans, in order."""
+    if scheme in {"none", "blocking"}:
+        return [(None, size_bytes) for size_bytes in task.rest(0)]
+    if scheme == "gemini":
+        if algorithm == "paper":
+            return algorithm_2.plan(algorithm_2.at_the_pace_of_copies(task))
+        return drain.plan(task)
+    return algorithm_2.plan(task, one_a_span=scheme == "naive")
+
+
+def _predicted_s(task: Task, sends: list[Send], *, scheme: Scheme) -> float:
+    pipeline = task.pipeline
+    timeline = model_iteration(
+        task.profile,
+        sends,
+        bandwidth_bytes_per_s=pipeline.bandwidth_bytes_per_s,
+        alpha_s=pipeline.alpha_s,
+        copy_bytes_per_s=pipeline.copy_bytes_per_s,
+        sub_buffers=pipeline.sub_buffers,
+        leftover=AT_START if scheme == "blocking" else AT_UPDATE,
+    )
+    return timeline.iteration_s
+
+
+def _check_choices(*, scheme: str, algorithm: str) -> None:
+    if scheme not in get_args(Scheme):
+        raise ConfigError(f"scheme={scheme!r} is unknown; choose one of {get_args(Scheme)}")
+    if algorithm not in get_args(Algorithm):
+        choices = get_args(Algorithm)
+        raise ConfigError(f"algorithm={algorithm!r} is unknown; choose one of {choices}")
+
+
+def _check_numbers(
+    *, replicas: int, sub_buffers: int, mu: float, max_overhead: float | None
+) -> None:
+    if replicas < 1:
+        raise ConfigError(f"replicas={replicas} must be at least 1, which is the owner's own copy")
+    if sub_buffers < 1:
+        raise ConfigError(f"sub_buffers={sub_buffers} must be at least 1 (the paper has 4)")
+    if not 0 < mu <= 1:
+        raise ConfigError(f"mu={mu} must be above 0 and at most 1; {MU} suits a steady profile")
+    if max_overhead is not None and not max_overhead > 0:
+        raise ConfigError(
+            f"max_overhead={max_overhead} must be above 0; leave it out to send every version"
+        )
+
+
+def _check_sizes(checkpoint_bytes: int, *, buffer_bytes: int, sub_buffers: int) -> None:
+    if checkpoint_bytes < 0:
+        raise ConfigError(f"checkpoint_bytes={checkpoint_bytes} cannot be negative")
+    if buffer_bytes < sub_buffers:
+        raise ConfigError(
+            f"buffer_bytes={buffer_bytes} leaves nothing for each of {sub_buffers} sub-buffers; "
+            f"the paper has {format_bytes(BUFFER_BYTES)} in {SUB_BUFFERS}"
+        )
+
+
+def _check_pipeline(pipeline: Pipeline) -> None:
+    rate, alpha_s = pipeline.bandwidth_bytes_per_s, pipeline.alpha_s
+    if not (rate > 0 and math.isfinite(rate)):
+        raise ConfigError(f"bandwidth_bytes_per_s={rate} must be finite and above 0; calibrate it")
+    if not pipeline.copy_bytes_per_s > 0:
+        raise ConfigError(
+            f"copy_bytes_per_s={pipeline.copy_bytes_per_s} must be above 0; calibrate it"
+        )
+    if not (alpha_s >= 0 and math.isfinite(alpha_s)):
+        raise ConfigError(f"alpha_s={alpha_s} must be at least 0 and finite; calibrate it")
+
+
+def _check_buffer(sends: list[Send], *, profile: Profile, buffer_bytes: int) -> None:
+    """Refuse a chunk larger than the whole buffer: the paper's out-of-memory case of Fig. 16."""
+    span, size_bytes = max(sends, key=lambda send: send[1], default=(None, 0))
+    if size_bytes <= buffer_bytes:
+        return
+    where = "what fits no span"
+    if span is not None:
+        where = f"idle span {span} ({format_seconds(profile.idle_spans[span].duration_s)})"
+    raise CapacityError(
+        f"the naive scheme sends {format_bytes(size_bytes)} in one piece for {where}, but "
+        f"the buffer is {format_bytes(buffer_bytes)}; use 'gemini', or raise buffer_bytes"
+    )
+
+
+def _frequency(delay_s: float, profile: Profile, max_overhead: float | None) -> int:
+    """Every how many iterations to send, so that the mean delay stays within `max_overhead`."""
+    if max_overhead is None or delay_s <= max_overhead * profile.iteration_s:
+        return 1
+    if profile.iteration_s <= 0:
+        raise ConfigError(
+            f"max_overhead={max_overhead} of an iteration of {profile.iteration_s} s allows no "
+            "delay; leave it out"
+        )
+    return math.ceil(delay_s / (max_overhead * profile.iteration_s))
+
+
+def _notes(schedule: ChunkSchedule, task: Task) -> Iterator[str]:
+    """What a reader of the schedule should know."""
+    if not schedule.chunks:
+        return
+    if schedule.scheme != "blocking" and not task.profile.steady:
+        yield f"the profile is {task.profile.verdict}; the traffic may be felt"
+    if schedule.scheme != "blocking" and not schedule.fits:
+        idle_s = sum(span.duration_s for _, span in task.spans)
+        yield (
+            f"{format_bytes(schedule.sent_bytes)} do not fit {format_seconds(idle_s)} of idle time "
+            f"and delay training by {format_seconds(schedule.delay_s)}; use fewer replicas, or set "
+            "max_overhead"
+        )
+    starts_bytes = task.pipeline.alpha_s * task.pipeline.bandwidth_bytes_per_s
+    part_bytes = schedule.buffer_bytes // schedule.sub_buffers
+    if part_bytes < starts_bytes:
+        yield (
+            f"a chunk of {format_bytes(part_bytes)} takes longer to start than to send; raise "
+            f"buffer_bytes to {format_bytes(starts_bytes * schedule.sub_buffers)} or more"
+        )
+    if schedule.every_iterations > 1:
+        yield (
+            f"only one version in {schedule.every_iterations} is sent: it delays its iteration by "
+            f"{format_seconds(schedule.delay_s)}"
+        )
