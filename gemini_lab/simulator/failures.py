@@ -9,8 +9,13 @@ from typing import Final, Literal
 
 from gemini_lab.errors import ConfigError
 
-Kind = Literal["software", "hardware", "rack"]
-KINDS: Final[dict[str, Kind]] = {"software": "software", "hardware": "hardware", "rack": "rack"}
+Kind = Literal["software", "gpu", "hardware", "rack"]
+KINDS: Final[dict[str, Kind]] = {
+    "software": "software",
+    "gpu": "gpu",
+    "hardware": "hardware",
+    "rack": "rack",
+}
 DAY_S: Final = 86400.0
 
 
@@ -20,16 +25,21 @@ class Outage:
 
     Attributes:
         at_s: When, since the start.
-        kind: `"software"`: processes die, memory stays; `"hardware"`: the machine and its memory
-            are gone; `"rack"`: so are all machines of its rack.
+        kind: `"software"`: processes die, memory stays; `"gpu"`: an accelerator fails, so that the
+            machine is replaced, but its CPU memory can be read; `"hardware"`: the machine and its
+            memory are gone; `"rack"`: so are all machines of its rack.
         positions: The positions that fail, one or more.
         cause: For people.
+        iteration: It strikes when training has first done so many, whatever `at_s` says.
+        failure: The injector's name for it, such as `"node_loss"`, where it comes from there.
     """
 
     at_s: float
     kind: Kind
     positions: tuple[int, ...]
     cause: str = ""
+    iteration: int | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ class Outcome:
             rejoin.
         failures: Failures that struck a machine in use.
         recoveries: In order.
+        nodes: Machines that train.
+        standbys: Machines that wait.
         events: The run as its log would have it, if that was asked for.
     """
 
@@ -62,6 +64,8 @@ class Outcome:
     down_s: dict[str, float]
     failures: int
     recoveries: tuple[Recovery, ...]
+    nodes: int
+    standbys: int
     events: tuple[Entry, ...] = ()
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
 
@@ -48,7 +49,12 @@ class Policy:
         serialise_s: At each failure, before anything is loaded.
         peer_s: To fetch a lost node's shards from other nodes' memory.
         persistent_s: To load a checkpoint from the persistent tier.
+        restart_s: From loaded states until training runs at full speed; without it, the
+            workload's `warm_up_s`.
         shrinks: Goes on with fewer nodes until replacements come.
+        shrink_unit: Nodes that can only train together: one that is lost takes the others out.
+        extra_nodes: Machines that it needs beside those that train and the standbys.
+        times: Measured times of recoveries; they stand before all others.
     """
 
     name: str
@@ -61,7 +67,11 @@ class Policy:
     serialise_s: float = 0.0
     peer_s: float = 0.0
     persistent_s: float
+    restart_s: float | None = None
     shrinks: bool = False
+    shrink_unit: int = 1
+    extra_nodes: int = 0
+    times: Times | None = None
 
 
 def strawman(workload: Workload) -> Policy:

@@ -222,10 +222,33 @@ def test_a_recorded_run_tells_iterations_recoveries_and_their_steps():
     )
 
 
-def test_recording_does_not_change_the_outcome():
-    outages = [hardware(5000.0, 3)]
-    told = simulate(PAPER, gemini(PAPER), outages, days=1, record=True)
-    assert replace(told, events=()) == simulate(PAPER, gemini(PAPER), outages, days=1)
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    nodes=st.integers(5, 19),
+    replicas=st.integers(1, 3),
+    strategy=st.sampled_from(["auto", "ring", "random"]),
+    shrinks=st.booleans(),
+)
+def test_planning_the_groups_that_lost_something_is_planning_all(
+    seed, nodes, replicas, strategy, shrinks
+):
+    """A recorded run asks the planner about every position, any other one about few."""
+    workload = paper_workload(nodes=nodes, standbys=seed % 3)
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy=strategy, seed=seed)
+    racks = [f"r{i // 3}" for i in range(nodes)]
+    rate = FailureRate(per_node_per_day=2.0, software_share=0.3)
+    outages = poisson_failures(
+        nodes=nodes, days=2, rate=rate, seed=seed, racks=racks, rack_per_day=0.5
+    )
+    policy = replace(gemini(workload, replicas=replicas), shrinks=shrinks)
+    told, untold = (
+        simulate(
+            workload, policy, outages, days=2, placement=placement, seed=seed, record=record
+        )
+        for record in (True, False)
+    )
+    assert replace(told, events=()) == untold
 
 
 def test_what_cannot_be_simulated_is_refused_with_the_numbers():
