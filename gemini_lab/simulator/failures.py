@@ -30,7 +30,8 @@ class Outage:
             memory are gone; `"rack"`: so are all machines of its rack.
         positions: The positions that fail, one or more.
         cause: For people.
-        iteration: It strikes when training has first done so many, whatever `at_s` says.
+        iteration: It strikes when training has first done so many, the running one as a fraction,
+            whatever `at_s` says.
         failure: The injector's name for it, such as `"node_loss"`, where it comes from there.
     """
 
@@ -38,7 +39,7 @@ class Outage:
     kind: Kind
     positions: tuple[int, ...]
     cause: str = ""
-    iteration: int | None = None
+    iteration: float | None = None
     failure: str = ""
 
 

@@ -38,7 +38,8 @@ def simulate(
         days: Length of the run; the longest that it may take where `iterations` is given.
         iterations: End the run when so many are done.
         placement: Who keeps whose replica; without it, Algorithm 1's for the policy's m.
-        seed: Of replacement times, and of what is drawn from measured ones; the same seed and inputs give the same outcome.
+        seed: Of replacement times, and of what is drawn from measured ones; the same seed and
+            inputs give the same outcome.
         record: Keep the run's events (`Outcome.events`).
 
     Raises:
@@ -61,9 +62,7 @@ def simulate(
     training = Training(
         workload, policy, placement, seed=seed, recorder=recorder, iterations=iterations
     )
-    return training.outcome(
-        sorted(outages, key=lambda outage: outage.at_s), longest_s=days * DAY_S
-    )
+    return training.outcome(sorted(outages, key=lambda outage: outage.at_s), longest_s=days * DAY_S)
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""How long the steps of real recoveries took, with their spread: what a log teaches a simulation."""
+"""How long the steps of real recoveries took, with their spread: what a log teaches."""
 
 import math
 import random
@@ -40,13 +40,14 @@ class Spread:
         """Where the mean of all such times is, with 95 % (Student-t)."""
         return mean_interval(self.samples_s)
 
-    def draw(self, draw: random.Random) -> float:
-        """One of them."""
-        return draw.choice(self.samples_s)
-
-    def draw_mean(self, draw: random.Random) -> float:
-        """The mean of as many, drawn with replacement: how far the mean itself is known."""
-        return fmean(draw.choices(self.samples_s, k=len(self.samples_s)))
+    def predict(self, draw: random.Random, *, count: int = 1) -> float:
+        """The mean of `count` new times, drawn around theirs with Student's t; never below 0."""
+        known = len(self.samples_s)
+        if known < 2:
+            return self.mean_s
+        chi_squared = draw.gammavariate((known - 1) / 2, 2.0)
+        t = draw.gauss() / math.sqrt(chi_squared / (known - 1))
+        return max(0.0, self.mean_s + t * self.deviation_s * math.sqrt(1 / count + 1 / known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,3 +117,19 @@ class Times:
         """Of one step; see `STEP_NAMES` and `steps`."""
         found = (getattr(one, f"{step}_s") for one in self.steps(*names))
         return Spread(samples_s=tuple(value or 0.0 for value in found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run's log says of its job and its times; `report.measure` reads it.
+
+    Attributes:
+        checkpoint_bytes: A whole version, once.
+    """
+
+    times: Times
+    nodes: int
+    standbys: int
+    gpus_per_node: int
+    replicas: int
+    checkpoint_bytes: int

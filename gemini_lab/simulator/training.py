@@ -94,7 +94,7 @@ class Training:
         """
         self.by_iteration = sorted(
             (outage for outage in outages if outage.iteration is not None),
-            key=lambda outage: outage.iteration or 0,
+            key=lambda outage: outage.iteration or 0.0,
         )
         self.trainer = self.env.process(self._run())
         self.env.process(self._fail([o for o in outages if o.iteration is None]))
@@ -196,11 +196,10 @@ class Training:
         """Train until something stops it; gives what."""
         self.segment, self.segment_start_s = segment, self.env.now
         try:
-            while self._next_stop() is not None:
+            while (stop := self._next_stop()) is not None:
                 elapsed_s = self.env.now - self.segment_start_s
-                due_s = segment.reached_s(max(self._next_stop() or 0, segment.version))
-                yield self.env.timeout(max(0.0, due_s - elapsed_s))
-                if not self.by_iteration or self._next_stop() != self.by_iteration[0].iteration:
+                yield self.env.timeout(max(0.0, segment.stands_at_s(stop) - elapsed_s))
+                if not self.by_iteration or stop != self.by_iteration[0].iteration:
                     return DONE
                 outage = self.by_iteration.pop(0)
                 if self._strike(outage):
@@ -211,10 +210,10 @@ class Training:
             return cause
         return DONE  # never: nothing triggers that event
 
-    def _next_stop(self) -> int | None:
+    def _next_stop(self) -> float | None:
         """The iteration after which training fails or ends, if it is known."""
         stops = [o.iteration for o in self.by_iteration[:1] if o.iteration is not None]
-        stops += [] if self.iterations is None else [self.iterations]
+        stops += [] if self.iterations is None else [float(self.iterations)]
         return min(stops, default=None)
 
     def _note_training(self, segment: Segment, elapsed_s: float) -> None:

@@ -243,9 +243,7 @@ def test_planning_the_groups_that_lost_something_is_planning_all(
     )
     policy = replace(gemini(workload, replicas=replicas), shrinks=shrinks)
     told, untold = (
-        simulate(
-            workload, policy, outages, days=2, placement=placement, seed=seed, record=record
-        )
+        simulate(workload, policy, outages, days=2, placement=placement, seed=seed, record=record)
         for record in (True, False)
     )
     assert replace(told, events=()) == untold
