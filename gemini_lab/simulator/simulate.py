@@ -6,7 +6,8 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.simulator.failures import DAY_S, Outage
 from gemini_lab.simulator.outcome import Outcome
-from gemini_lab.simulator.policy import POLICIES, Policy
+from gemini_lab.simulator.peers import POLICIES
+from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.recorder import Recorder
 from gemini_lab.simulator.training import Training
 from gemini_lab.simulator.workload import Workload

@@ -7,7 +7,7 @@ machines take seconds.
 
 import random
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,6 +40,8 @@ class _Done:
 
 MACHINE: Final = _Machine()
 DONE: Final = _Done()
+ANNOUNCED: Final = "announced"
+"""The failure of a machine whose memory was read in time."""
 Cause = Outage | _Machine | _Done
 
 
@@ -133,19 +135,27 @@ class Training:
         began_s = 0.0 if self.policy.times is None else self.policy.times.first_start.mean_s
         for outage in outages:
             yield self.env.timeout(max(0.0, began_s + outage.at_s - self.env.now))
-            if self._strike(outage) and self.trainer.is_alive:
-                self.trainer.interrupt(outage)
+            struck = self._strike(outage)
+            if struck is not None and self.trainer.is_alive:
+                self.trainer.interrupt(struck)
 
-    def _strike(self, outage: Outage) -> bool:
-        """Break what the outage names; gives whether anything was there to break."""
+    def _strike(self, outage: Outage) -> Outage | None:
+        """Break what the outage names, as far as it is there; `None`: nothing was."""
         struck = [p for p in outage.positions if self.cluster.is_up(p)]
         if not struck:
-            return False
+            return None
+        if outage.kind in {"gpu", "hardware"} and self._is_announced():
+            outage = replace(outage, kind="gpu", failure=ANNOUNCED)
         self.failures += 1
         self.struck["failures"] += 1
         if outage.kind != "software":
             self._lose(struck, outage)
-        return True
+        return outage
+
+    def _is_announced(self) -> bool:
+        """Whether this failure is; only while training runs is there time to move away."""
+        share = self.policy.announced
+        return share > 0 and self.segment is not None and self.draw_step.random() < share
 
     def _lose(self, positions: Sequence[int], outage: Outage) -> None:
         self.struck["nodes"] += len(positions)
@@ -175,22 +185,24 @@ class Training:
             if isinstance(cause, _Machine):
                 version = yield from self._rejoin(segment, elapsed_s)
             else:
+                if cause.failure == ANNOUNCED:  # everything was sent before it went
+                    self.cluster.memory_version = segment.newest_at(elapsed_s)
                 version = yield from self._recover(cause, segment, elapsed_s)
 
     def _segment(self, version: int) -> Segment:
         """Training from `version` on, as fast as the machines that are there can."""
         nodes = self.workload.nodes
-        factor = nodes / max(1, nodes - self._idle_nodes())
+        factor = nodes / max(1, nodes - self._idle_nodes(self.cluster.vacant))
         return Segment(
             version=version,
             iteration_s=factor * self.workload.iteration_s + self.policy.slowdown_s,
             policy=self.policy,
         )
 
-    def _idle_nodes(self) -> int:
-        """Nodes that do not train: empty positions, and all that can only train with them."""
+    def _idle_nodes(self, vacant: Collection[int]) -> int:
+        """Nodes that do not train: on empty positions, and all that can only train with them."""
         unit = self.policy.shrink_unit
-        return len({position // unit for position in self.cluster.vacant}) * unit
+        return len({position // unit for position in vacant}) * unit
 
     def _train(self, segment: Segment) -> Generator[simpy.Event, None, Cause]:
         """Train until something stops it; gives what."""
@@ -201,9 +213,9 @@ class Training:
                 yield self.env.timeout(max(0.0, segment.stands_at_s(stop) - elapsed_s))
                 if not self.by_iteration or stop != self.by_iteration[0].iteration:
                     return DONE
-                outage = self.by_iteration.pop(0)
-                if self._strike(outage):
-                    return outage
+                struck = self._strike(self.by_iteration.pop(0))
+                if struck is not None:
+                    return struck
             yield self.env.event()
         except simpy.Interrupt as interrupt:
             cause: Cause = interrupt.cause
@@ -277,7 +289,7 @@ class Training:
             self.env.process(self._deliver())
         self.unordered = 0
         part, plan = self._plan()
-        while plan.missing and not self._can_shrink(plan):
+        while plan.missing and not self._can_shrink(part, plan):
             if self.recorder:
                 self.recorder.waiting(self.env.now, plan.missing, self.cluster.standbys)
             yield from self._step("reserve", self.arrival)
@@ -304,9 +316,10 @@ class Training:
     def _steps(self, outage: Outage) -> Steps:
         """How long this recovery's steps take: as one that was measured, or as the policy says."""
         if self.policy.times is not None:
-            return self.draw_step.choice(self.policy.times.steps(outage.failure, outage.kind))
+            steps = self.draw_step.choice(self.policy.times.steps(outage.failure, outage.kind))
+            return replace(steps, detect_s=0.0) if outage.failure == ANNOUNCED else steps
         return Steps(
-            detect_s=self.workload.detection_s,
+            detect_s=0.0 if outage.failure == ANNOUNCED else self.workload.detection_s,
             serialise_s=self.policy.serialise_s,
             warm_up_s=self._restart_s(),
         )
@@ -326,8 +339,9 @@ class Training:
             if self.recorder:
                 self.recorder.step(name, start_s, self.env.now)
 
-    def _can_shrink(self, plan: RecoveryPlan) -> bool:
-        return self.policy.shrinks and len(plan.missing) < self.workload.nodes
+    def _can_shrink(self, part: Part, plan: RecoveryPlan) -> bool:
+        missing = {part.positions[place] for place in plan.missing}
+        return self.policy.shrinks and self._idle_nodes(missing) < self.workload.nodes
 
     def _retrieval_s(self, plan: RecoveryPlan, steps: Steps, *, moved: int) -> float:
         """The busiest sender's time; its sends follow one another."""
@@ -356,7 +370,8 @@ class Training:
         segment = replace(segment, version=version)
         self.stopped = (segment, 0.0)
         try:
-            yield from self._step("rejoin", self._restart_s())
+            rejoin_s = self.policy.rejoin_s
+            yield from self._step("rejoin", self._restart_s() if rejoin_s is None else rejoin_s)
             self.cluster.blank = set(self.cluster.vacant)
         except simpy.Interrupt as interrupt:
             version = yield from self._recover(interrupt.cause, segment, 0.0)

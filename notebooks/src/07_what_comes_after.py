@@ -19,7 +19,8 @@ from gemini_lab import plan, plan_placement
 from gemini_lab.experiments.figures import time_use
 from gemini_lab.placement.adaptive import loss_chance, propose_placement
 from gemini_lab.simulator import FailureRate, poisson_failures, simulate
-from gemini_lab.simulator.policy import gemini, shrink
+from gemini_lab.simulator.peers import shrink
+from gemini_lab.simulator.policy import gemini
 from gemini_lab.simulator.traffic import chunk_schedule
 
 # %% [markdown]

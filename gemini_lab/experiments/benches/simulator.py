@@ -2,7 +2,7 @@
 
 from gemini_lab.experiments.bench import Row, growth, timed
 from gemini_lab.simulator.failures import opt_175b, poisson_failures
-from gemini_lab.simulator.policy import POLICIES
+from gemini_lab.simulator.peers import POLICIES
 from gemini_lab.simulator.simulate import compare
 from gemini_lab.simulator.workload import paper_workload
 
