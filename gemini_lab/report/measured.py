@@ -2,17 +2,27 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.recoveries import STRIKES
 from gemini_lab.report.tables.spent import GROUPS
 from gemini_lab.report.values import Injection, Recovery
 from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
+
+
+def load_measured(folder: Path | str) -> Measured:
+    """What `measure` makes of the log in a run's folder.
+
+    Raises:
+        ConfigError: There is no log, or nothing to learn from it.
+    """
+    return measure(RunReducer.load(folder, keep=FOR_REPORT))
 
 
 def measure(run: RunReducer) -> Measured:
