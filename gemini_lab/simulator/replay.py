@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Final
 
 from gemini_lab.errors import ConfigError
@@ -16,6 +17,8 @@ from gemini_lab.simulator.times import Spread, Steps, Times
 from gemini_lab.simulator.workload import Workload
 
 REPLAYS: Final = 200
+MEANS: Final = 50
+"""Plays with mean times; whether a version was whole before a failure is drawn in each."""
 DRAWN: Final = 8
 """Recoveries of each kind that are drawn for one replay."""
 LONGEST_DAYS: Final = 365.0
@@ -85,8 +88,9 @@ def replay(
         )
 
     draw = random.Random(seed)
-    expected = played(_mean_times(times), seed)
+    plain = [played(_mean_times(times), i) for i in range(MEANS)]
     drawn = [played(_drawn_times(times, iterations, draw), i) for i in range(replays)]
+    expected = {part: fmean(one[part] for one in plain) for part in PARTS}
     return Replay(
         total=_around(sum(expected.values()), [sum(one.values()) for one in drawn]),
         parts={part: _around(expected[part], [one[part] for one in drawn]) for part in PARTS},

@@ -231,7 +231,11 @@ class Training:
     def _note_training(self, segment: Segment, elapsed_s: float) -> None:
         """Keep in mind which versions a segment made whole."""
         if self.policy.memory is not None:
-            whole = segment.newest_whole(self.policy.memory, elapsed_s)
+            stream = self.policy.memory
+            if self.policy.times is not None:  # whether a version was whole in time is chance
+                delay_s = self.draw_step.choice(self.policy.times.version.samples_s)
+                stream = replace(stream, delay_s=delay_s)
+            whole = segment.newest_whole(stream, elapsed_s)
             if whole is not None:
                 self.cluster.memory_version = whole
         if self.policy.persistent is not None:
