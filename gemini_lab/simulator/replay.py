@@ -52,9 +52,9 @@ def replay(
 ) -> Replay:
     """Play failures on a workload that was learned from a log.
 
-    Times of a new run are drawn from Student's t around the measured mean (the predictive
-    distribution of normal times of which neither mean nor spread is known), so that few
-    measurements give wide intervals. A time that was measured once is taken as it is.
+    For each new run the laws of its times are drawn anew (`Spread.law`), for neither mean nor
+    spread is known: few measurements give wide intervals. A time that was measured once is taken
+    as it is.
 
     Args:
         workload: Made by `Workload.from_log`.
@@ -128,26 +128,27 @@ def _mean_steps(steps: Sequence[Steps]) -> Steps:
 
 def _drawn_times(times: Times, iterations: int, draw: random.Random) -> Times:
     """Times of a run that was not measured."""
+
+    def new_mean(spread: Spread) -> Spread:
+        return Spread(samples_s=(spread.law(draw).draw(draw, count=iterations),))
+
     return replace(
         times,
-        iteration=_drawn_mean(times.iteration, iterations, draw),
-        waited=_drawn_mean(times.waited, iterations, draw),
+        iteration=new_mean(times.iteration),
+        waited=new_mean(times.waited),
         first_start=Spread(samples_s=(0.0,)),
         recoveries={
-            kind: tuple(_drawn_steps(steps, draw) for _ in range(DRAWN))
-            for kind, steps in times.recoveries.items()
-            if steps
+            kind: _drawn_steps(steps, draw) for kind, steps in times.recoveries.items() if steps
         },
     )
 
 
-def _drawn_steps(steps: Sequence[Steps], draw: random.Random) -> Steps:
-    return Steps(**{name: _spread(steps, name).predict(draw) for name in Steps.__slots__})
-
-
-def _drawn_mean(spread: Spread, count: int, draw: random.Random) -> Spread:
-    """The mean of `count` new times, which varies by what both means vary."""
-    return Spread(samples_s=(spread.predict(draw, count=count),))
+def _drawn_steps(steps: Sequence[Steps], draw: random.Random) -> tuple[Steps, ...]:
+    """Recoveries of one kind in one run, all by the same laws."""
+    laws = {name: _spread(steps, name).law(draw) for name in Steps.__slots__}
+    return tuple(
+        Steps(**{name: law.draw(draw) for name, law in laws.items()}) for _ in range(DRAWN)
+    )
 
 
 def _spread(steps: Sequence[Steps], name: str) -> Spread:

@@ -40,14 +40,32 @@ class Spread:
         """Where the mean of all such times is, with 95 % (Student-t)."""
         return mean_interval(self.samples_s)
 
-    def predict(self, draw: random.Random, *, count: int = 1) -> float:
-        """The mean of `count` new times, drawn around theirs with Student's t; never below 0."""
+    def law(self, draw: random.Random) -> "Law":
+        """A normal law that these times may have come from, drawn by how likely it made them.
+
+        The draws of many such laws together follow Student's t. One time alone is taken as it is.
+        """
         known = len(self.samples_s)
         if known < 2:
-            return self.mean_s
+            return Law(mean_s=self.mean_s, deviation_s=0.0)
         chi_squared = draw.gammavariate((known - 1) / 2, 2.0)
-        t = draw.gauss() / math.sqrt(chi_squared / (known - 1))
-        return max(0.0, self.mean_s + t * self.deviation_s * math.sqrt(1 / count + 1 / known))
+        deviation_s = self.deviation_s * math.sqrt((known - 1) / chi_squared)
+        return Law(
+            mean_s=self.mean_s + draw.gauss() * deviation_s / math.sqrt(known),
+            deviation_s=deviation_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """A normal law of times, cut off at 0."""
+
+    mean_s: float
+    deviation_s: float
+
+    def draw(self, draw: random.Random, *, count: int = 1) -> float:
+        """The mean of `count` times."""
+        return max(0.0, self.mean_s + draw.gauss() * self.deviation_s / math.sqrt(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
