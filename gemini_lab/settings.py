@@ -43,7 +43,7 @@ class Settings:
     Attributes:
         replicas: Copies of each shard in CPU memory, the owner's own included (the paper's m).
         strategy: Placement: `"auto"` (group where replicas divides nodes, else mixed), `"group"`,
-            `"ring"` or `"mixed"`.
+            `"ring"`, `"mixed"` or `"hosted"`.
         chunk_bytes: What one checksum covers and one message carries.
         persistent_url: Where the persistent tier lies (any fsspec URL); `None` switches it off.
         persist_every_s: A version goes to the persistent tier this often (the paper: 3 hours).

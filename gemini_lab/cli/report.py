@@ -9,6 +9,8 @@ from pathlib import Path
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.file import LOG_FILE, find_run, read_log
 from gemini_lab.report.build import load_report
+from gemini_lab.report.predicted import lines, predict
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.text import ink_for, render
 from gemini_lab.report.trace import chrome_trace
 
@@ -25,6 +27,13 @@ def command(arguments: Sequence[str]) -> int:
         "--html", type=Path, metavar="FILE", help="write a page with all views, too"
     )
     parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
+    parser.add_argument(
+        "--predict",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="simulate its failures with the times of RUN (or its own), and put both side by side",
+    )
     options = parser.parse_args(arguments)
     folder = find_run(options.run)
     report = load_report(folder)
@@ -39,6 +48,12 @@ def command(arguments: Sequence[str]) -> int:
         text = render(report, ink=ink_for(sys.stdout.encoding))
         text += f"\n\nlog: {folder / LOG_FILE}"
     print(text)  # noqa: T201
+    if options.predict is not None:
+        known = (
+            RunReducer.load(find_run(options.predict), keep=FOR_REPORT) if options.predict else None
+        )
+        predicted = predict(RunReducer.load(folder, keep=FOR_REPORT), learned=known)
+        print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
     if options.compare is None:
         return 0
     comparison = report.losses_match(load_report(find_run(options.compare)))

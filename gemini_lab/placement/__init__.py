@@ -18,11 +18,14 @@ from gemini_lab.placement.probability import (
     sampled_probability,
     theorem_gap,
 )
+from gemini_lab.placement.rare import Domain, RareEstimate, rare_loss_probability
 
 __all__ = [
+    "Domain",
     "Estimate",
     "Placement",
     "Proposal",
+    "RareEstimate",
     "Trial",
     "best_possible",
     "enumerated_probability",
@@ -31,6 +34,7 @@ __all__ = [
     "plan_placement",
     "propose_placement",
     "rack_recovery_probability",
+    "rare_loss_probability",
     "recovery_bound",
     "recovery_probability",
     "sampled_loss_probability",

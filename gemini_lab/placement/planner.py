@@ -1,6 +1,7 @@
 """Where each node's shard is kept (paper, section 4, Algorithm 1)."""
 
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.placement.domains import spread_groups, spread_notes
 from gemini_lab.placement.memory import fill_by_capacity, seat_guests, shards_that_fit
 
-STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random")
+STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random", "hosted")
 """What `plan_placement` can be asked for; `"auto"` is Algorithm 1."""
 
 
@@ -27,8 +28,8 @@ class Placement:
         nodes: Positions in the cluster, N in the paper.
         replicas: Copies of each shard, the owner's own among them: m in the paper. A shard may
             have more where the planner was asked to protect it better.
-        strategy: `"group"`, `"mixed"` (groups and one ring), `"ring"`, `"random"`, or `"uneven"`
-            where memory per node decided.
+        strategy: `"group"`, `"mixed"` (groups and one ring), `"ring"`, `"random"`, `"hosted"`
+            (groups that take in the nodes left over), or `"uneven"` where memory per node decided.
         groups: Positions that exchange replicas with one another, in sending order; where none
             are given, those that `holders` connect.
         holders: For each position's shard the positions that keep it, owner first.
@@ -135,7 +136,11 @@ def plan_placement(
         nodes: Positions, N.
         replicas: Copies of each shard, the own one included, m.
         strategy: `"auto"` (or `"mixed"`): Algorithm 1; `"group"`: groups or nothing; `"ring"` and
-            `"random"` (random order, random distances, even load) for comparison.
+            `"random"` (random order, random distances, even load) for comparison. `"hosted"`: the
+            nodes left over share the copies of all their shards with some of a group, so that only
+            ceil(N/m) sets of nodes are fatal, which is the best possible (5 nodes, m = 3: memory
+            suffices for three lost nodes with 0.8 where Algorithm 1 gives 0.5); its price is that
+            those hosts keep more shards than m.
         racks: Failure domain of each position; copies of a shard go to different ones as far as
             that is possible, and `Placement.notes` says where it is not.
         memory_bytes: Memory that each position has for checkpoints; needs `shard_bytes`.
@@ -155,12 +160,15 @@ def plan_placement(
     shifts: Sequence[int] = range(1, replicas)
     if strategy == "random":
         shifts = random.Random(seed).sample(range(1, nodes), replicas - 1)
-    elif strategy != "ring":
+    elif strategy != "ring" and not (strategy == "hosted" and nodes % replicas):
         strategy = "mixed" if nodes % replicas else "group"
     holders = _send_on(groups, shifts, nodes)
+    if strategy == "hosted" and nodes % replicas:
+        holders = _hosted(groups, replicas, holders)
     if memory_bytes is not None or shard_bytes is not None:
         fits = shards_that_fit(nodes=nodes, memory_bytes=memory_bytes, shard_bytes=shard_bytes)
-        if any(count < replicas for count in fits):
+        loads = Counter(node for kept in holders for node in kept)
+        if any(count < loads[node] for node, count in enumerate(fits)):
             strategy, groups = "uneven", (tuple(range(nodes)),)
             holders = _with_guests(fits, replicas, racks) or fill_by_capacity(
                 fits=fits, replicas=replicas, racks=racks
@@ -223,6 +231,21 @@ def _send_on(
         for place, owner in enumerate(group):
             holders[owner] = (owner, *[group[(place + shift) % size] for shift in shifts])
     return tuple(holders)
+
+
+def _hosted(
+    groups: Sequence[Sequence[int]], replicas: int, holders: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Holders where the last group's nodes beyond m share their copies with its first ones."""
+    last = groups[-1]
+    home, guests = last[:replicas], last[replicas:]
+    found = list(holders)
+    for owner in home:
+        found[owner] = (owner, *(node for node in home if node != owner))
+    hosts = home[: replicas - len(guests)]
+    for owner in guests:
+        found[owner] = (owner, *(node for node in (*guests, *hosts) if node != owner))
+    return tuple(found)
 
 
 def _with_guests(

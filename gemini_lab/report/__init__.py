@@ -1,6 +1,8 @@
 """What a run did, from its event log and nothing else."""
 
 from gemini_lab.report.build import build_report, load_report
+from gemini_lab.report.measured import load_measured, measure
+from gemini_lab.report.predicted import Predicted, PredictedRow, predict
 from gemini_lab.report.text import render
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.report.values import (
@@ -20,6 +22,8 @@ __all__ = [
     "Comparison",
     "Injection",
     "Iteration",
+    "Predicted",
+    "PredictedRow",
     "Receipt",
     "Recovery",
     "RunReport",
@@ -29,6 +33,9 @@ __all__ = [
     "WastedTime",
     "build_report",
     "chrome_trace",
+    "load_measured",
     "load_report",
+    "measure",
+    "predict",
     "render",
 ]

@@ -6,32 +6,58 @@ from gemini_lab.simulator.failures import (
     llama_3,
     opt_175b,
     poisson_failures,
-    read_trace,
 )
+from gemini_lab.simulator.interval import Interval
+from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
+from gemini_lab.simulator.money import Bill, Price, bill
 from gemini_lab.simulator.outcome import Outcome, Recovery
-from gemini_lab.simulator.policy import POLICIES, Policy, Stream
+from gemini_lab.simulator.peers import POLICIES
+from gemini_lab.simulator.policy import Policy, Stream
+from gemini_lab.simulator.replay import Replay, replay
 from gemini_lab.simulator.scenario import outages_of
+from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.simulate import compare, simulate
+from gemini_lab.simulator.times import Measured, Spread, Steps, Times
+from gemini_lab.simulator.traces import Trace, read_acme, read_lanl, read_philly, read_trace
 from gemini_lab.simulator.what_if import WhatIf, plan
 from gemini_lab.simulator.workload import Workload, paper_workload
 
 __all__ = [
     "POLICIES",
+    "REPEAT_OFFENDERS",
+    "Bill",
+    "FailureLaw",
     "FailureRate",
+    "Interval",
+    "Measured",
     "Outage",
     "Outcome",
     "Policy",
+    "Price",
     "Recovery",
+    "Replay",
+    "Sensitivity",
+    "Spread",
+    "Steps",
     "Stream",
+    "Times",
+    "Trace",
     "WhatIf",
     "Workload",
+    "bill",
     "compare",
+    "failures_by_law",
     "llama_3",
     "opt_175b",
     "outages_of",
     "paper_workload",
     "plan",
     "poisson_failures",
+    "read_acme",
+    "read_lanl",
+    "read_philly",
     "read_trace",
+    "replay",
     "simulate",
+    "tornado",
 ]

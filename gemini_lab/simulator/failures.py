@@ -1,16 +1,19 @@
-"""What breaks in a simulated cluster, and when: drawn, listed, or read from a trace."""
+"""What breaks in a simulated cluster, and when: listed, or drawn at constant rates."""
 
-import csv
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 from gemini_lab.errors import ConfigError
 
-Kind = Literal["software", "hardware", "rack"]
-KINDS: Final[dict[str, Kind]] = {"software": "software", "hardware": "hardware", "rack": "rack"}
+Kind = Literal["software", "gpu", "hardware", "rack"]
+KINDS: Final[dict[str, Kind]] = {
+    "software": "software",
+    "gpu": "gpu",
+    "hardware": "hardware",
+    "rack": "rack",
+}
 DAY_S: Final = 86400.0
 
 
@@ -20,16 +23,22 @@ class Outage:
 
     Attributes:
         at_s: When, since the start.
-        kind: `"software"`: processes die, memory stays; `"hardware"`: the machine and its memory
-            are gone; `"rack"`: so are all machines of its rack.
+        kind: `"software"`: processes die, memory stays; `"gpu"`: an accelerator fails, so that the
+            machine is replaced, but its CPU memory can be read; `"hardware"`: the machine and its
+            memory are gone; `"rack"`: so are all machines of its rack.
         positions: The positions that fail, one or more.
         cause: For people.
+        iteration: It strikes when training has first done so many, the running one as a fraction,
+            whatever `at_s` says.
+        failure: The injector's name for it, such as `"node_loss"`, where it comes from there.
     """
 
     at_s: float
     kind: Kind
     positions: tuple[int, ...]
     cause: str = ""
+    iteration: float | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,31 +48,35 @@ class FailureRate:
     Attributes:
         per_node_per_day: Failures of all kinds.
         software_share: The share of them that leaves the machine and its memory alone.
+        gpu_share: The share that takes the machine out, but leaves its CPU memory readable.
         causes: What fails how often, as counts; their shares name the cause of each failure.
         source: Where the numbers come from.
     """
 
     per_node_per_day: float
     software_share: float = 0.0
+    gpu_share: float = 0.0
     causes: tuple[tuple[str, int, Kind], ...] = ()
     source: str = "given"
 
     def __post_init__(self) -> None:
-        if self.per_node_per_day < 0 or not 0 <= self.software_share <= 1:
+        shares = self.software_share, self.gpu_share
+        if self.per_node_per_day < 0 or min(shares) < 0 or sum(shares) > 1 + 1e-9:
             raise ConfigError(
-                f"a rate starts at 0 and a share lies between 0 and 1 (got per_node_per_day="
-                f"{self.per_node_per_day}, software_share={self.software_share})"
+                f"a rate starts at 0, and shares start at 0 and are 1 together at most (got "
+                f"per_node_per_day={self.per_node_per_day}, software_share={self.software_share}, "
+                f"gpu_share={self.gpu_share})"
             )
 
 
 LLAMA_3_COUNTS: Final[tuple[tuple[str, int, Kind], ...]] = (
-    ("GPU", 148, "hardware"),
-    ("HBM3", 72, "hardware"),
+    ("GPU", 148, "gpu"),
+    ("HBM3", 72, "gpu"),
     ("software", 54, "software"),
     ("switch or cable", 35, "hardware"),
     ("host maintenance", 32, "hardware"),
-    ("SRAM", 19, "hardware"),
-    ("GPU system processor", 17, "hardware"),
+    ("SRAM", 19, "gpu"),
+    ("GPU system processor", 17, "gpu"),
     ("NIC", 7, "hardware"),
     ("NCCL watchdog", 7, "software"),
     ("silent corruption", 6, "hardware"),
@@ -79,6 +92,7 @@ LLAMA_3_COUNTS: Final[tuple[tuple[str, int, Kind], ...]] = (
 """Unexpected interruptions of Llama 3 405B's training in 54 days on 16,384 GPUs: 419 in all.
 
 Which kinds leave the machine's memory alone is our reading: software, NCCL watchdog, dependency.
+The 256 faults of GPUs and their memory take the machine out, but its CPU memory can be read.
 """
 
 
@@ -97,9 +111,11 @@ def llama_3() -> FailureRate:
     """Llama 3 405B's, by component: 419 in 54 days on 2,048 machines of 8 GPUs."""
     total = sum(count for _, count, _ in LLAMA_3_COUNTS)
     software = sum(count for _, count, kind in LLAMA_3_COUNTS if kind == "software")
+    gpu = sum(count for _, count, kind in LLAMA_3_COUNTS if kind == "gpu")
     return FailureRate(
         per_node_per_day=total / 54 / (16_384 / 8),
         software_share=software / total,
+        gpu_share=gpu / total,
         causes=LLAMA_3_COUNTS,
         source="Llama 3 405B: 419 unexpected interruptions, 54 days, 16,384 GPUs (The Llama 3 Herd "
         "of Models, section 3.3.4)",
@@ -133,19 +149,32 @@ def poisson_failures(
             f"nodes start at 1, days and rates at 0 (got nodes={nodes}, days={days}, "
             f"rack_per_day={rack_per_day})"
         )
-    if rack_per_day and (racks is None or len(racks) != nodes):
-        raise ConfigError(f"racks that fail need `racks` with one entry a node ({nodes})")
     draw = random.Random(seed)
     outages = [
-        _draw_outage(at_s, draw.randrange(nodes), rate, draw)
+        draw_outage(at_s, draw.randrange(nodes), rate, draw)
         for at_s in _arrivals(nodes * rate.per_node_per_day, days, draw)
     ]
-    names = sorted(set(racks or ())) if rack_per_day else []
-    for at_s in _arrivals(len(names) * rack_per_day, days, draw):
+    outages += rack_failures(nodes=nodes, days=days, racks=racks, per_day=rack_per_day, draw=draw)
+    return tuple(sorted(outages, key=lambda outage: outage.at_s))
+
+
+def rack_failures(
+    *, nodes: int, days: float, racks: Sequence[str] | None, per_day: float, draw: random.Random
+) -> list[Outage]:
+    """Failures of whole racks at a constant rate of each.
+
+    Raises:
+        ConfigError: Racks are to fail without being given.
+    """
+    if per_day and (racks is None or len(racks) != nodes):
+        raise ConfigError(f"racks that fail need `racks` with one entry a node ({nodes})")
+    names = sorted(set(racks or ())) if per_day else []
+    outages = []
+    for at_s in _arrivals(len(names) * per_day, days, draw):
         gone = draw.choice(names)
         positions = tuple(i for i, rack in enumerate(racks or ()) if rack == gone)
         outages.append(Outage(at_s=at_s, kind="rack", positions=positions, cause=f"rack {gone}"))
-    return tuple(sorted(outages, key=lambda outage: outage.at_s))
+    return outages
 
 
 def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
@@ -159,58 +188,15 @@ def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
     return times
 
 
-def _draw_outage(at_s: float, position: int, rate: FailureRate, draw: random.Random) -> Outage:
+def draw_outage(at_s: float, position: int, rate: FailureRate, draw: random.Random) -> Outage:
+    """One failure of a node, its kind and cause drawn by their shares."""
+    kind: Kind
     if rate.causes:
         [(cause, _, kind)] = draw.choices(rate.causes, [count for _, count, _ in rate.causes])
     else:
-        kind = "software" if draw.random() < rate.software_share else "hardware"
+        share = draw.random()
+        kind = "software" if share < rate.software_share else "hardware"
+        if rate.software_share <= share < rate.software_share + rate.gpu_share:
+            kind = "gpu"
         cause = kind
     return Outage(at_s=at_s, kind=kind, positions=(position,), cause=cause)
-
-
-def read_trace(path: Path, *, nodes: int, racks: Sequence[str] | None = None) -> tuple[Outage, ...]:
-    """The failures in a CSV file with the columns time (in s), node (a position) and kind.
-
-    Kind is software, hardware or rack; a `cause` column is optional. A rack's failure names any
-    node of the rack.
-
-    Raises:
-        ConfigError: A column is missing, or a line cannot be; the message names it.
-    """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = {"time", "node", "kind"} - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigError(
-                f"{path} lacks the column(s) {sorted(missing)}; its first line has to be "
-                "'time,node,kind'"
-            )
-        outages = [
-            _parse(row, where=f"{path}, line {reader.line_num}", nodes=nodes, racks=racks)
-            for row in reader
-        ]
-    return tuple(sorted(outages, key=lambda outage: outage.at_s))
-
-
-def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] | None) -> Outage:
-    try:
-        at_s, position = float(row["time"]), int(row["node"])
-    except ValueError as error:
-        raise ConfigError(f"{where}: time and node have to be numbers ({error})") from None
-    kind = KINDS.get(row["kind"].strip())
-    if not 0 <= position < nodes or not at_s >= 0 or kind is None:
-        raise ConfigError(
-            f"{where}: time {at_s}, node {position}, kind {row['kind']!r}; a time starts at 0, "
-            f"nodes are 0 to {nodes - 1}, kinds are {', '.join(KINDS)}"
-        )
-    positions: tuple[int, ...] = (position,)
-    if kind == "rack":
-        if racks is None:
-            raise ConfigError(f"{where}: a rack fails, but `racks` is not given")
-        positions = tuple(i for i, rack in enumerate(racks) if rack == racks[position])
-    return Outage(
-        at_s=at_s,
-        kind=kind,
-        positions=positions,
-        cause=(row.get("cause") or kind).strip(),
-    )

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gemini_lab.log.entry import Entry
+from gemini_lab.simulator.interval import Interval, mean_interval
 from gemini_lab.simulator.policy import Policy
 
 
@@ -51,6 +52,8 @@ class Outcome:
             rejoin.
         failures: Failures that struck a machine in use.
         recoveries: In order.
+        nodes: Machines that train.
+        standbys: Machines that wait.
         events: The run as its log would have it, if that was asked for.
     """
 
@@ -62,6 +65,8 @@ class Outcome:
     down_s: dict[str, float]
     failures: int
     recoveries: tuple[Recovery, ...]
+    nodes: int
+    standbys: int
     events: tuple[Entry, ...] = ()
 
     def __repr__(self) -> str:
@@ -91,3 +96,12 @@ class Outcome:
         """Mean wasted time of a recovery, as in Eq. (1); 0 without one."""
         count = len(self.recoveries)
         return sum(recovery.wasted_s for recovery in self.recoveries) / count if count else 0.0
+
+    @property
+    def wasted(self) -> Interval:
+        """The same with its 95 % interval, recoveries taken as independent.
+
+        Raises:
+            ConfigError: There was no recovery.
+        """
+        return mean_interval([recovery.wasted_s for recovery in self.recoveries])

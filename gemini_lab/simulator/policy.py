@@ -1,12 +1,11 @@
 """When which policy checkpoints, what that costs, and what it gives back after a failure."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
 
@@ -48,7 +47,14 @@ class Policy:
         serialise_s: At each failure, before anything is loaded.
         peer_s: To fetch a lost node's shards from other nodes' memory.
         persistent_s: To load a checkpoint from the persistent tier.
+        restart_s: From loaded states until training runs at full speed; without it, the
+            workload's `warm_up_s`.
+        rejoin_s: How long all wait when a machine joins a shrunk job; without it, as `restart_s`.
+        announced: The share of failures of machines that are known in time to read its memory.
         shrinks: Goes on with fewer nodes until replacements come.
+        shrink_unit: Nodes that can only train together: one that is lost takes the others out.
+        extra_nodes: Machines that it needs beside those that train and the standbys.
+        times: Measured times of recoveries; they stand before all others.
     """
 
     name: str
@@ -61,7 +67,13 @@ class Policy:
     serialise_s: float = 0.0
     peer_s: float = 0.0
     persistent_s: float
+    restart_s: float | None = None
+    rejoin_s: float | None = None
+    announced: float = 0.0
     shrinks: bool = False
+    shrink_unit: int = 1
+    extra_nodes: int = 0
+    times: Times | None = None
 
 
 def strawman(workload: Workload) -> Policy:
@@ -72,7 +84,7 @@ def strawman(workload: Workload) -> Policy:
         assumptions="training stands still while a shard is serialised (section 7.3), not while it "
         "is written",
         persistent=Stream(
-            every=_three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
+            every=three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
         ),
         persistent_s=workload.store_s,
     )
@@ -107,7 +119,7 @@ def gemini(workload: Workload, *, replicas: int = 2, max_overhead: float | None 
         assumptions="the m copies that a node keeps are serialised at a failure (section 7.3); the "
         "store is written from CPU memory, without a stall",
         memory=Stream(every=schedule.every_iterations, delay_s=schedule.predicted_iteration_s),
-        persistent=Stream(every=_three_hours(workload), delay_s=workload.store_s),
+        persistent=Stream(every=three_hours(workload), delay_s=workload.store_s),
         replicas=replicas,
         slowdown_s=schedule.mean_iteration_s - workload.iteration_s,
         serialise_s=replicas * workload.serialise_s,
@@ -116,93 +128,38 @@ def gemini(workload: Workload, *, replicas: int = 2, max_overhead: float | None 
     )
 
 
-def two_phase(workload: Workload, *, overhead: float = 0.035) -> Policy:
-    """CheckFreq: snapshot into CPU memory beside training, then persist beside training."""
-    copy_s = workload.shard_bytes / workload.copy_rate
-    stall_s = max(0.0, copy_s - workload.iteration_s)
-    busy_s = copy_s + workload.serialise_s + workload.store_s
-    every = max(
-        checkpoint_every(checkpoint_s=busy_s, iteration_s=workload.iteration_s),
-        math.ceil(stall_s / (overhead * workload.iteration_s)),
-    )
-    return Policy(
-        name="CheckFreq",
-        source="Mohan, Phanishayee, Chidambaram: CheckFreq, FAST '21",
-        assumptions=f"the snapshot hides behind the next iteration as far as it fits; the interval "
-        f"keeps stalls within {overhead:.1%} and lets one checkpoint end before the next; "
-        "recovery reads the store",
-        persistent=Stream(every=every, delay_s=busy_s, stall_s=stall_s),
-        persistent_s=workload.store_s,
-    )
-
-
-def differential(
-    workload: Workload, *, ratio: float = 0.01, overhead: float = 0.031, full_every: int = 100
+def gemini_lab(
+    workload: Workload, *, replicas: int = 2, max_overhead: float | None = 0.03
 ) -> Policy:
-    """LowDiff: compressed gradients are written as differences, a full checkpoint now and then."""
-    difference_s = ratio * 4 * workload.params / workload.store_bytes_per_s
-    every = checkpoint_every(checkpoint_s=difference_s, iteration_s=workload.iteration_s)
-    replay_s = full_every / every / 2 * difference_s
-    return Policy(
-        name="LowDiff",
-        source="Yao and others: LowDiff, arXiv 2509.04084",
-        assumptions=f"training already compresses its gradients to {ratio:.0%} of 4 bytes a "
-        f"parameter; every iteration takes {overhead:.1%} longer (the abstract's upper bound); a "
-        f"full checkpoint every {full_every} iterations is not slowed by the differences, half of "
-        "which are read and replayed at the store's rate",
-        persistent=Stream(every=every, delay_s=difference_s),
-        slowdown_s=overhead * workload.iteration_s,
-        persistent_s=workload.store_s + replay_s,
-    )
-
-
-def shadow(workload: Workload, *, shadow_nodes: int | None = None) -> Policy:
-    """Checkmate: the network gives gradients to CPU machines that keep a copy of the model."""
-    nodes = shadow_nodes or max(1, workload.nodes // 8)
-    return Policy(
-        name="Checkmate",
-        source="Bhardwaj and others: Checkmate, arXiv 2507.13522",
-        assumptions=f"switches multicast gradients, so that training is not slowed; {nodes} shadow "
-        "machines never fail, apply an iteration's gradients within the next one and send the "
-        "model back at the rate of their links",
-        persistent=Stream(every=1, delay_s=workload.iteration_s),
-        persistent_s=workload.checkpoint_bytes / (nodes * workload.network_bytes_per_s),
-    )
-
-
-def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
-    """Odyssey: goes on with the nodes that are left, without waiting for a replacement."""
+    """This system: as Gemini, but recoveries serialise nothing, and go as a log says they do."""
     replicas = min(replicas, workload.nodes)
-    return Policy(
-        name="Odyssey",
-        source="Zhou and others: Odyssey, arXiv 2508.21613",
-        assumptions=f"{replicas} data-parallel copies of every state live in GPU memory, so only "
-        "the running iteration is lost while one of them is left; speed falls with the number of "
-        "nodes (the paper saw up to 11 % on 32 cards); reconfiguring costs as much as a warm-up, "
-        "also when a replacement joins",
-        memory=Stream(every=1, delay_s=0.0),
-        persistent=Stream(
-            every=_three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
-        ),
-        replicas=replicas,
-        persistent_s=workload.store_s,
-        shrinks=True,
+    paper = gemini(workload, replicas=replicas, max_overhead=max_overhead)
+    times = workload.times
+    if times is None:
+        return replace(
+            paper,
+            name="gemini_lab",
+            source="this package",
+            assumptions="nothing is serialised at a failure, since agents keep the copies and "
+            "outlive their workers; without a run's log (`Workload.from_log`) detection and "
+            "warm-up are the workload's, which for the paper's jobs are the paper's",
+            serialise_s=0.0,
+        )
+    return replace(
+        paper,
+        name="gemini_lab",
+        source="this package",
+        assumptions=f"the times of {times.source}: each recovery goes as one of the same kind of "
+        "failure that was measured there, whatever the number of nodes",
+        memory=Stream(every=1, delay_s=times.version.mean_s),
+        slowdown_s=times.waited.mean_s,
+        serialise_s=0.0,
+        times=times,
     )
 
 
-POLICIES: Final[tuple[Callable[[Workload], Policy], ...]] = (
-    strawman,
-    highfreq,
-    gemini,
-    two_phase,
-    differential,
-    shadow,
-    shrink,
-)
-"""The paper's three, and four from the literature."""
-
-
-def _three_hours(workload: Workload) -> int:
+def three_hours(workload: Workload) -> int:
+    """Iterations in three hours."""
     return max(1, round(THREE_HOURS_S / workload.iteration_s))
 
 
@@ -226,8 +183,6 @@ def expected_wasted_s(workload: Workload, policy: Policy, *, replaced: bool = Tr
     retrieval_s = policy.persistent_s
     if in_memory:
         retrieval_s = policy.peer_s if replaced else 0.0
-    return wasted_time_s(
-        checkpoint_s=checkpoint_s,
-        interval_s=max(cycle_s, checkpoint_s),
-        retrieval_s=retrieval_s,
-    )
+    if checkpoint_s > cycle_s:  # several are under way at once, which Eq. (1) does not know
+        return checkpoint_s + cycle_s / 2 + retrieval_s
+    return wasted_time_s(checkpoint_s=checkpoint_s, interval_s=cycle_s, retrieval_s=retrieval_s)

@@ -36,6 +36,16 @@ class Segment:
         done = version - self.version
         return done * self.iteration_s + stalls_s if done else 0.0
 
+    def stands_at_s(self, progress: float) -> float:
+        """When training stands at `progress`, since the start; 0 where it stood there before."""
+        whole = math.floor(progress)
+        if progress <= self.version:
+            return 0.0
+        stalls_s = 0.0
+        if whole > self.version and progress > whole:
+            stalls_s = sum(s.stall_s for s in self.streams if whole % s.every == 0)
+        return self.reached_s(whole) + stalls_s + (progress - whole) * self.iteration_s
+
     def newest_at(self, elapsed_s: float) -> int:
         """The newest version computed `elapsed_s` after the segment's start."""
         low = self.version

@@ -28,7 +28,8 @@ def outages_of(
     """A scenario's failures as the simulator takes them, in order of time.
 
     `"node-2"` is position 2, `"rank-9"` the position that has rank 9, and the root agent is on
-    position 0. A failure by iteration comes when undisturbed training would have done so many.
+    position 0. A failure by iteration comes when training has first done so many, as in a lab;
+    its time is the one of undisturbed training.
 
     Args:
         scenario: Crashes, hangs and losses of workers, nodes, the root and racks.
@@ -58,7 +59,15 @@ def outages_of(
                 "workers, nodes, the root and racks; inject it into a real run"
             )
         _check(failure, positions, workload)
-        outages.append(Outage(at_s=at_s, kind=kind, positions=positions, cause=str(failure)))
+        outage = Outage(
+            at_s=at_s,
+            kind=kind,
+            positions=positions,
+            cause=str(failure),
+            iteration=planned.iteration,
+            failure=failure.kind,
+        )
+        outages.append(outage)
     return tuple(sorted(outages, key=lambda outage: outage.at_s))
 
 

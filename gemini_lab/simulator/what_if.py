@@ -1,6 +1,7 @@
 """What protection would cost and give on a cluster of one's own: `plan(...)` in one cell."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,9 +17,13 @@ from gemini_lab.placement import (
 )
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.simulator.catalog import model_named
-from gemini_lab.simulator.failures import FailureRate, poisson_failures
+from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
+from gemini_lab.simulator.interval import Interval, mean_interval
+from gemini_lab.simulator.money import Bill, Price, bill
 from gemini_lab.simulator.outcome import Outcome
-from gemini_lab.simulator.policy import POLICIES, Policy, expected_wasted_s, gemini
+from gemini_lab.simulator.peers import POLICIES
+from gemini_lab.simulator.policy import Policy, expected_wasted_s, gemini, gemini_lab
+from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
@@ -33,7 +38,9 @@ SPAN_SHARES: Final = (0.28, *[0.144] * 5)
 """How that idle time is cut into spans: 28 % in the largest is fitted, see `paper_workload`."""
 NETWORK_SHARE: Final = 0.6
 """Checkpoint traffic's share of the link's nominal rate: 240 of 400 Gbit/s in Fig. 8."""
-FAILURES: Final = 300
+FAILURES: Final = 60
+"""In each history, at the least."""
+HISTORIES: Final = 5
 LONGEST_DAYS: Final = 3650.0
 
 
@@ -43,12 +50,40 @@ class Forecast:
 
     Attributes:
         wasted_s: Mean wasted time of a failure by Eq. (1), lost nodes replaced (a model).
-        outcome: A simulated run with Poisson failures.
+        outcomes: Simulated runs, one a history of Poisson failures.
+        bill: Of the first of them; in node-hours where no price was given.
     """
 
     policy: Policy
     wasted_s: float
-    outcome: Outcome
+    outcomes: tuple[Outcome, ...]
+    bill: Bill
+
+    @property
+    def outcome(self) -> Outcome:
+        """The first of the runs."""
+        return self.outcomes[0]
+
+    @property
+    def effective(self) -> Interval:
+        """Effective training time ratio, with its 95 % interval over the histories."""
+        return mean_interval([outcome.effective_ratio for outcome in self.outcomes])
+
+    @property
+    def simulated_wasted(self) -> Interval:
+        """Mean wasted time of a recovery, with its 95 % interval over all recoveries."""
+        wasted_s = [one.wasted_s for outcome in self.outcomes for one in outcome.recoveries]
+        return mean_interval(wasted_s or [0.0, 0.0])
+
+    @property
+    def cost_per_hour(self) -> Interval:
+        """A node-hour of training that counts, in paid node-hours or the price's currency."""
+        paid = self.bill.cost / self.bill.training_hours
+        ratio = self.effective
+        if ratio.mean <= 0:
+            return Interval(mean=math.inf, low=math.inf, high=math.inf)
+        low = paid / ratio.low if ratio.low > 0 else math.inf
+        return Interval(mean=paid / ratio.mean, low=paid / ratio.high, high=low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +100,10 @@ class WhatIf:
         forecasts: One a policy.
         proposal: The m that the planner would pick, with its reasoning.
         assumptions: Every number that was not given.
+        failures_per_node_per_day: As given.
+        days: Length of each simulated history.
+        max_overhead: As given.
+        price: As given; `None`: costs are in node-hours.
     """
 
     workload: Workload
@@ -76,13 +115,17 @@ class WhatIf:
     forecasts: tuple[Forecast, ...]
     proposal: Proposal
     assumptions: tuple[str, ...]
+    failures_per_node_per_day: float
+    days: float
+    max_overhead: float | None
+    price: Price | None
 
     def __repr__(self) -> str:
-        best = max(self.forecasts, key=lambda each: each.outcome.effective_ratio)
+        best = max(self.forecasts, key=lambda each: each.effective.mean)
         return (
             f"WhatIf({self.workload.nodes} nodes, {format_bytes(self.workload.checkpoint_bytes)} "
             f"a checkpoint, picks m = {self.proposal.placement.replicas}, best: "
-            f"{best.policy.name} with {best.outcome.effective_ratio:.1%} effective, simulated)"
+            f"{best.policy.name} with {best.effective.mean:.1%} effective, simulated)"
         )
 
     def facts(self) -> list[tuple[str, str]]:
@@ -109,23 +152,43 @@ class WhatIf:
             ("m that the planner picks", self.proposal.reason),
         ]
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Policy, wasted time (model), wasted time and effective ratio (simulation)."""
+    def rows(self) -> list[tuple[str, ...]]:
+        """One a policy, as in `HEAD`; of the simulation with 95 % intervals."""
         return [
             (
                 each.policy.name,
                 format_seconds(each.wasted_s),
-                format_seconds(each.outcome.wasted_s),
-                f"{each.outcome.effective_ratio:.2%}",
+                _spread(each.simulated_wasted),
+                f"{each.effective.mean:.2%} ± {each.effective.half_width:.2%}",
+                f"{each.bill.idle_share:.1%}",
+                f"{each.cost_per_hour.mean:.4g}",
             )
             for each in self.forecasts
         ]
 
+    def sensitivity(self, *, histories: int = 3) -> tuple[Sensitivity, ...]:
+        """What halving and doubling each input does to this system's ratio, the strongest first.
+
+        Args:
+            histories: Simulated for each change, two or more; each takes about a tenth of a second.
+        """
+        replicas = self.placement.replicas
+        return tornado(
+            self.workload,
+            lambda w: gemini_lab(w, replicas=replicas, max_overhead=self.max_overhead),
+            failures_per_node_per_day=self.failures_per_node_per_day,
+            days=self.days,
+            seeds=range(histories),
+        )
+
     def __str__(self) -> str:
         lines = [f"{question:<34}{answer}" for question, answer in self.facts()]
-        lines += ["", f"{HEAD[0]:<12}{HEAD[1]:>22}{HEAD[2]:>26}{HEAD[3]:>28}"]
-        lines += [f"{a:<12}{b:>22}{c:>26}{d:>28}" for a, b, c, d in self.rows()]
-        return "\n".join([*lines, "", *(f"- {text}" for text in self.assumptions)])
+        lines += ["", _line(HEAD), *map(_line, self.rows()), ""]
+        if self.price is None:
+            lines += ["cost: paid node-hours for a node-hour of training that counts", ""]
+        else:
+            lines += ["cost: of a node-hour of training that counts, in the price's currency", ""]
+        return "\n".join([*lines, *(f"- {text}" for text in self.assumptions)])
 
     def _repr_html_(self) -> str:
         def table(rows: Sequence[Sequence[str]]) -> str:
@@ -136,7 +199,25 @@ class WhatIf:
         return f"{table(self.facts())}{table([HEAD, *self.rows()])}<ul>{notes}</ul>"
 
 
-HEAD: Final = ("policy", "wasted (Eq. 1, model)", "wasted (simulation)", "effective (simulation)")
+HEAD: Final = (
+    "policy",
+    "wasted (Eq. 1)",
+    "wasted (simulated)",
+    "effective (simulated)",
+    "idle nodes",
+    "cost",
+)
+_WIDTHS: Final = (20, 17, 20, 23, 11, 9)
+
+
+def _spread(seconds: Interval) -> str:
+    unit, name = (1.0, "s") if seconds.mean < 120 else (60.0, "min")  # as `format_seconds` does
+    return f"{seconds.mean / unit:.1f} ± {seconds.half_width / unit:.1f} {name}"
+
+
+def _line(row: Sequence[str]) -> str:
+    first, *others = zip(row, _WIDTHS, strict=True)
+    return f"{first[0]:<{first[1]}}" + "".join(f"{cell:>{width}}" for cell, width in others)
 
 
 def plan(
@@ -155,6 +236,7 @@ def plan(
     racks: Sequence[str] | None = None,
     max_overhead: float | None = 0.03,
     target: float = 0.999,
+    price: float | Price | None = None,
     seed: int = 0,
 ) -> WhatIf:
     """Say what in-memory checkpoints would cost and give on a cluster.
@@ -175,6 +257,8 @@ def plan(
         max_overhead: Share of the iteration that replicas may cost on average; where sending every
             version costs more, only every j-th is sent. None sends every version.
         target: Chance with which the planner's own m has to make memory suffice for 30 days.
+        price: A node-hour's, for trained, waiting and extra machines alike, or a `Price`; without
+            it costs are counted in node-hours.
         seed: Of the simulation.
 
     Raises:
@@ -202,7 +286,15 @@ def plan(
             f"{format_bytes(workload.shard_bytes)}, {BUFFERS} buffers each), but there are "
             f"{format_bytes(room)}; lower `replicas`, or use more nodes or memory"
         )
+    prices = price if isinstance(price, Price) else Price(node=1.0 if price is None else price)
     ours = gemini(workload, replicas=replicas, max_overhead=max_overhead)
+    policies = _policies(workload, replicas=replicas, max_overhead=max_overhead)
+    days = _days(nodes, failures_per_node_per_day)
+    rate = FailureRate(per_node_per_day=failures_per_node_per_day)
+    histories = [
+        poisson_failures(nodes=nodes, days=days, rate=rate, seed=seed + number)
+        for number in range(HISTORIES)
+    ]
     repair_s = workload.detection_s + ours.serialise_s + ours.peer_s
     if not standbys:
         repair_s += sum(workload.replacement_s) / 2
@@ -215,7 +307,18 @@ def plan(
         recovery_probability={
             k: float(recovery_probability(placement, k)) for k in range(1, min(nodes, 4) + 1)
         },
-        forecasts=_forecasts(workload, ours, placement, failures_per_node_per_day, seed),
+        forecasts=tuple(
+            _forecast(
+                workload,
+                policy,
+                histories,
+                days=days,
+                placement=placement,
+                price=prices,
+                seed=seed,
+            )
+            for policy in policies
+        ),
         proposal=propose_placement(
             nodes=nodes,
             failures_per_node_per_day=failures_per_node_per_day,
@@ -225,7 +328,11 @@ def plan(
             target=target,
             racks=racks,
         ),
-        assumptions=(*assumptions, *(f"{f.name}: {f.assumptions}" for f in _policies(workload))),
+        assumptions=(*assumptions, *(f"{p.name}: {p.assumptions}" for p in policies)),
+        failures_per_node_per_day=failures_per_node_per_day,
+        days=days,
+        max_overhead=max_overhead,
+        price=None if price is None else prices,
     )
 
 
@@ -276,23 +383,50 @@ def _workload(
     return workload, assumed
 
 
-def _policies(workload: Workload) -> list[Policy]:
-    return [make(workload) for make in POLICIES]
+def _policies(workload: Workload, *, replicas: int, max_overhead: float | None) -> list[Policy]:
+    """All policies; the paper's and this system's with the m and the overhead that were asked."""
+    made = [make(workload) for make in POLICIES]
+    asked = {
+        policy.name: policy
+        for policy in (
+            gemini(workload, replicas=replicas, max_overhead=max_overhead),
+            gemini_lab(workload, replicas=replicas, max_overhead=max_overhead),
+        )
+    }
+    return [asked.get(policy.name, policy) for policy in made]
 
 
-def _forecasts(
-    workload: Workload, ours: Policy, placement: Placement, rate: float, seed: int
-) -> tuple[Forecast, ...]:
-    """Every policy on the same failures, enough of them to mean something."""
-    per_day = rate * workload.nodes
-    days = min(LONGEST_DAYS, max(30.0, FAILURES / per_day)) if per_day else 30.0
-    outages = poisson_failures(
-        nodes=workload.nodes, days=days, rate=FailureRate(per_node_per_day=rate), seed=seed
+def _days(nodes: int, per_node_per_day: float) -> float:
+    """How long a history has to be to have enough failures."""
+    per_day = per_node_per_day * nodes
+    return min(LONGEST_DAYS, max(30.0, FAILURES / per_day)) if per_day else 30.0
+
+
+def _forecast(
+    workload: Workload,
+    policy: Policy,
+    histories: Sequence[Sequence[Outage]],
+    *,
+    days: float,
+    placement: Placement,
+    price: Price,
+    seed: int,
+) -> Forecast:
+    """One policy on all histories; where its m is the placement's, with that placement."""
+    outcomes = tuple(
+        simulate(
+            workload,
+            policy,
+            history,
+            days=days,
+            placement=placement if policy.replicas == placement.replicas else None,
+            seed=seed + number,
+        )
+        for number, history in enumerate(histories)
     )
-    forecasts = []
-    for policy in _policies(workload):
-        used, where = (ours, placement) if policy.name == ours.name else (policy, None)
-        wasted_s = expected_wasted_s(workload, used)
-        outcome = simulate(workload, used, outages, days=days, placement=where, seed=seed)
-        forecasts.append(Forecast(policy=used, wasted_s=wasted_s, outcome=outcome))
-    return tuple(forecasts)
+    return Forecast(
+        policy=policy,
+        wasted_s=expected_wasted_s(workload, policy),
+        outcomes=outcomes,
+        bill=bill(outcomes[0], price),
+    )

@@ -1,11 +1,13 @@
 """What is simulated: a training job and the cluster under it, in numbers."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import checkpoint_bytes
 from gemini_lab.simulator.catalog import MODELS
+from gemini_lab.simulator.times import Measured, Times
 from gemini_lab.units import GB
 
 SERIALISE_BYTES_PER_S: Final = 75.2 * GB / 81
@@ -32,6 +34,7 @@ class Workload:
         warm_up_s: From loaded states until training runs at full speed.
         replacement_s: Shortest and longest time until a new machine is there.
         standbys: Machines that wait to take a lost one's place.
+        times: What a real run's log says of its times; without it nothing is drawn from one.
     """
 
     nodes: int
@@ -47,6 +50,7 @@ class Workload:
     warm_up_s: float = 253.0
     replacement_s: tuple[float, float] = (240.0, 420.0)
     standbys: int = 0
+    times: Times | None = None
 
     def __post_init__(self) -> None:
         above_zero = {
@@ -103,6 +107,84 @@ class Workload:
     def serialise_s(self) -> float:
         """To serialise one node's shard."""
         return self.shard_bytes / self.serialise_bytes_per_s
+
+    @classmethod
+    def from_log(
+        cls,
+        measured: Measured,
+        *,
+        store_bytes_per_s: float | None = None,
+        standbys: int | None = None,
+    ) -> Self:
+        """The job of a real run with the times that its log tells (`report.measure`).
+
+        The network's rate is the shard's share of the time until a version was whole; idle spans
+        are not in a log, so the whole iteration is taken for idle and what it waited for
+        checkpoints stands in `times.waited`. Detection and warm-up are the means of all recoveries.
+
+        Args:
+            measured: What the log says.
+            store_bytes_per_s: Of the persistent tier; by default as fast as the network.
+            standbys: Instead of as many as the run had.
+        """
+        times = measured.times
+        shard_bytes = -(-measured.checkpoint_bytes // measured.nodes)
+        sent = max(1, measured.replicas - 1) * shard_bytes
+        rate = sent / max(times.version.mean_s, 1e-6)
+        has_recoveries = any(times.recoveries.values())
+        return cls(
+            nodes=measured.nodes,
+            params=measured.checkpoint_bytes / 12,
+            iteration_s=times.iteration.mean_s,
+            idle_spans_s=(times.iteration.mean_s,),
+            network_bytes_per_s=rate,
+            store_bytes_per_s=store_bytes_per_s or rate * measured.nodes,
+            gpus_per_node=measured.gpus_per_node,
+            detection_s=times.spread("detect").mean_s if has_recoveries else 15.0,
+            warm_up_s=times.spread("warm_up").mean_s if has_recoveries else 253.0,
+            standbys=measured.standbys if standbys is None else standbys,
+            times=times if has_recoveries else None,
+        )
+
+    @classmethod
+    def from_profile(
+        cls,
+        profile: Profile,
+        *,
+        nodes: int,
+        params: float,
+        network_bytes_per_s: float,
+        store_bytes_per_s: float,
+        standbys: int = 0,
+    ) -> Self:
+        """The job of a real profile: its iteration and its idle spans before the update.
+
+        Args:
+            profile: Of one rank; its world size gives the GPUs of a node.
+            nodes: Machines that train.
+            params: Parameters of the model.
+            network_bytes_per_s: What checkpoint traffic gets of a node's link.
+            store_bytes_per_s: The shared persistent store.
+            standbys: Machines that wait.
+
+        Raises:
+            ConfigError: The ranks of the profile do not divide among the nodes.
+        """
+        if nodes < 1 or profile.world_size % nodes:
+            raise ConfigError(
+                f"a profile of {profile.world_size} ranks does not fit {nodes} nodes; give as many "
+                "nodes as the profiled job had, or a divisor"
+            )
+        return cls(
+            nodes=nodes,
+            params=params,
+            iteration_s=profile.iteration_s,
+            idle_spans_s=tuple(s.duration_s for s in profile.idle_spans if s.before_update),
+            network_bytes_per_s=network_bytes_per_s,
+            store_bytes_per_s=store_bytes_per_s,
+            gpus_per_node=profile.world_size // nodes,
+            standbys=standbys,
+        )
 
 
 def paper_workload(*, nodes: int = 16, standbys: int = 0) -> Workload:

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
-from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.placement import (
+    Placement,
+    best_possible,
+    enumerated_probability,
+    plan_placement,
+)
 from gemini_lab.placement.memory import fill_by_capacity
 from gemini_lab.recovery.plan import Copy, plan_recovery
 
@@ -59,6 +64,25 @@ def test_five_nodes_and_two_replicas_make_one_group_and_one_ring():
     assert placement.strategy == "mixed"
     assert placement.groups == ((0, 1), (2, 3, 4))
     assert placement.holders == ((0, 1), (1, 0), (2, 3), (3, 4), (4, 2))
+
+
+@given(cluster=CLUSTERS.filter(lambda cluster: cluster[0] <= 14), racked=st.booleans())
+def test_hosts_for_the_nodes_left_over_reach_the_papers_upper_bound(cluster, racked):
+    """ceil(N/m) fatal sets; 5 nodes with m = 3: 0.8, where Algorithm 1 has 0.5."""
+    nodes, replicas = cluster
+    racks = [f"r{i % 3}" for i in range(nodes)] if racked else None
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy="hosted", racks=racks)
+    chance = enumerated_probability(placement, replicas)
+    assert chance == best_possible(nodes, replicas)
+    assert sum(placement.loads) == nodes * replicas
+    assert max(placement.loads) <= replicas + nodes % replicas
+
+
+def test_hosts_need_room_for_their_guests():
+    """Node 0 keeps all five shards; where it has room for four, memory decides the placement."""
+    asked = {"nodes": 5, "replicas": 3, "strategy": "hosted", "shard_bytes": 1}
+    assert plan_placement(**asked, memory_bytes=[10, 6, 6, 6, 6]).strategy == "hosted"
+    assert plan_placement(**asked, memory_bytes=[8, 6, 6, 6, 6]).strategy == "uneven"
 
 
 def test_groups_are_used_where_m_divides_n():

@@ -9,8 +9,8 @@ from gemini_lab.simulator.failures import (
     llama_3,
     opt_175b,
     poisson_failures,
-    read_trace,
 )
+from gemini_lab.simulator.traces import read_trace
 
 
 def test_llama_3s_interruptions_add_up_to_419():

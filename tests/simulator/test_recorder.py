@@ -6,7 +6,8 @@ from gemini_lab.report.build import build_report
 from gemini_lab.report.text import render
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.simulator import Outage, paper_workload, simulate
-from gemini_lab.simulator.policy import POLICIES, gemini
+from gemini_lab.simulator.peers import POLICIES
+from gemini_lab.simulator.policy import gemini
 
 PAPER = paper_workload(standbys=2)
 OUTAGES = [

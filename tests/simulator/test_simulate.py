@@ -12,7 +12,8 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
-from gemini_lab.simulator.policy import POLICIES, Policy, Stream, gemini, highfreq, strawman
+from gemini_lab.simulator.peers import POLICIES
+from gemini_lab.simulator.policy import Policy, Stream, gemini, highfreq, strawman
 from gemini_lab.simulator.progress import Segment
 from gemini_lab.simulator.simulate import compare, simulate
 from gemini_lab.simulator.workload import paper_workload
@@ -127,7 +128,7 @@ def test_availability_under_recoveries_that_start_anew_is_exp_of_minus_rate_time
     Between them training runs 1/r, so that the share of time that it runs is e^-rD.
     """
     workload = replace(PAPER, iteration_s=0.5, idle_spans_s=(), detection_s=0.0, warm_up_s=3600.0)
-    rate, days = FailureRate(per_node_per_day=1.0, software_share=1.0), 300
+    rate, days = FailureRate(per_node_per_day=1.0, software_share=1.0), 100
     shares = []
     for seed in range(10):
         outages = poisson_failures(nodes=16, days=days, rate=rate, seed=seed)
@@ -222,10 +223,31 @@ def test_a_recorded_run_tells_iterations_recoveries_and_their_steps():
     )
 
 
-def test_recording_does_not_change_the_outcome():
-    outages = [hardware(5000.0, 3)]
-    told = simulate(PAPER, gemini(PAPER), outages, days=1, record=True)
-    assert replace(told, events=()) == simulate(PAPER, gemini(PAPER), outages, days=1)
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    nodes=st.integers(5, 19),
+    replicas=st.integers(1, 3),
+    strategy=st.sampled_from(["auto", "ring", "random"]),
+    shrinks=st.booleans(),
+)
+def test_planning_the_groups_that_lost_something_is_planning_all(
+    seed, nodes, replicas, strategy, shrinks
+):
+    """A recorded run asks the planner about every position, any other one about few."""
+    workload = paper_workload(nodes=nodes, standbys=seed % 3)
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy=strategy, seed=seed)
+    racks = [f"r{i // 3}" for i in range(nodes)]
+    rate = FailureRate(per_node_per_day=2.0, software_share=0.3)
+    outages = poisson_failures(
+        nodes=nodes, days=2, rate=rate, seed=seed, racks=racks, rack_per_day=0.5
+    )
+    policy = replace(gemini(workload, replicas=replicas), shrinks=shrinks)
+    told, untold = (
+        simulate(workload, policy, outages, days=2, placement=placement, seed=seed, record=record)
+        for record in (True, False)
+    )
+    assert replace(told, events=()) == untold
 
 
 def test_what_cannot_be_simulated_is_refused_with_the_numbers():

@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import CapacityError, ConfigError
-from gemini_lab.simulator import plan
+from gemini_lab.simulator import POLICIES, Price, plan
 
 ASKED = {
     "params": "70B",
@@ -32,12 +32,34 @@ def test_sizes_and_times_follow_from_what_was_given(answer):
 
 
 def test_every_policy_gets_a_forecast_and_simulation_agrees_with_eq_1(answer):
-    assert len(answer.forecasts) == 7
+    assert len(answer.forecasts) == len(POLICIES)
     for forecast in answer.forecasts:
-        if forecast.policy.name != "Odyssey":
-            assert forecast.outcome.wasted_s == pytest.approx(forecast.wasted_s, rel=0.15)
-    ratio = {f.policy.name: f.outcome.effective_ratio for f in answer.forecasts}
+        if not forecast.policy.announced and forecast.policy.name != "Odyssey":
+            assert forecast.simulated_wasted.mean == pytest.approx(forecast.wasted_s, rel=0.15)
+    ratio = {f.policy.name: f.effective.mean for f in answer.forecasts}
     assert ratio["Gemini"] > ratio["HighFreq"] > ratio["Strawman"]
+
+
+def test_costs_count_the_machines_that_wait_and_those_that_only_checkpoint(answer):
+    """64 nodes, one standby, and eight shadow machines where Checkmate wants them."""
+    by_name = {forecast.policy.name: forecast for forecast in answer.forecasts}
+    assert by_name["Gemini"].bill.idle_share == pytest.approx(1 / 65)
+    assert by_name["Checkmate"].bill.idle_share == pytest.approx(9 / 73)
+    cost = by_name["Checkmate"].cost_per_hour
+    assert cost.mean == pytest.approx(73 / 64 / by_name["Checkmate"].effective.mean)
+    assert cost.low < cost.mean < cost.high
+    paid = plan(**ASKED, price=Price(node=10.0, extra=1.0))
+    checkmate = next(f for f in paid.forecasts if f.policy.name == "Checkmate")
+    assert checkmate.bill.cost == pytest.approx(24 * paid.days * (65 * 10 + 8 * 1))
+
+
+def test_the_tornado_puts_failures_and_warm_up_first_and_the_store_last(answer):
+    """Gemini's failures cost detection, warm-up and an iteration and a half; not the store."""
+    found = answer.sensitivity(histories=2)
+    assert [one.name for one in found[:2]] == ["failures", "warm-up"]
+    by_name = {one.name: one for one in found}
+    assert by_name["failures"].halved.mean > 0 > by_name["failures"].doubled.mean
+    assert by_name["store"].swing < by_name["detection"].swing < by_name["warm-up"].swing
 
 
 def test_the_planners_own_m_meets_the_target(answer):
@@ -71,7 +93,7 @@ def test_where_replicas_cost_too_much_they_are_sent_more_rarely():
     assert rarely.schedule.every_iterations > 1
     assert rarely.schedule.mean_iteration_s <= 30.0 * 1.05
     ratios = [
-        next(f.outcome.effective_ratio for f in each.forecasts if f.policy.name == "Gemini")
+        next(f.effective.mean for f in each.forecasts if f.policy.name == "Gemini")
         for each in (always, rarely)
     ]
     assert ratios[0] < ratios[1]

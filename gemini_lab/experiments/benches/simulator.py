@@ -2,18 +2,19 @@
 
 from gemini_lab.experiments.bench import Row, growth, timed
 from gemini_lab.simulator.failures import opt_175b, poisson_failures
-from gemini_lab.simulator.policy import POLICIES
+from gemini_lab.simulator.peers import POLICIES
 from gemini_lab.simulator.simulate import compare
 from gemini_lab.simulator.workload import paper_workload
 
-SIZES = (250, 500, 1_000)
+SIZES = (1_000, 3_000, 10_000)
 DAYS = 30.0
 
 
 def bench(repeats: int) -> list[Row]:
     """Times for each N at OPT-175B's failure rate, all policies together; then the exponent in N.
 
-    Failures grow with N, and so does the work of planning each recovery: expect a power near 2.
+    Failures grow with N, and a recovery costs what the groups that lost something do: expect a
+    power near 1.
     """
     rows = []
     for nodes in SIZES:

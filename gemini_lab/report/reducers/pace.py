@@ -110,6 +110,10 @@ class Pace:
         ended_s, durations_s = ended_s[done], durations_s[done]
         return ended_s - durations_s, ended_s, np.array(self._waited_s)[done]
 
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each iteration that `spans` tells of, in the same order."""
+        return np.array(self._number)[np.array(self._duration_s) > 0]
+
     def checkpoint_median_s(self) -> float | None:
         """t_ckpt: median time until a version was whole on a rank."""
         return float(np.median(self.checkpoint_s)) if self.checkpoint_s else None

@@ -1,0 +1,156 @@
+"""What a run's log teaches a simulation: how long its steps took, and what failed when."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
+from gemini_lab.report.reducers.recoveries import STRIKES
+from gemini_lab.report.tables.spent import GROUPS
+from gemini_lab.report.values import Injection, Recovery
+from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.times import Measured, Spread, Steps, Times
+
+
+def load_measured(folder: Path | str) -> Measured:
+    """What `measure` makes of the log in a run's folder.
+
+    Raises:
+        ConfigError: There is no log, or nothing to learn from it.
+    """
+    return measure(RunReducer.load(folder, keep=FOR_REPORT))
+
+
+def measure(run: RunReducer) -> Measured:
+    """A run's times with their spread, and the sizes of its job.
+
+    The parts are those of `tables.spent`: of a recovery's first iteration only what it takes longer
+    than others is warm-up here, for it trains, too.
+
+    Args:
+        run: With all of its recoveries (`reducer.FOR_REPORT`).
+
+    Raises:
+        ConfigError: The log has no job, or no iterations in the middle of training.
+    """
+    job = run.course.job
+    starts_s, _, _ = run.pace.spans()
+    kinds = run.pace.kinds()
+    durations_s = np.concatenate([kinds[kind][1] for kind in ("with", "without")])
+    waited_s = np.concatenate([kinds[kind][2] for kind in ("with", "without")])
+    if job is None or not durations_s.size or not run.pace.checkpoint_s:
+        raise ConfigError(
+            f"the log of {run.name or 'this run'} has no iterations with checkpoints to learn "
+            "from; learn from a run that trained for some iterations under protection"
+        )
+    iteration_s = float(durations_s.mean())
+    times = Times(
+        iteration=_spread(np.maximum(durations_s - waited_s, 1e-6).tolist()),
+        waited=_spread(waited_s.tolist()),
+        version=_spread(run.pace.checkpoint_s),
+        first_start=_spread([max(0.0, float(starts_s.min()) - run.course.started_at_s)]),
+        recoveries=_recoveries(run.recoveries.recoveries(), iteration_s),
+        source=f"the log of {run.name}",
+    )
+    told = job.settings.get("replicas")
+    replicas = told if isinstance(told, int) else 2
+    sent = len(run.sums.versions) * max(1, replicas - 1)
+    return Measured(
+        times=times,
+        nodes=job.nodes,
+        standbys=job.standbys,
+        gpus_per_node=job.workers_per_node,
+        replicas=replicas,
+        checkpoint_bytes=max(1, run.sums.checkpoint_bytes // max(1, sent)),
+    )
+
+
+def _spread(samples_s: Iterable[float]) -> Spread:
+    return Spread(samples_s=tuple(samples_s))
+
+
+def _recoveries(recoveries: Iterable[Recovery], iteration_s: float) -> dict[str, tuple[Steps, ...]]:
+    """The steps of each recovery that ended, by the failure that struck first."""
+    found: dict[str, list[Steps]] = defaultdict(list)
+    for recovery in recoveries:
+        if recovery.resumed_at_s is None:
+            continue
+        struck = [one for one in recovery.injections if one.kind in STRIKES]
+        found[struck[0].kind if struck else ""].append(steps_of(recovery, iteration_s))
+    return {kind: tuple(steps) for kind, steps in found.items()}
+
+
+def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
+    """One recovery's steps; the sum of those of one name where it began anew.
+
+    Args:
+        recovery: One that ended.
+        iteration_s: Mean duration of an iteration.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    for step in recovery.steps:
+        sums[GROUPS.get(step.name, step.name)] += max(0.0, step.duration_s)
+    return Steps(
+        detect_s=sums["detect"],
+        fence_s=sums["fence"],
+        serialise_s=sums["serialise"],
+        start_s=sums["start"],
+        retrieve_s=sums["retrieve"],
+        warm_up_s=max(0.0, sums["warm_up"] - iteration_s),
+    )
+
+
+def failures_of(run: RunReducer) -> tuple[Outage, ...]:
+    """What the injector broke in a run, as a simulation takes it.
+
+    Each failure strikes where training stood, the running iteration counted as a fraction. A
+    standby sits where the machine sat whose loss made room for it.
+    """
+    job = run.course.job
+    if job is None:
+        return ()
+    starts_s, ends_s, _ = run.pace.spans()
+    numbers = run.pace.numbers()
+    seats = {f"node-{position}": position for position in range(job.nodes)}
+    spares = [f"node-{job.nodes + i}" for i in range(job.nodes + job.standbys)]
+    typical_s = fmean((ends_s - starts_s).tolist())
+    outages = []
+    for injection in sorted(run.recoveries.injections, key=lambda one: one.at_s):
+        if injection.kind not in STRIKES:
+            continue
+        is_software = injection.kind.startswith("worker_")
+        position = _position(injection, seats, job.workers_per_node)
+        before = np.flatnonzero(ends_s <= injection.at_s)
+        done, since_s = 0.0, 0.0
+        if before.size:
+            last = before[np.argmax(ends_s[before])]
+            done, since_s = float(numbers[last]), injection.at_s - float(ends_s[last])
+        outages.append(
+            Outage(
+                at_s=injection.at_s - float(starts_s.min()),
+                kind="software" if is_software else "hardware",
+                positions=(position,),
+                cause=str(injection),
+                iteration=done + min(0.999, since_s / typical_s),
+                failure=injection.kind,
+            )
+        )
+        if not is_software and spares:
+            seats[spares.pop(0)] = position
+    return tuple(outages)
+
+
+def _position(injection: Injection, seats: dict[str, int], per_node: int) -> int:
+    if injection.rank is not None:
+        return injection.rank // per_node
+    return seats.get(injection.node, 0)
+
+
+def trained_s(run: RunReducer) -> tuple[float, float]:
+    """When the first iteration began, and when the last one ended."""
+    starts_s, ends_s, _ = run.pace.spans()
+    return float(starts_s.min()), float(ends_s.max())

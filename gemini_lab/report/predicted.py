@@ -1,0 +1,144 @@
+"""A run beside its prediction: the same failures in the simulator, with times from a log."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.report.measured import failures_of, measure, trained_s
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.spent import spent
+from gemini_lab.simulator.interval import Interval
+from gemini_lab.simulator.replay import Replay, replay
+from gemini_lab.simulator.times import Measured
+from gemini_lab.simulator.workload import Workload
+
+LABELS: Final = {
+    "training": "training",
+    "redo": "lost progress",
+    "detect": "detection",
+    "fence": "fencing and planning",
+    "start": "restart",
+    "retrieve": "retrieval",
+    "warm_up": "warm-up, beyond an iteration",
+    "reserve": "waiting",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRow:
+    """One part of a run.
+
+    Attributes:
+        label: For people.
+        predicted: In seconds, simulated; `None` where the simulation has no such part.
+        measured_s: In the run.
+    """
+
+    label: str
+    predicted: Interval | None
+    measured_s: float
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time lies in the predicted 95 %; `None` without a prediction."""
+        if self.predicted is None:
+            return None
+        return self.predicted.low - 1e-3 <= self.measured_s <= self.predicted.high + 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A run beside its prediction, from the start of its first iteration to the end of its last.
+
+    Attributes:
+        rows: One a part; they add up to the total.
+        total: All of it.
+        source: Where the simulation's times come from.
+        is_own: Whether that is this very run, so that only the model is tried, not its times.
+    """
+
+    rows: tuple[PredictedRow, ...]
+    total: PredictedRow
+    source: str
+    is_own: bool
+
+    @property
+    def error(self) -> float:
+        """Of the predicted total, as a share of the measured one."""
+        assert self.total.predicted is not None
+        return self.total.predicted.mean / self.total.measured_s - 1
+
+
+def predict(run: RunReducer, *, learned: RunReducer | None = None) -> Predicted:
+    """Simulate a run's failures with the times of another run, or with its own.
+
+    Args:
+        run: What to predict, with all of its recoveries (`reducer.FOR_REPORT`).
+        learned: The run to learn from; without it `run` itself.
+
+    Raises:
+        ConfigError: One of the two is no run with iterations, or the times' run has no recovery.
+    """
+    measured = measure(run)
+    known = measured if learned is None else measure(learned)
+    workload = Workload.from_log(known)
+    if (known.nodes, known.replicas) != (measured.nodes, measured.replicas):
+        raise ConfigError(
+            f"{known.times.source} is of {known.nodes} nodes with {known.replicas} replicas, but "
+            f"{run.name} has {measured.nodes} with {measured.replicas}; learn from a run of the "
+            "same job"
+        )
+    starts_s, ends_s = trained_s(run)
+    played = replay(workload, failures_of(run), iterations=int(run.pace.numbers().max()))
+    return _beside(played, _parts(run, measured), ends_s - starts_s, is_own=learned is None)
+
+
+def _parts(run: RunReducer, measured: Measured) -> dict[str, float]:
+    """A run's seconds by the simulator's parts: of a warm-up, an iteration's time is training."""
+    into = spent(run)
+    times = measured.times
+    warm_up_s = sum(step.warm_up_s for steps in times.recoveries.values() for step in steps)
+    return {
+        "training": into.seconds("training", "exposed") + into.seconds("warm_up") - warm_up_s,
+        "redo": into.seconds("redo"),
+        "detect": into.seconds("detect"),
+        "fence": into.seconds("fence"),
+        "start": into.seconds("start"),
+        "retrieve": into.seconds("retrieve"),
+        "warm_up": warm_up_s,
+        "reserve": into.seconds("waiting"),
+    }
+
+
+def _beside(played: Replay, parts: dict[str, float], total_s: float, *, is_own: bool) -> Predicted:
+    rows = [
+        PredictedRow(label=LABELS[part], predicted=played.parts[part], measured_s=seconds)
+        for part, seconds in parts.items()
+    ]
+    other_s = total_s - sum(parts.values())
+    rows.append(PredictedRow(label=LABELS["other"], predicted=None, measured_s=other_s))
+    return Predicted(
+        rows=tuple(rows),
+        total=PredictedRow(label="in all", predicted=played.total, measured_s=total_s),
+        source=played.source,
+        is_own=is_own,
+    )
+
+
+def lines(predicted: Predicted) -> Iterator[str]:
+    """The table for a terminal, without a heading."""
+    yield f"  {'':<30}{'simulated':>11}{'95 % of simulations':>26}{'measured':>11}"
+    for row in (*predicted.rows, predicted.total):
+        if row.predicted is None:
+            yield f"  {row.label:<30}{'':>11}{'':>26}{row.measured_s:>9.2f} s"
+            continue
+        within = f"{row.predicted.low:.2f} to {row.predicted.high:.2f} s"
+        mark = "" if row.is_inside else "  outside"
+        yield (
+            f"  {row.label:<30}{row.predicted.mean:>9.2f} s{within:>26}"
+            f"{row.measured_s:>9.2f} s{mark}"
+        )
+    own = ", this very run: its times are put in" if predicted.is_own else ""
+    yield f"  simulated / measured {1 + predicted.error:.3f}; times from {predicted.source}{own}"

@@ -1,0 +1,76 @@
+"""What a simulated run costs: node-hours, and the share of them that trains nothing that counts."""
+
+from dataclasses import dataclass
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.simulator.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Prices a machine and hour, in any currency.
+
+    Attributes:
+        node: Of a machine that trains, or waits to.
+        extra: Of a machine that a policy needs beside them; without it, as `node`.
+    """
+
+    node: float
+    extra: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.node >= 0 or not self.extra_node >= 0:
+            raise ConfigError(f"a price starts at 0 (got {self})")
+
+    @property
+    def extra_node(self) -> float:
+        """Of a machine that a policy needs beside those that train."""
+        return self.node if self.extra is None else self.extra
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """Node-hours of a run; simulated. A lost machine is paid for until its replacement comes.
+
+    Attributes:
+        training_hours: Of the machines on positions.
+        standby_hours: Of machines that wait.
+        extra_hours: Of machines that the policy needs beside them.
+        productive_hours: Those of `training_hours` that trained what counts.
+        cost: Of all, in the price's currency.
+    """
+
+    training_hours: float
+    standby_hours: float
+    extra_hours: float
+    productive_hours: float
+    cost: float
+
+    @property
+    def node_hours(self) -> float:
+        """All of them."""
+        return self.training_hours + self.standby_hours + self.extra_hours
+
+    @property
+    def idle_share(self) -> float:
+        """The share of all node-hours that standbys and extra machines take."""
+        return (self.standby_hours + self.extra_hours) / self.node_hours
+
+    @property
+    def per_productive_hour(self) -> float:
+        """Cost of a node-hour of training that counts; infinite where none does."""
+        return self.cost / self.productive_hours if self.productive_hours else float("inf")
+
+
+def bill(outcome: Outcome, price: Price) -> Bill:
+    """What a simulated run costs."""
+    hours = outcome.wall_s / 3600
+    training, standby = outcome.nodes * hours, outcome.standbys * hours
+    extra = outcome.policy.extra_nodes * hours
+    return Bill(
+        training_hours=training,
+        standby_hours=standby,
+        extra_hours=extra,
+        productive_hours=training * outcome.effective_ratio,
+        cost=(training + standby) * price.node + extra * price.extra_node,
+    )

@@ -1,0 +1,227 @@
+"""Ways of protection from the literature and from practice, each as far as it is modelled here.
+
+Each lists what it takes for granted. Where one is called "-like", its name stands for the idea
+alone: only what its assumptions say is modelled.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.recovery.wasted_time import checkpoint_every
+from gemini_lab.simulator.policy import (
+    Policy,
+    Stream,
+    gemini,
+    gemini_lab,
+    highfreq,
+    strawman,
+    three_hours,
+)
+from gemini_lab.simulator.workload import Workload
+
+
+def two_phase(workload: Workload, *, overhead: float = 0.035) -> Policy:
+    """CheckFreq: snapshot into CPU memory beside training, then persist beside training."""
+    copy_s = workload.shard_bytes / workload.copy_rate
+    stall_s = max(0.0, copy_s - workload.iteration_s)
+    busy_s = copy_s + workload.serialise_s + workload.store_s
+    every = max(
+        checkpoint_every(checkpoint_s=busy_s, iteration_s=workload.iteration_s),
+        math.ceil(stall_s / (overhead * workload.iteration_s)),
+    )
+    return Policy(
+        name="CheckFreq",
+        source="Mohan, Phanishayee, Chidambaram: CheckFreq, FAST '21",
+        assumptions=f"the snapshot hides behind the next iteration as far as it fits; the interval "
+        f"keeps stalls within {overhead:.1%} and lets one checkpoint end before the next; "
+        "recovery reads the store",
+        persistent=Stream(every=every, delay_s=busy_s, stall_s=stall_s),
+        persistent_s=workload.store_s,
+    )
+
+
+def differential(
+    workload: Workload, *, ratio: float = 0.01, overhead: float = 0.031, full_every: int = 100
+) -> Policy:
+    """LowDiff: compressed gradients are written as differences, a full checkpoint now and then."""
+    difference_s = ratio * 4 * workload.params / workload.store_bytes_per_s
+    every = checkpoint_every(checkpoint_s=difference_s, iteration_s=workload.iteration_s)
+    replay_s = full_every / every / 2 * difference_s
+    return Policy(
+        name="LowDiff",
+        source="Yao and others: LowDiff, arXiv 2509.04084",
+        assumptions=f"training already compresses its gradients to {ratio:.0%} of 4 bytes a "
+        f"parameter; every iteration takes {overhead:.1%} longer (the abstract's upper bound); a "
+        f"full checkpoint every {full_every} iterations is not slowed by the differences, half of "
+        "which are read and replayed at the store's rate",
+        persistent=Stream(every=every, delay_s=difference_s),
+        slowdown_s=overhead * workload.iteration_s,
+        persistent_s=workload.store_s + replay_s,
+    )
+
+
+def shadow(workload: Workload, *, shadow_nodes: int | None = None) -> Policy:
+    """Checkmate: the network gives gradients to CPU machines that keep a copy of the model."""
+    nodes = shadow_nodes or max(1, workload.nodes // 8)
+    return Policy(
+        name="Checkmate",
+        source="Bhardwaj and others: Checkmate, arXiv 2507.13522",
+        assumptions=f"switches multicast gradients, so that training is not slowed; {nodes} shadow "
+        "machines never fail, are paid for, apply an iteration's gradients within the next one and "
+        "send the model back at the rate of their links",
+        persistent=Stream(every=1, delay_s=workload.iteration_s),
+        persistent_s=workload.checkpoint_bytes / (nodes * workload.network_bytes_per_s),
+        extra_nodes=nodes,
+    )
+
+
+def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
+    """Odyssey: goes on with the nodes that are left, without waiting for a replacement."""
+    replicas = min(replicas, workload.nodes)
+    return Policy(
+        name="Odyssey",
+        source="Zhou and others: Odyssey, arXiv 2508.21613",
+        assumptions=f"{replicas} data-parallel copies of every state live in GPU memory, so only "
+        "the running iteration is lost while one of them is left; speed falls with the number of "
+        "nodes (the paper saw up to 11 % on 32 cards); reconfiguring costs as much as a warm-up, "
+        "also when a replacement joins",
+        memory=Stream(every=1, delay_s=0.0),
+        persistent=Stream(
+            every=three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
+        ),
+        replicas=replicas,
+        persistent_s=workload.store_s,
+        shrinks=True,
+    )
+
+
+def concurrent(
+    workload: Workload, *, writers: int = 2, overhead: float = 0.03, fewest: int = 10
+) -> Policy:
+    """PCcheck: several checkpoints are on their way to storage at once."""
+    busy_s = workload.shard_bytes / workload.copy_rate + workload.store_s
+    every = checkpoint_every(checkpoint_s=workload.store_s, iteration_s=workload.iteration_s)
+    return Policy(
+        name="PCcheck",
+        source="Strati, Friedman, Klimovic: PCcheck, ASPLOS '25",
+        assumptions=f"{writers} checkpoints share the store, so that one takes {writers} times as "
+        f"long; one begins as often as the store can take them, but at most every {fewest} "
+        f"iterations; every iteration takes {overhead:.0%} longer (both from its abstract); the "
+        "store outlives its node",
+        persistent=Stream(every=max(fewest, every), delay_s=writers * busy_s),
+        slowdown_s=overhead * workload.iteration_s,
+        persistent_s=workload.store_s,
+    )
+
+
+def tiered(workload: Workload, *, every: int = 10, replicas: int = 2) -> Policy:
+    """HyperPod's managed tiered checkpointing: often to memory and a neighbour's, rarely to S3."""
+    replicas = min(replicas, workload.nodes)
+    copy_s = workload.shard_bytes / workload.copy_rate
+    sent_s = (replicas - 1) * workload.shard_bytes / workload.network_bytes_per_s
+    return Policy(
+        name="HyperPod-like",
+        source="Amazon SageMaker HyperPod, managed tiered checkpointing (its user guide)",
+        assumptions=f"every {every} iterations training stands still while the shard is copied to "
+        f"CPU memory, and {replicas - 1} neighbour's memory gets a copy beside training at the "
+        "link's rate; nothing is serialised at a failure; every three hours a checkpoint to the "
+        "store, without a stall; its checkpointless recovery is not modelled",
+        memory=Stream(every=every, delay_s=sent_s, stall_s=copy_s),
+        persistent=Stream(every=three_hours(workload), delay_s=workload.store_s),
+        replicas=replicas,
+        peer_s=workload.shard_bytes / workload.network_bytes_per_s,
+        persistent_s=workload.store_s,
+    )
+
+
+def hot_spare(
+    workload: Workload, *, restart_s: float = 30.0, every: int = 50, replicas: int = 2
+) -> Policy:
+    """NVRx: workers restart within their process, spares are warm, checkpoints are local."""
+    return replace(
+        tiered(workload, every=every, replicas=replicas),
+        name="NVRx-like",
+        source="NVIDIA Resiliency Extension: in-process restart, local checkpointing (its docs)",
+        assumptions=f"survivors keep their process, and training runs at full speed "
+        f"{restart_s:g} s after the states are there (given, not measured); every {every} "
+        "iterations a local checkpoint for which training stands still while it is copied, with "
+        "a replica on another node; every three hours one to the store; the workload's standbys "
+        "are the spares, and warm",
+        restart_s=restart_s,
+    )
+
+
+def survivors(workload: Workload, *, groups: int = 8, regroup_s: float = 10.0) -> Policy:
+    """torchft: replica groups train on while one of them is away."""
+    groups = max(1, min(groups, workload.nodes))
+    unit = workload.nodes // groups if workload.nodes % groups == 0 else 1
+    replicas = min(3, workload.nodes // unit)
+    return Policy(
+        name="torchft-like",
+        source="torchft (github.com/meta-pytorch/torchft)",
+        assumptions=f"groups of {unit} nodes each hold the whole state in GPU memory; all lose the "
+        f"running iteration and {regroup_s:g} s (given) when a group leaves; speed falls with the "
+        "groups that are left; a group that comes back gets the state from another one at the "
+        f"link's rate while all wait; {replicas} copies are followed, though each group has one; "
+        "the smaller batch is taken for as good; every three hours a checkpoint to the store",
+        memory=Stream(every=1, delay_s=0.0),
+        persistent=Stream(
+            every=three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
+        ),
+        replicas=replicas,
+        peer_s=0.0,
+        persistent_s=workload.store_s,
+        restart_s=regroup_s,
+        rejoin_s=regroup_s + workload.checkpoint_bytes / unit / workload.network_bytes_per_s,
+        shrinks=True,
+        shrink_unit=unit,
+    )
+
+
+def resize(workload: Workload, *, replicas: int = 2) -> Policy:
+    """This system, if it went on with fewer nodes where no standby is left."""
+    ours = gemini_lab(workload, replicas=replicas)
+    return replace(
+        ours,
+        name="gemini_lab, resized",
+        source="this package, and what it does not do yet",
+        assumptions=f"{ours.assumptions}; without a standby it goes on with the nodes that are "
+        "left, at a speed that falls with their number, and takes a new one in at the cost of a "
+        "warm-up",
+        shrinks=True,
+    )
+
+
+def drain(workload: Workload, *, announced: float = 0.5, replicas: int = 2) -> Policy:
+    """This system, if a share of the failures were announced in time to move away."""
+    ours = gemini_lab(workload, replicas=replicas)
+    return replace(
+        ours,
+        name="gemini_lab, drained",
+        source="this package, and what it does not do yet; clouds and health checks give notices",
+        assumptions=f"{ours.assumptions}; {announced:.0%} of the failures that take a machine are "
+        "announced: its memory is read before it goes, only the running iteration is lost, and "
+        "nothing has to be detected",
+        announced=announced,
+    )
+
+
+POLICIES: Final[tuple[Callable[[Workload], Policy], ...]] = (
+    strawman,
+    highfreq,
+    gemini,
+    gemini_lab,
+    two_phase,
+    differential,
+    concurrent,
+    tiered,
+    hot_spare,
+    survivors,
+    resize,
+    drain,
+    shadow,
+    shrink,
+)
+"""The paper's three, this system, and others."""
