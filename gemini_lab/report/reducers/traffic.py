@@ -23,7 +23,8 @@ from gemini_lab.log.events import (
     Transfer,
     VersionComplete,
 )
-from gemini_lab.report.reducers.bars import Bars, Kind
+from gemini_lab.report.pyramid.bars import Bars, Kind, Rows
+from gemini_lab.report.pyramid.pyramid import Pyramid
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.exposure import Interval, Judged, Sending, judge
 from gemini_lab.report.reducers.marks import Mark, Marks
@@ -58,14 +59,18 @@ class Traffic:
     A sending is judged when its rank has ended the iteration after it, so that everything it may
     have met is known, or when the run ends; until then its bytes are open.
 
-    Memory: `bars.ROW_BYTES` for each of `limit` bars; when it is full, the oldest quarter goes.
+    Memory: `bars.ROW_BYTES` for each of `limit` bars; when it is full, the oldest quarter goes, and
+    is in the pyramid alone.
 
     Args:
         nodes: Who sits where; takes an entry before this does.
-        limit: How many bars to keep.
+        limit: How many bars to keep here.
+        pyramid: Where all of them go; `None` to let the oldest be lost.
 
     Attributes:
-        bars: The columns.
+        bars: The newest ones.
+        pyramid: All but those that were not settled; `None` where none is kept, or where there was
+            no room for it.
         lanes: Node names; a bar's `lane` and `peer` point here.
         names: Names of collectives; a bar's `name` points here.
         newest_s: The latest time told, on the log's clock; None before the first.
@@ -79,8 +84,11 @@ class Traffic:
         replicas: Copies of each shard, the owner's counted; 1 where the log does not say.
     """
 
-    def __init__(self, nodes: Nodes, *, limit: int = 1_000_000) -> None:
-        self.bars = Bars(limit)
+    def __init__(
+        self, nodes: Nodes, *, limit: int = 1_000_000, pyramid: Pyramid | None = None
+    ) -> None:
+        self.pyramid = pyramid
+        self.bars = Bars(limit, settle=None if pyramid is None else self._settle)
         self.lanes: list[str] = []
         self.names: list[str] = [""]
         self.newest_s: float | None = None
@@ -109,6 +117,16 @@ class Traffic:
     def changes(self) -> int:
         """Counts changes of `marks` and of everything else that is no bar."""
         return self._failures.changes + self._changes
+
+    def _settle(self, rows: Rows) -> None:
+        """Put bars into the pyramid; without room for them, go on with the newest ones alone."""
+        if self.pyramid is None:
+            return
+        try:
+            self.pyramid.append(rows)
+        except OSError:
+            self.pyramid = None
+            self._changes += 1
 
     @property
     def open_bytes(self) -> float:

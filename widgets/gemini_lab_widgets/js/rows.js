@@ -29,6 +29,7 @@ export class Rows {
       }
     }
     this.grouped = size > 1;
+    this.key = this.of.join();
   }
 
   put(members, label, group) {
