@@ -28,7 +28,7 @@ def command(arguments: Sequence[str]) -> int:
         "--window",
         type=_window,
         metavar="FROM:TO",
-        help="the seconds since the run's start of which that page has each bar of the timeline; by "
+        help="seconds since the run's start: that page has each bar of the timeline there; by "
         "default the newest ones",
     )
     parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
