@@ -61,6 +61,8 @@ def standalone_html(
         "limit": max(len(rows), 1),
         "lanes": traffic.lanes,
         "names": traffic.names,
+        "racks": traffic.racks,
+        "costs_s": [round(cost_s, 3) for cost_s in traffic.costs_s],
         "marks": [asdict(mark) for mark in traffic.marks],
     }
     bars = _zipped(in_columns(rows))

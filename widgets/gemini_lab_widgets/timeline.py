@@ -24,6 +24,9 @@ MAX_UNDRAWN: Final = 2
 MAX_ROWS: Final = 100_000
 """Bars in one message: 4 MB, well below what a websocket lets through."""
 
+COSTS_S: Final = 2.0
+"""Between two tellings of what training felt on each node."""
+
 Send = Callable[[dict[str, Any], bytes], None]
 
 
@@ -48,6 +51,7 @@ class Pump:
         self._traffic: Traffic | None = None
         self._row = self._lanes = self._names = self._marks = 0
         self._changes = -1
+        self._costs_due_s = 0.0
         self._moment_s: float | None = None
         self._sent_moment_s: float | None = None
         self._was_known_s: float | None = None
@@ -135,6 +139,11 @@ class Pump:
             "behind_s": self.behind_s + self._source_behind_s,
             "moment_s": self._moment_s,
         }
+        if self._is_fresh or self._lanes < len(traffic.lanes):
+            meta["racks"] = traffic.racks
+        if self._is_fresh or self._clock() >= self._costs_due_s:
+            self._costs_due_s = self._clock() + COSTS_S
+            meta["costs_s"] = [round(cost_s, 3) for cost_s in traffic.costs_s]
         if self._is_fresh or self._changes != traffic.changes:
             meta["marks"] = [asdict(mark) for mark in traffic.marks]
         self._row, self._lanes, self._names = end, len(traffic.lanes), len(traffic.names)

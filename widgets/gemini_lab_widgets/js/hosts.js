@@ -1,5 +1,6 @@
 // The three places of a timeline: an anywidget in a notebook, a Panel component, a saved page.
 
+import { Address } from "./address.js";
 import { savedLooks } from "./looks.js";
 import { Timeline } from "./timeline.js";
 
@@ -21,6 +22,7 @@ export async function mountSaved(element, meta, packed, cells) {
     timeline.answeredBy(savedLooks(meta.cells, shades, (look, buffer) =>
       timeline.push({ look }, buffer)));
   }
+  timeline.keepAddress(new Address(window));
   timeline.push(meta, await unpacked(packed));
   return timeline;
 }
@@ -47,6 +49,7 @@ export function render({ model, el }) {
   if (!isPanel) el.appendChild(holder);
   const timeline = mount(holder);
   timeline.answeredBy((look) => send({ look }));
+  if (isPanel) timeline.keepAddress(new Address(window));
   const take = (message, buffers) => {
     const meta = message.meta ?? message.data?.meta;
     const buffer = asBuffer(isPanel ? (message.columns ?? message.data?.columns) : buffers?.[0]);

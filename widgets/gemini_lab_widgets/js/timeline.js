@@ -15,6 +15,7 @@ import { drawChosen, drawMarks } from "./marks.js";
 import { Parts } from "./parts.js";
 import { fontFor } from "./pen.js";
 import { Raster } from "./raster.js";
+import { NAME, RACK, WORST } from "./rows.js";
 import { Run } from "./run.js";
 import { bytes } from "./text.js";
 import { DARK, isDarkAround, LIGHT } from "./theme.js";
@@ -41,6 +42,7 @@ export class Timeline {
     this.parts = new Parts(root, {
       all: () => this.show("all"), follow: () => this.follow(),
       out: () => this.zoom(1.6), in: () => this.zoom(1 / 1.6),
+      order: (order) => this.arrange({ order }), find: (find) => this.arrange({ find }),
     });
     this.context = this.parts.canvas.getContext("2d");
     this.hands = new Hands(this);
@@ -80,7 +82,7 @@ export class Timeline {
       return;
     }
     if (meta.reset) {
-      this.chosen = null;
+      if (!this.isFresh) this.chosen = null;
       this.looks.forget();
       this.strips.forget();
     }
@@ -139,6 +141,31 @@ export class Timeline {
     this.frame.look(t0, t1);
     this.frame.settle(this.run.extent());
     this.dirty();
+  }
+
+  // Put lanes in another order, or choose some.
+  arrange(choice) {
+    Object.assign(this.run.rows, choice);
+    this.run.rows.open.clear();
+    this.run.arrange();
+    this.resize();
+  }
+
+  // Show what the page's address says, and keep it as the timeline is.
+  keepAddress(address) {
+    this.address = address;
+    this.arrive();
+  }
+
+  // Go to where the address says, once there is a run.
+  arrive() {
+    const { window, follows, bar, lanes, find } = this.address.read();
+    if (window) this.look(...window);
+    else if (follows) this.show("follow");
+    this.chosen = bar;
+    this.isFound = bar === null;
+    this.arrange({ find, order: [NAME, WORST, RACK].find((order) => order === lanes) ?? NAME });
+    if (window || follows) this.isFresh = false;
   }
 
   toggle(row) {
@@ -210,6 +237,10 @@ export class Timeline {
   drawChosen(scene) {
     const i = this.chosen === null ? -1 : this.run.seen.placeOf(this.chosen);
     const way = i < 0 ? undefined : drawChosen(scene, i), { dataset } = this.parts.root;
+    if (i >= 0 && this.isFound === false) {
+      this.isFound = true; // what an address selected is told when its bar has come
+      this.parts.said.textContent = barWords(this.run, i).join(" · ");
+    }
     if (way === undefined) delete dataset.arrow;
     else dataset.arrow = way;
   }
@@ -223,6 +254,9 @@ export class Timeline {
     parts.basis.textContent = basis(run);
     parts.lag.textContent = lag(run);
     parts.showMode(frame.mode);
+    parts.showRows(run.rows);
+    this.address?.keep({ window: frame.window, mode: frame.mode, bar: this.chosen,
+      lanes: run.rows.order, find: run.rows.find });
     parts.root.setAttribute("aria-label", summary(run));
     Object.assign(parts.root.dataset, {
       events: run.total, shows: this.cells ? "cells" : run.seen === run.bars ? "bars" : "window",
