@@ -26,6 +26,13 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page with all views, too"
     )
+    parser.add_argument(
+        "--window",
+        type=_window,
+        metavar="FROM:TO",
+        help="seconds since the run's start: that page has each bar of the timeline there; by "
+        "default the newest ones",
+    )
     parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
     parser.add_argument(
         "--predict",
@@ -41,7 +48,7 @@ def command(arguments: Sequence[str]) -> int:
         trace = chrome_trace(read_log(folder / LOG_FILE))
         options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
     if options.html is not None:
-        save_log(folder / LOG_FILE, options.html)
+        save_log(folder / LOG_FILE, options.html, window=options.window)
     if options.json:
         text = json.dumps(report.to_json(), indent=2)
     else:
@@ -59,3 +66,14 @@ def command(arguments: Sequence[str]) -> int:
     comparison = report.losses_match(load_report(find_run(options.compare)))
     print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
     return 0 if comparison else 1
+
+
+def _window(text: str) -> tuple[float, float]:
+    """Two moments as `FROM:TO`."""
+    try:
+        from_s, to_s = map(float, text.split(":"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO, such as 60:90") from error
+    if not from_s < to_s:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
+    return from_s, to_s

@@ -86,13 +86,20 @@ def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings
     return dashboard
 
 
-def save_log(log: Path, path: str | Path) -> Path:
+def save_log(log: Path, path: str | Path, *, window: tuple[float, float] | None = None) -> Path:
     """Write a page about the run in `log` to `path`.
 
+    Args:
+        log: The run's.
+        path: The file to write.
+        window: From when to when, in seconds since the run's start, each bar of the timeline is in
+            the page; by default the newest ones.
+
     Raises:
-        ConfigError: Panel is not installed, there is no log, or the file cannot be written.
+        ConfigError: Panel is not installed, there is no log, the file cannot be written, or the
+            window has too many bars.
     """
-    saved: Path = _offered("save_log")(log, Path(path))
+    saved: Path = _offered("save_log")(log, Path(path), window=window)
     return saved
 
 

@@ -109,15 +109,20 @@ class Run(FollowedRun):
         """What the run did so far, from its log."""
         return load_report(self.folder)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, window: tuple[float, float] | None = None) -> Path:
         """Write what the dashboard shows of the run so far to one HTML file, for any browser.
 
         The file needs no network and no server. Returns its path.
 
+        Args:
+            path: The file to write.
+            window: From when to when, in seconds since the run's start, each bar of the timeline is
+                in the page; by default the newest ones. The rest is there in bins of time.
+
         Raises:
             ConfigError: Panel is not installed, or the file cannot be written.
         """
-        return pages.save_log(self.log, path)
+        return pages.save_log(self.log, path, window=window)
 
     def controls(self) -> pages.Controls:
         """Buttons that make the run fail, or end it.

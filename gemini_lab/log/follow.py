@@ -16,6 +16,11 @@ def log_of(path: Path) -> Path:
     return path / LOG_FILE if path.is_dir() else path
 
 
+def name_of(log: Path) -> str:
+    """What the run with this log is called: as its folder, or its file."""
+    return log.absolute().parent.name if log.name == LOG_FILE else log.stem
+
+
 class LogFeed:
     """The entries of a log that grows; a last line that is not whole yet waits.
 
@@ -39,6 +44,11 @@ class LogFeed:
         """What the log has beyond the entries that were given out."""
         waiting = len(self._rest) + sum(len(line) + 1 for line in self._lines)
         return max(0, self._size() - self._read_bytes) + waiting
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of the log has been read."""
+        return self._read_bytes
 
     def poll(self, *, limit: int = 20_000) -> list[Entry]:
         """The next entries, at most `limit`; none if the log has no more whole lines now.

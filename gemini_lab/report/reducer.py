@@ -13,8 +13,10 @@ from typing import Final, Protocol, Self
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.file import LOG_FILE
-from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.report.pyramid.bars import BATCH
+from gemini_lab.report.pyramid.blocks import Blocks, FileBlocks
+from gemini_lab.report.pyramid.pyramid import Pyramid
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
@@ -48,23 +50,25 @@ class Keep:
     """How much of a run is kept; `None` for all of it.
 
     Attributes:
-        bars: The timeline's newest ones, at `bars.ROW_BYTES` each; 0 for no timeline.
+        bars: The timeline's newest ones in memory, at `bars.ROW_BYTES` each; 0 for no timeline.
         recoveries: Newest recoveries, with their receipts, and injections and exits.
         notes: Newest remarks.
         ranks: Whether to keep what each rank told of each iteration, such as its loss.
+        levels: Whether all other bars are kept on disk, in levels of detail.
     """
 
     bars: int
     recoveries: int | None
     notes: int | None
     ranks: bool
+    levels: bool = False
 
 
 FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
 """All that a report says; its memory grows with iterations times ranks."""
-FOR_DASHBOARD: Final = Keep(bars=1_000_000, recoveries=100, notes=5, ranks=False)
-"""What views draw: at most about 70 MB, and beyond that 41 bytes an iteration, 32 for each value
-that is logged, and 16 a version."""
+FOR_DASHBOARD: Final = Keep(bars=4 * BATCH, recoveries=100, notes=5, ranks=False, levels=True)
+"""What views draw: at most about 40 MB, and beyond that 41 bytes an iteration, 32 for each value
+that is logged, and 16 a version. What is on disk is about 15 bytes a bar."""
 
 
 class RunReducer:
@@ -73,6 +77,8 @@ class RunReducer:
     Args:
         name: What to call the run; by default what its job is called.
         keep: How much of it.
+        blocks: Where the timeline's levels are kept, if they are; by default in a file that goes
+            with this process.
 
     Attributes:
         count: Entries taken in.
@@ -94,7 +100,9 @@ class RunReducer:
         traffic: The timeline, if it is kept.
     """
 
-    def __init__(self, *, name: str = "", keep: Keep = FOR_DASHBOARD) -> None:
+    def __init__(
+        self, *, name: str = "", keep: Keep = FOR_DASHBOARD, blocks: Blocks | None = None
+    ) -> None:
         self.count = 0
         self.unread = 0
         self.newest_s: float | None = None
@@ -113,7 +121,9 @@ class RunReducer:
         self.persistent = Persistent()
         self.sums = Sums()
         self.plans = Plans()
-        self.traffic = Traffic(self.nodes, limit=keep.bars)
+        self.blocks = blocks or FileBlocks()
+        pyramid = Pyramid(self.blocks) if keep.levels and keep.bars else None
+        self.traffic = Traffic(self.nodes, limit=keep.bars, pyramid=pyramid)
         self._name = name
         parts: list[Reducer] = [
             self.course,
@@ -145,8 +155,7 @@ class RunReducer:
         feed = LogFeed(Path(path))
         if not feed.path.is_file():
             raise ConfigError(f"there is no log at {feed.path}; name a run's folder or its log")
-        name = feed.path.absolute().parent.name if feed.path.name == LOG_FILE else feed.path.stem
-        reducer = cls(name=name, keep=keep)
+        reducer = cls(name=name_of(feed.path), keep=keep)
         while entries := feed.poll():
             reducer.extend(entries)
         reducer.unread += feed.bad_lines

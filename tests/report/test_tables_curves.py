@@ -10,7 +10,7 @@ from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.logged import MOST_NAMES, OPEN
 from gemini_lab.report.tables.curves import POINTS, curves, thinned
-from gemini_lab.report.tables.values import Curves
+from gemini_lab.report.tables.past import Curves
 
 
 def reduced(run: ToldRun, *, name: str = "") -> RunReducer:

@@ -8,8 +8,8 @@ from told_runs import ToldRun, with_a_root_loss, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.past import Spent
 from gemini_lab.report.tables.spent import paint, spent
-from gemini_lab.report.tables.values import Spent
 
 
 def spent_of(run: ToldRun, *, now_s: float | None = None) -> Spent:

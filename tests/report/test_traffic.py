@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS, Call, Collectives
 from gemini_lab.placement import plan_placement
+from gemini_lab.report.pyramid.bars import COLUMNS, ROW_BYTES, Bars, Kind
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.bars import COLUMNS, ROW_BYTES, Bars, Kind
 from gemini_lab.report.reducers.exposure import Sending, judge, merge
 from gemini_lab.settings import Settings
 

@@ -9,7 +9,7 @@ import pytest
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.timeline import ENTRY
 
-from gemini_lab.report.reducers.bars import COLUMNS, Kind
+from gemini_lab.report.pyramid.bars import COLUMNS, Kind
 
 TESTS = Path(__file__).parent / "js"
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.log.file import LOG_FILE
-from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.report.reopen import Reading, keep, reopened
 from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.moments import Moments
 from gemini_lab_widgets.store import EventStore
@@ -17,9 +17,8 @@ SLICE: Final = 20_000
 """Events taken at once: a long log comes in slices, between which pages are answered."""
 
 
-def name_of(log: Path) -> str:
-    """What the run with this log is called: as its folder, or its file."""
-    return log.parent.name if log.name == LOG_FILE else log.stem
+OFTEN: Final = 2_000_000
+"""Entries of a long log after which it is kept on the way."""
 
 
 class Follower:
@@ -45,6 +44,7 @@ class Follower:
         self.is_catching_up = False
         self._newest = newest
         self._feed: LogFeed | None = None
+        self._reading: Reading | None = None
         self._pulled_at_s = float("-inf")
         self._tables: dict[str, tuple[object, Tables]] = {}
         self._moments: Moments | None = None
@@ -71,8 +71,10 @@ class Follower:
             return
         log = self._newest()
         if log is not None and log != self.log:
-            self.log, self._feed = log, LogFeed(log)
-            self.store = EventStore(name=self.name)
+            self.log = log
+            self._reading = reopened(log, name=self.name)
+            self._feed = self._reading.feed
+            self.store = EventStore(run=self._reading.run)
             self._number += 1
             self._moments = None
             self._tables.clear()
@@ -81,7 +83,16 @@ class Follower:
             entries = self._feed.poll(limit=SLICE)
             self.store.extend(entries, bad_lines=self._feed.bad_lines - bad_lines)
             self.is_catching_up = len(entries) == SLICE
+            self._keep()
         self._pulled_at_s = time.monotonic()
+
+    def _keep(self) -> None:
+        """Keep what was read for the next time, when a long log has been read, and on the way."""
+        reading = self._reading
+        if reading is None or not reading.is_worth_keeping:
+            return
+        if not self.is_catching_up or reading.run.count - reading.kept >= OFTEN:
+            keep(reading)
 
     def tables(self, beside: "Follower | None" = None) -> Tables:
         """The tables of what was read so far, beside another run; made once for all pages."""

@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import RunStarted
 from gemini_lab.log.file import LOG_FILE, read_log
-from gemini_lab_widgets.follow import Follower, name_of
+from gemini_lab.log.follow import name_of
+from gemini_lab_widgets.follow import Follower
 
 NEWEST: Final = 50
 """Runs of a folder that are offered."""

@@ -14,8 +14,8 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.follow import log_of
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.sheet import Sheet
+from gemini_lab_widgets.standalone import Window, standalone_html
 from gemini_lab_widgets.store import EventStore
-from gemini_lab_widgets.timeline import standalone_html
 
 STATES: Final = {
     "finished": ("over", "finished", "saved: this is the whole run"),
@@ -27,35 +27,38 @@ SHIM: Final = re.compile(r'<script[^>]* src="[^"]*/es-module-shims[^"]*"[^>]*></
 """What an imported Panel adds to every page, inline or not; nothing here needs it."""
 
 
-def save(run: Path | Iterable[Entry], path: Path) -> Path:
+def save(run: Path | Iterable[Entry], path: Path, *, window: Window | None = None) -> Path:
     """Write all views of a run to one file, beside the newest earlier run of the same job.
 
     Args:
         run: Its folder, its log, or its entries, such as a simulation's.
         path: The file to write.
+        window: From when to when, in seconds since the run's start, each bar of the timeline is in
+            the page; by default the newest quarter of a million. The rest is there in bins of time.
 
     Returns:
         `path`.
 
     Raises:
-        ConfigError: There is no log, or the file cannot be written.
+        ConfigError: There is no log, the file cannot be written, or the window has too many bars.
     """
     store = _loaded(log_of(run)) if isinstance(run, Path) else _store(run)
     try:
-        path.write_text(page(store), encoding="utf-8")
+        path.write_text(page(store, window=window), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the page {path}: {error.strerror}") from error
     return path
 
 
-def page(store: EventStore) -> str:
+def page(store: EventStore, *, window: Window | None = None) -> str:
     """All views of a run as a page that needs nothing beside itself."""
     sheet, document = Sheet(), Document()
     tables = store.tables()
     sheet.update(tables)
     sheet.say(*STATES.get(tables.status.phase, UNFINISHED))
     sheet.put_on(document, title=f"{store.name or 'run'} · gemini_lab")
-    document.template_variables.update(is_live=False, timeline=standalone_html(store.traffic))
+    timeline = standalone_html(store.traffic, window=window)
+    document.template_variables.update(is_live=False, timeline=timeline)
     html = file_html(
         document, INLINE, template=document.template, template_variables=document.template_variables
     )

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.follow import log_of, name_of
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reopen import keep, reopened
 from gemini_lab.report.tables import Losses, Tables, losses_of, tables_of
 
 REFRESH_EVENTS: Final = 2_000
@@ -20,14 +23,21 @@ class EventStore:
     Args:
         name: What to call the run; by default what its job is called.
         earlier: Stores of earlier runs.
+        run: What a log came to so far, to go on with.
 
     Attributes:
         run: What its log comes to.
     """
 
-    def __init__(self, *, name: str = "", earlier: Sequence["EventStore"] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        earlier: Sequence["EventStore"] = (),
+        run: RunReducer | None = None,
+    ) -> None:
         self.earlier = tuple(earlier)
-        self.run = RunReducer(name=name)
+        self.run = run or RunReducer(name=name)
         self._losses: tuple[tuple[int, int], Losses] | None = None
 
     @classmethod
@@ -37,9 +47,17 @@ class EventStore:
         Raises:
             ConfigError: No log is there.
         """
-        store = cls(earlier=earlier)
-        store.run = RunReducer.load(path)
-        return store
+        log = log_of(Path(path))
+        if not log.is_file():
+            raise ConfigError(f"there is no log at {log}; name a run's folder or its log")
+        reading = reopened(log, name=name_of(log))
+        bad_lines = reading.feed.bad_lines
+        while entries := reading.feed.poll():
+            reading.run.extend(entries)
+        reading.run.unread += reading.feed.bad_lines - bad_lines
+        if reading.is_worth_keeping:
+            keep(reading)
+        return cls(earlier=earlier, run=reading.run)
 
     @property
     def name(self) -> str:

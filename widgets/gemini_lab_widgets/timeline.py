@@ -4,18 +4,17 @@ All three run the modules in `js/`, joined. The live ones are fed by a `Pump` ea
 is new in packed columns and holds back while the browser has not drawn what it was sent.
 """
 
-import base64
-import gzip
 import itertools
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
+from math import isinf
 from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab_widgets.look import Look, seen
 from gemini_lab_widgets.modules import joined
 
 ENTRY: Final = Path(__file__).parent / "js" / "hosts.js"
@@ -25,6 +24,9 @@ MAX_UNDRAWN: Final = 2
 MAX_ROWS: Final = 100_000
 """Bars in one message: 4 MB, well below what a websocket lets through."""
 
+COSTS_S: Final = 2.0
+"""Between two tellings of what training felt on each node."""
+
 Send = Callable[[dict[str, Any], bytes], None]
 
 
@@ -32,7 +34,8 @@ class Pump:
     """Brings one viewer up to date with a `Traffic`, message by message.
 
     A viewer says `{"ready": true}` when it starts, also when it starts anew, and `{"drawn": seq}`
-    after each message that it has drawn. Nothing is sent before the first.
+    after each message that it has drawn. Nothing is sent before the first. What it wants to see
+    beyond the newest bars it asks for (`gemini_lab_widgets.look`).
 
     Args:
         send: Sends a message: plain values and packed columns.
@@ -48,6 +51,7 @@ class Pump:
         self._traffic: Traffic | None = None
         self._row = self._lanes = self._names = self._marks = 0
         self._changes = -1
+        self._costs_due_s = 0.0
         self._moment_s: float | None = None
         self._sent_moment_s: float | None = None
         self._was_known_s: float | None = None
@@ -67,7 +71,19 @@ class Pump:
         drawn = message.get("drawn")
         if isinstance(drawn, int) and drawn in self._undrawn:
             self.behind_s = self._clock() - self._undrawn.pop(drawn)
+        if "look" in message:
+            self._show(message["look"])
         self._flow()
+
+    def _show(self, said: object) -> None:
+        """Answer a look, unless it makes no sense or comes before there is a run."""
+        traffic = self._traffic
+        if traffic is None or not self._is_ready or self._is_fresh:
+            return
+        look = Look.read(said, lanes=len(traffic.lanes))
+        answer = None if look is None else seen(traffic, look)
+        if answer is not None:
+            self._send({"look": answer[0]}, answer[1])
 
     def update(
         self, traffic: Traffic, *, behind_s: float = 0.0, moment_s: float | None = None
@@ -115,6 +131,7 @@ class Pump:
         meta = {
             **state(traffic),
             "reset": self._is_fresh,
+            "first": first,
             "count": end - first,
             "more": end < traffic.bars.end,
             "lanes": traffic.lanes[self._lanes :],
@@ -122,6 +139,11 @@ class Pump:
             "behind_s": self.behind_s + self._source_behind_s,
             "moment_s": self._moment_s,
         }
+        if self._is_fresh or self._lanes < len(traffic.lanes):
+            meta["racks"] = traffic.racks
+        if self._is_fresh or self._clock() >= self._costs_due_s:
+            self._costs_due_s = self._clock() + COSTS_S
+            meta["costs_s"] = [round(cost_s, 3) for cost_s in traffic.costs_s]
         if self._is_fresh or self._changes != traffic.changes:
             meta["marks"] = [asdict(mark) for mark in traffic.marks]
         self._row, self._lanes, self._names = end, len(traffic.lanes), len(traffic.names)
@@ -134,6 +156,9 @@ def state(traffic: Traffic) -> dict[str, Any]:
     """What every message says of a run, beside its bars and names."""
     return {
         "limit": traffic.bars.limit,
+        "total": traffic.bars.end,
+        "whole_s": [None if isinf(traffic.bars.gone_s) else traffic.bars.gone_s, None],
+        "is_deep": traffic.pyramid is not None,
         "origin_s": traffic.origin_s,
         "newest_s": traffic.newest_s,
         "is_over": traffic.is_over,
@@ -213,34 +238,3 @@ def _panel_class() -> Any:
         _esm = joined(ENTRY)
 
     return TrafficTimeline
-
-
-_ids = itertools.count(1)
-
-
-def standalone_html(traffic: Traffic) -> str:
-    """A piece of HTML that shows `traffic` with no server and no request, to put into any page.
-
-    About 12 bytes a bar, compressed. The browser must know `DecompressionStream` (since 2023 all
-    do); one without says so in place of the timeline.
-    """
-    bars = traffic.bars
-    meta = {
-        **state(traffic),
-        "reset": True,
-        "is_recorded": True,
-        "count": len(bars),
-        "lanes": traffic.lanes,
-        "names": traffic.names,
-        "marks": [asdict(mark) for mark in traffic.marks],
-    }
-    packed = base64.b64encode(gzip.compress(bars.packed(bars.first, bars.end), mtime=0)).decode()
-    place = f"gl-timeline-{next(_ids)}"
-    told = json.dumps(meta).replace("<", "\\u003c").replace("\u2028", "\\u2028")
-    return (
-        f'<div id="{place}"></div>\n<script type="module">\n{joined(ENTRY)}\n'
-        f'const place = document.getElementById("{place}");\n'
-        f'mountSaved(place, {told}, "{packed}").catch((error) => {{\n'
-        "  place.textContent = `The timeline cannot be shown in this browser: ${error.message}`;\n"
-        "});\n</script>\n"
-    )

@@ -17,8 +17,8 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.report.build import report_of
-from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
-from gemini_lab.report.reducers.bars import Kind
+from gemini_lab.report.pyramid.bars import Kind
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab.report.values import TrafficPlan
 
@@ -125,7 +125,7 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
         ).wait()
         iteration_s = _median_s(times, workload)
     return _timed(
-        RunReducer.load(run.folder, keep=replace(FOR_DASHBOARD, ranks=True)), workload, iteration_s
+        RunReducer.load(run.folder, keep=replace(FOR_REPORT, bars=1_000_000)), workload, iteration_s
     )
 
 

@@ -23,7 +23,8 @@ from gemini_lab.log.events import (
     Transfer,
     VersionComplete,
 )
-from gemini_lab.report.reducers.bars import Bars, Kind
+from gemini_lab.report.pyramid.bars import Bars, Kind, Rows
+from gemini_lab.report.pyramid.pyramid import Pyramid
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.exposure import Interval, Judged, Sending, judge
 from gemini_lab.report.reducers.marks import Mark, Marks
@@ -58,15 +59,21 @@ class Traffic:
     A sending is judged when its rank has ended the iteration after it, so that everything it may
     have met is known, or when the run ends; until then its bytes are open.
 
-    Memory: `bars.ROW_BYTES` for each of `limit` bars; when it is full, the oldest quarter goes.
+    Memory: `bars.ROW_BYTES` for each of `limit` bars; when it is full, the oldest quarter goes, and
+    is in the pyramid alone.
 
     Args:
         nodes: Who sits where; takes an entry before this does.
-        limit: How many bars to keep.
+        limit: How many bars to keep here.
+        pyramid: Where all of them go; `None` to let the oldest be lost.
 
     Attributes:
-        bars: The columns.
+        bars: The newest ones.
+        pyramid: All but those that were not settled; `None` where none is kept, or where there was
+            no room for it.
         lanes: Node names; a bar's `lane` and `peer` point here.
+        costs_s: For each lane the seconds that training waited for checkpoints or shared its
+            network with them.
         names: Names of collectives; a bar's `name` points here.
         newest_s: The latest time told, on the log's clock; None before the first.
         origin_s: When the run started, or its first event.
@@ -79,9 +86,13 @@ class Traffic:
         replicas: Copies of each shard, the owner's counted; 1 where the log does not say.
     """
 
-    def __init__(self, nodes: Nodes, *, limit: int = 1_000_000) -> None:
-        self.bars = Bars(limit)
+    def __init__(
+        self, nodes: Nodes, *, limit: int = 1_000_000, pyramid: Pyramid | None = None
+    ) -> None:
+        self.pyramid = pyramid
+        self.bars = Bars(limit, settle=None if pyramid is None else self._settle)
         self.lanes: list[str] = []
+        self.costs_s: list[float] = []
         self.names: list[str] = [""]
         self.newest_s: float | None = None
         self.origin_s: float | None = None
@@ -96,6 +107,7 @@ class Traffic:
         self._name_of: dict[str, int] = {"": 0}
         self._ranks: dict[int, _Rank] = {}
         self._is_blocking = False
+        self._rack_of: dict[str, str] = {}
         self._busy: dict[int, list[Interval]] = {}
         self._failures = Marks()
         self._changes = 0
@@ -109,6 +121,21 @@ class Traffic:
     def changes(self) -> int:
         """Counts changes of `marks` and of everything else that is no bar."""
         return self._failures.changes + self._changes
+
+    @property
+    def racks(self) -> list[str]:
+        """The rack of each lane's node; empty where the log does not say."""
+        return [self._rack_of.get(node, "") for node in self.lanes]
+
+    def _settle(self, rows: Rows) -> None:
+        """Put bars into the pyramid; without room for them, go on with the newest ones alone."""
+        if self.pyramid is None:
+            return
+        try:
+            self.pyramid.append(rows)
+        except OSError:
+            self.pyramid = None
+            self._changes += 1
 
     @property
     def open_bytes(self) -> float:
@@ -132,6 +159,7 @@ class Traffic:
             case ShardRestored(tier="peer"):
                 self._restored(entry.node, at_s, event)
             case RunStarted():
+                self._rack_of |= zip(self._nodes.members, event.racks or (), strict=False)
                 self.origin_s, self.is_over = at_s, False
                 self.is_simulated = event.simulated is not None
                 self._changes += 1
@@ -190,6 +218,7 @@ class Traffic:
         if waited_s > 0:
             end_s = rank.whole_s if start_s <= rank.whole_s <= at_s else at_s
             wait = (end_s - waited_s, end_s)
+            self.costs_s[rank.lane] += waited_s
             rank.waits.append(wait)
             if waited_s >= SHORTEST_WAIT_S:
                 self.bars.add(
@@ -314,6 +343,7 @@ class Traffic:
         self.hidden_bytes += sending.size_bytes - judged.exposed_bytes
         whole_s = sending.end_s - sending.start_s
         for start_s, end_s in judged.exposed:
+            self.costs_s[lane] += end_s - start_s
             if end_s - start_s < SHORTEST_EXPOSED_S < whole_s:
                 continue
             share = (end_s - start_s) / whole_s if whole_s > 0 else 1.0
@@ -341,7 +371,10 @@ class Traffic:
         return rank
 
     def _lane(self, node: str) -> int:
-        return _number(node, self._lane_of, self.lanes)
+        lane = _number(node, self._lane_of, self.lanes)
+        if lane == len(self.costs_s):
+            self.costs_s.append(0.0)
+        return lane
 
     def _name(self, name: str) -> int:
         return _number(name, self._name_of, self.names)

@@ -3,41 +3,44 @@
 from collections.abc import Sequence
 
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.course import STEPS
 from gemini_lab.report.tables.curves import curves
 from gemini_lab.report.tables.iterations import Baseline, iterations
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.losses import losses as losses_of
-from gemini_lab.report.tables.recoveries import recoveries, wasted
-from gemini_lab.report.tables.replicas import memory, replicas
-from gemini_lab.report.tables.spent import spent
-from gemini_lab.report.tables.status import status
-from gemini_lab.report.tables.values import (
-    STEPS,
+from gemini_lab.report.tables.now import (
     CopyRow,
     CopyState,
+    Memory,
+    MemoryRow,
+    NodeHealth,
+    NodeRow,
+    Replicas,
+    Status,
+    WhatIf,
+)
+from gemini_lab.report.tables.past import (
     Curve,
     Curves,
     Iterations,
     IterationSeries,
     Match,
-    Memory,
-    MemoryRow,
-    NodeHealth,
-    NodeRow,
     Part,
     Recoveries,
     RecoveryRow,
-    Replicas,
     Spent,
     SpentRow,
-    Status,
-    Tables,
     Wasted,
     WastedRow,
-    WhatIf,
 )
+from gemini_lab.report.tables.recoveries import recoveries, wasted
+from gemini_lab.report.tables.replicas import memory, replicas
+from gemini_lab.report.tables.spent import FAILURES, spent
+from gemini_lab.report.tables.status import status
+from gemini_lab.report.tables.values import Tables
 
 __all__ = [
+    "FAILURES",
     "STEPS",
     "CopyRow",
     "CopyState",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.logged import Told
-from gemini_lab.report.tables.values import Curve, Curves, Mark, Match
+from gemini_lab.report.tables.past import Curve, Curves, Mark, Match
 
 POINTS: Final = 1_200
 """Points of all curves together that are shown, about."""

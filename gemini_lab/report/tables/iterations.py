@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemini_lab.report.reducers.pace import Floats, Kind, Pace
-from gemini_lab.report.tables.values import Iterations, IterationSeries, Mark, Overhead
+from gemini_lab.report.tables.past import Iterations, IterationSeries, Mark, Overhead
 
 POINTS: Final = 600
 """Points of a series that are shown, at most."""

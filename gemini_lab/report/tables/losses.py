@@ -7,7 +7,8 @@ from statistics import fmean, median
 
 from gemini_lab.report.build import wasted_time
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.values import Mark, Origin
+from gemini_lab.report.tables.now import Origin
+from gemini_lab.report.tables.past import Mark
 from gemini_lab.report.values import Recovery, WastedTime
 
 

@@ -7,14 +7,8 @@ from typing import Final, TypeVar
 
 from gemini_lab.report.reducers.course import STEPS
 from gemini_lab.report.tables.losses import Losses
-from gemini_lab.report.tables.values import (
-    Origin,
-    Recoveries,
-    RecoveryRow,
-    StepRow,
-    Wasted,
-    WastedRow,
-)
+from gemini_lab.report.tables.now import Origin
+from gemini_lab.report.tables.past import Recoveries, RecoveryRow, StepRow, Wasted, WastedRow
 from gemini_lab.report.values import Recovery, WastedTime
 from gemini_lab.units import format_seconds
 

@@ -17,8 +17,7 @@ from gemini_lab.placement import (
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE, Copies, Versions, Whole
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.tables.status import seated, standbys
-from gemini_lab.report.tables.values import (
+from gemini_lab.report.tables.now import (
     CopyRow,
     CopyState,
     Memory,
@@ -27,6 +26,7 @@ from gemini_lab.report.tables.values import (
     Survival,
     WhatIf,
 )
+from gemini_lab.report.tables.status import seated, standbys
 from gemini_lab.settings import SCHEDULED
 from gemini_lab.units import format_bytes
 

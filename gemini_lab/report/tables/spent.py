@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.exposure import Interval
 from gemini_lab.report.reducers.spans import Outage
-from gemini_lab.report.tables.values import Part, Spent, SpentRow
+from gemini_lab.report.tables.past import Part, Spent, SpentRow
 
 GROUPS: Final[dict[str, Part]] = {
     "fence": "fence",
@@ -44,9 +44,7 @@ PARTS: Final[dict[Part, tuple[str, str]]] = {
     "waiting": ("waiting", "for a machine, or for newer versions that may come back"),
 }
 """Each part in words, and where its seconds come from; later ones win over earlier ones."""
-SHOWN: Final[tuple[Part, ...]] = (
-    "training",
-    "exposed",
+FAILURES: Final[tuple[Part, ...]] = (
     "redo",
     "detect",
     "fence",
@@ -55,9 +53,9 @@ SHOWN: Final[tuple[Part, ...]] = (
     "retrieve",
     "warm_up",
     "waiting",
-    "first_start",
-    "other",
 )
+"""What failures cost."""
+SHOWN: Final[tuple[Part, ...]] = ("training", "exposed", *FAILURES, "first_start", "other")
 """In the order of a bar."""
 
 

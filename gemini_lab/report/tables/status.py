@@ -8,7 +8,7 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.tables.losses import Losses
-from gemini_lab.report.tables.values import NodeHealth, NodeRow, Status
+from gemini_lab.report.tables.now import NodeHealth, NodeRow, Status
 from gemini_lab.units import format_bytes
 
 LOST_SHOWN: Final = 8

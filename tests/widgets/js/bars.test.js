@@ -8,7 +8,7 @@ const row = (start) => ({ start, duration: 0.5 });
 
 function filled(count, limit) {
   const bars = new Bars();
-  bars.clear(limit);
+  bars.clear(limit, 0);
   for (let at = 0; at < count; at += 500) {
     const some = Math.min(500, count - at);
     bars.append(some, packed(Array.from({ length: some }, (_, n) => row(at + n))), 0);
@@ -36,6 +36,7 @@ test("when it is full the oldest quarter goes, and numbers go on", () => {
   assert.equal(bars.base + bars.length, 1500);
   assert.equal(bars.start[0], bars.base);
   assert.equal(bars.first, bars.base);
+  assert.equal(bars.gone, bars.base - 0.5);
 });
 
 test("a search visits every bar of its window, and few others", () => {

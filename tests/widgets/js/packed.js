@@ -12,7 +12,8 @@ export function packed(bars) {
   const buffer = new ArrayBuffer(width * bars.length);
   let at = 0;
   for (const [name, Type] of COLUMNS) {
-    new Type(buffer, at, bars.length).set(bars.map((bar) => ({ ...PLAIN, ...bar })[name]));
+    new Type(buffer, at, bars.length).set(bars.map((bar) =>
+      ({ ...PLAIN, new: bar.duration ?? 0, ...bar })[name]));
     at += Type.BYTES_PER_ELEMENT * bars.length;
   }
   return buffer;

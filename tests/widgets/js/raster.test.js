@@ -29,10 +29,10 @@ test("a bar is cut at the window's edges, and one outside is not seen", () => {
   assert.deepEqual(sums.slice(0, 2), [1, 0]);
 });
 
-test("what one rank tells twice for the same time counts once, two ranks count twice", () => {
+test("what is not new in a bar covers nothing a second time", () => {
   const bar = { kind: COLLECTIVE, start: 2, duration: 1 };
-  assert.equal(covered(runOf(["node-0"], [bar, bar]), 1).sums[2], 1);
-  assert.equal(covered(runOf(["node-0"], [bar, { ...bar, rank: 1 }]), 1).sums[2], 2);
+  assert.equal(covered(runOf(["node-0"], [bar, { ...bar, new: 0 }]), 1).sums[2], 1);
+  assert.equal(covered(runOf(["node-0"], [bar, { ...bar, new: 0.5 }]), 1).sums[2], 1.5);
 });
 
 test("the briefest bar is still seen", () => {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Rows } from "../../../widgets/gemini_lab_widgets/js/rows.js";
+import { RACK, Rows, WORST } from "../../../widgets/gemini_lab_widgets/js/rows.js";
 
 function rowsOf(lanes, replicas = 1) {
   const rows = new Rows();
@@ -35,4 +35,42 @@ test("a group that is opened has a row for each node, and closes again", () => {
   rows.toggle(1);
   rows.arrange(1);
   assert.equal(rows.list.length, closed);
+});
+
+const labels = (rows) => rows.list.map((row) => row.label);
+
+test("the nodes that training felt most stand first, and the rest share a row where many are", () => {
+  const rows = rowsOf(["a", "b", "c"]);
+  Object.assign(rows, { order: WORST, costs: [1, 3, 2] });
+  rows.arrange(1);
+  assert.deepEqual(labels(rows), ["b", "c", "a"]);
+  rows.lanes = Array.from({ length: 100 }, (_, n) => `node-${n}`);
+  rows.costs = rows.lanes.map((_, n) => n);
+  rows.arrange(1);
+  assert.deepEqual([labels(rows)[0], labels(rows)[63]], ["node-99", "37 others"]);
+});
+
+test("nodes of a rack stand together, and share its row where many are", () => {
+  const rows = rowsOf(["a", "b", "c"]);
+  Object.assign(rows, { order: RACK, racks: ["r10", "r2", "r10"] });
+  rows.arrange(1);
+  assert.deepEqual(labels(rows), ["b", "a", "c"]);
+  rows.lanes = Array.from({ length: 100 }, (_, n) => `node-${n}`);
+  rows.racks = rows.lanes.map((_, n) => `r${n % 5}`);
+  rows.arrange(1);
+  assert.deepEqual(labels(rows), ["r0", "r1", "r2", "r3", "r4"]);
+  assert.equal(rows.list[0].size, 20);
+});
+
+test("only nodes that are looked for are shown, by their name or their rack", () => {
+  const rows = rowsOf(["node-1", "node-2", "node-11"]);
+  rows.racks = ["east", "west", "west"];
+  for (const [find, found] of [["-1", ["node-1", "node-11"]], [" WEST ", ["node-2", "node-11"]],
+    ["nobody", []]]) {
+    rows.find = find;
+    rows.arrange(1);
+    assert.deepEqual(labels(rows), found);
+    assert.equal(rows.shown, found.length);
+  }
+  assert.deepEqual([...rows.of], [-1, -1, -1]);
 });

@@ -27,7 +27,8 @@ export function drawAxis({ c, frame, theme }) {
 
 export function drawStrip(scene) {
   const { c, run, frame, theme } = scene, top = frame.stripTop;
-  run.overview.update(run.bars);
+  if (scene.strip) run.overview.show(scene.strip, run.rows.lanes.length);
+  else run.overview.update(run.bars);
   c.strokeStyle = theme.grid;
   c.lineWidth = 1;
   c.strokeRect(frame.gutter + 0.5, top + 0.5, frame.plot - 1, STRIP - 1);

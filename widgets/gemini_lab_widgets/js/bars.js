@@ -5,14 +5,16 @@ import { COLUMNS } from "./kinds.js";
 
 const BLOCK = 2048;
 
-// Bars in typed columns, oldest first; `base` is the number of the oldest one that is kept.
+// Bars in typed columns, oldest first; `base` is the number of the oldest one that is kept, unless
+// each has a number of its own, and `gone` when the last of those that were not kept was over.
 export class Bars {
   constructor() {
-    this.clear(1_000_000);
+    this.clear(1_000_000, 0);
   }
 
-  clear(limit) {
-    Object.assign(this, { limit, base: 0, length: 0, first: 0, last: 0 });
+  clear(limit, base) {
+    Object.assign(this, { limit, base, length: 0, first: 0, last: 0, gone: -Infinity,
+      numbers: null });
     this.blocks = { from: new Float64Array(0), to: new Float64Array(0) };
     for (const [name, Type] of COLUMNS) this[name] = new Type(4096);
   }
@@ -33,6 +35,17 @@ export class Bars {
     this.index(from);
   }
 
+  // The number of the bar in a place, and the place of a number; -1 for none.
+  numberOf(i) {
+    return this.numbers === null ? this.base + i : this.numbers[i];
+  }
+
+  placeOf(number) {
+    if (this.numbers !== null) return this.numbers.indexOf(number);
+    const i = number - this.base;
+    return i >= 0 && i < this.length ? i : -1;
+  }
+
   reserve(count) {
     const room = this.start.length;
     if (count <= room) return;
@@ -46,6 +59,9 @@ export class Bars {
   // Let the oldest go, so that `count` more fit.
   forget(count) {
     const gone = Math.min(this.length, Math.max(this.limit >> 2, this.length + count - this.limit));
+    for (let i = 0; i < gone; i++) {
+      this.gone = Math.max(this.gone, this.start[i] + this.duration[i]);
+    }
     for (const [name] of COLUMNS) this[name].copyWithin(0, gone, this.length);
     this.length -= gone;
     this.base += gone;

@@ -97,6 +97,7 @@ export class Hands {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches?.("input, select")) return;
     const { timeline } = this, { frame, parts } = timeline, [t0, t1] = frame.window;
     if (event.target !== parts.root && (event.key === " " || event.key === "Enter")) return;
     const tenth = (t1 - t0) / 10;

@@ -1,5 +1,7 @@
 // The three places of a timeline: an anywidget in a notebook, a Panel component, a saved page.
 
+import { Address } from "./address.js";
+import { savedLooks } from "./looks.js";
 import { Timeline } from "./timeline.js";
 
 // Put a timeline into `element`; its `push(meta, buffer, drawn)` feeds it.
@@ -11,13 +13,24 @@ export function mount(element) {
   return timeline;
 }
 
-// Show a saved run: `packed` is base64 of gzip of the columns.
-export async function mountSaved(element, meta, packed) {
+// Show a saved run: `packed` is base64 of gzip of the columns, `cells` of the coverage of the whole
+// run by lane, if the columns are not all of it.
+export async function mountSaved(element, meta, packed, cells) {
+  const timeline = mount(element);
+  if (cells) {
+    const shades = await unpacked(cells);
+    timeline.answeredBy(savedLooks(meta.cells, shades, (look, buffer) =>
+      timeline.push({ look }, buffer)));
+  }
+  timeline.keepAddress(new Address(window));
+  timeline.push(meta, await unpacked(packed));
+  return timeline;
+}
+
+function unpacked(packed) {
   const zipped = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   const plain = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const timeline = mount(element);
-  timeline.push(meta, await new Response(plain).arrayBuffer());
-  return timeline;
+  return new Response(plain).arrayBuffer();
 }
 
 // An aligned buffer of whatever the host hands over.
@@ -35,10 +48,12 @@ export function render({ model, el }) {
   holder.style.width = "100%";
   if (!isPanel) el.appendChild(holder);
   const timeline = mount(holder);
+  timeline.answeredBy((look) => send({ look }));
+  if (isPanel) timeline.keepAddress(new Address(window));
   const take = (message, buffers) => {
     const meta = message.meta ?? message.data?.meta;
     const buffer = asBuffer(isPanel ? (message.columns ?? message.data?.columns) : buffers?.[0]);
-    if (meta) timeline.push(meta, buffer, () => send({ drawn: meta.seq }));
+    if (meta) timeline.push(meta, buffer, () => meta.seq && send({ drawn: meta.seq }));
   };
   model.on("msg:custom", take);
   send({ ready: true });

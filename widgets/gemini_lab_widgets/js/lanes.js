@@ -30,7 +30,7 @@ export function drawLanes({ c, run, frame, theme, raster }) {
 
 // Edges, words, hatching and ticks of single bars.
 export function drawDetails(scene) {
-  const { c, run: { bars, rows }, frame } = scene, [t0, t1] = frame.window;
+  const { c, run: { seen: bars, rows }, frame } = scene, [t0, t1] = frame.window;
   c.font = SMALL;
   c.textAlign = "left";
   const ticked = new Float64Array(rows.list.length).fill(-Infinity);
@@ -39,6 +39,7 @@ export function drawDetails(scene) {
       const start = bars.start[i], kind = bars.kind[i];
       if (start > t1 || start + bars.duration[i] < t0) continue;
       const row = rows.of[bars.lane[i]], x = frame.x(start);
+      if (row < 0) continue;
       const [y, h] = frame.half(row, kind);
       if (kind === COMPLETE) {
         if (Math.abs(x - ticked[row]) <= TICK_ROOM) continue;
@@ -52,7 +53,7 @@ export function drawDetails(scene) {
 }
 
 function drawBar(scene, i, box) {
-  const { c, run, frame, theme } = scene, kind = run.bars.kind[i], { x, y, w, h } = box;
+  const { c, run, frame, theme } = scene, kind = run.seen.kind[i], { x, y, w, h } = box;
   if (w < 3) return;
   if (kind === EXPOSED || kind === WAIT) {
     const from = Math.max(x, frame.gutter), to = Math.min(x + w, frame.right);
@@ -70,7 +71,7 @@ function drawLabel({ c, run, frame, theme }, i, { x, y, w, h }) {
   const left = Math.max(x, frame.gutter) + 5, room = Math.min(x + w, frame.right) - left - 3;
   const words = barLabel(run, i).find((label) => c.measureText(label).width <= room);
   if (words === undefined) return;
-  c.fillStyle = run.bars.kind[i] === WAIT ? "#000000" : theme.onBar;
+  c.fillStyle = run.seen.kind[i] === WAIT ? "#000000" : theme.onBar;
   c.fillText(words, left, y + h / 2 + 0.5);
 }
 

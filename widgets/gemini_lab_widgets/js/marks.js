@@ -99,13 +99,14 @@ function drawMarkWords({ c, run, frame, theme }) {
 
 // The selected bar `i` and an arrow to the lane that receives it; returns who sends to whom.
 export function drawChosen(scene, i) {
-  const { c, run: { bars, rows }, frame, theme } = scene;
+  const { c, run: { seen: bars, rows }, frame, theme } = scene;
+  if (rows.of[bars.lane[i]] < 0) return undefined;
   const [y, h] = frame.half(rows.of[bars.lane[i]], bars.kind[i]);
   const x0 = frame.x(bars.start[i]), x1 = frame.x(bars.start[i] + bars.duration[i]);
   c.strokeStyle = theme.text;
   c.lineWidth = 2;
   c.strokeRect(x0, y, Math.max(2, x1 - x0), h);
-  if (bars.peer[i] < 0) return undefined;
+  if (bars.peer[i] < 0 || rows.of[bars.peer[i]] < 0) return undefined;
   const [peerTop, peerHeight] = frame.half(rows.of[bars.peer[i]], TRANSFER);
   drawArrow(scene, x1, y + h / 2, x1 + 26, peerTop + peerHeight / 2);
   return `${rows.lanes[bars.lane[i]]} -> ${rows.lanes[bars.peer[i]]}`;

@@ -11,6 +11,9 @@ function sumOf(kind) {
   return kind === EXPOSED || kind === WAIT ? 2 : -1;
 }
 
+// The same for the layers of cells: iterations and replicas read back stand in no sum.
+const SUM_OF_LAYER = [-1, 0, 2, 1, 2, -1];
+
 // Every bar is added once, all again only when time outgrows the columns.
 export class Overview {
   constructor() {
@@ -18,11 +21,32 @@ export class Overview {
   }
 
   reset() {
-    Object.assign(this, { taken: 0, t0: 0, t1: 0 });
+    Object.assign(this, { taken: 0, t0: 0, t1: 0, shown: null });
     this.sums = [0, 1, 2].map(() => new Float32Array(OVERVIEW));
   }
 
+  // Take the sums of cells whose one line is all `lanes`.
+  show(cells, lanes) {
+    if (this.shown === cells) return;
+    this.reset();
+    this.shown = cells;
+    this.t0 = cells.from;
+    this.t1 = cells.from + cells.width * cells.bins;
+    const scale = OVERVIEW / cells.bins;
+    for (let line = 0; line < cells.lines; line++) {
+      const share = (cells.isByLane ? 1 : lanes) / 255;
+      for (let layer = 0; layer < cells.layers; layer++) {
+        const sums = this.sums[SUM_OF_LAYER[layer]], at = (line * cells.layers + layer) * cells.bins;
+        if (!sums) continue;
+        for (let bin = 0; bin < cells.bins; bin++) {
+          sums[Math.floor(bin * scale)] += cells.shades[at + bin] * share * Math.min(1, scale);
+        }
+      }
+    }
+  }
+
   update(bars) {
+    this.shown = null;
     const end = bars.base + bars.length;
     if (!bars.length) return;
     if (bars.last > this.t1 || bars.first < this.t0 || this.taken < bars.base || !this.taken) {

@@ -1,6 +1,7 @@
 // The elements on the page around the canvas. Names are untrusted: text is only ever set as
 // `textContent`.
 
+import { NAME, RACK, WORST } from "./rows.js";
 import { DARK, STYLE } from "./theme.js";
 import { HINT } from "./words.js";
 
@@ -8,6 +9,7 @@ const LEGEND = [["training collectives", "collective"], ["checkpoint chunks", "c
   ["exposed, or the step waits", "exposed"], ["▲ a version is whole", "complete"],
   ["a recovery, a replica read back", "restore"], ["a failure", "failure"],
   ["an iteration", "training"]];
+const ORDERS = [[NAME, "lanes by name"], [WORST, "worst first"], [RACK, "by rack"]];
 const TIP_ROOM = 260;
 
 function make(tag, name, parent, text) {
@@ -30,6 +32,7 @@ export class Parts {
     this.readout = make("span", "gl-readout", head, "no traffic yet");
     this.basis = make("span", "gl-basis", head);
     this.lag = make("span", "gl-lag", head);
+    this.addChoices(make("div", "gl-choices", head), acts);
     this.addButtons(make("div", "gl-buttons", head), acts);
     this.why = make("div", "gl-why", root);
     const legend = make("div", "gl-legend", root);
@@ -43,6 +46,30 @@ export class Parts {
     this.said.setAttribute("aria-live", "polite");
     this.tip = make("div", "gl-tip", root);
     this.tip.hidden = true;
+  }
+
+  // How lanes stand, and which.
+  addChoices(parent, acts) {
+    this.order = make("select", "", parent);
+    this.order.setAttribute("aria-label", "Order of the lanes");
+    for (const [value, text] of ORDERS) make("option", "", this.order, text).value = value;
+    this.order.addEventListener("change", () => acts.order(this.order.value));
+    this.find = make("input", "", parent);
+    this.find.type = "search";
+    this.find.placeholder = "find a node";
+    this.find.setAttribute("aria-label", "Show only nodes whose name or rack has this in it");
+    this.find.addEventListener("input", () => acts.find(this.find.value));
+    this.count = make("span", "gl-basis", parent);
+    this.count.setAttribute("role", "status");
+  }
+
+  showRows(rows) {
+    const hasRacks = rows.racks.some(Boolean), [, , rack] = this.order.options;
+    rack.hidden = rack.disabled = !hasRacks;
+    if (this.order.value !== rows.order) this.order.value = rows.order;
+    if (this.find.value !== rows.find) this.find.value = rows.find;
+    const text = rows.find ? `${rows.shown} of ${rows.lanes.length}` : "";
+    if (this.count.textContent !== text) this.count.textContent = text;
   }
 
   addButtons(parent, acts) {

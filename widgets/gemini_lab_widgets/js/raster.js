@@ -23,36 +23,55 @@ export class Coverage {
 
   // Add up the bars between `t0` and `t1`; returns how many there were.
   cover(bars, rows, columns, t0, t1) {
-    this.columns = columns;
-    this.rows = rows.list.length;
-    const cells = this.rows * LAYERS * columns;
-    if (this.sums.length < cells) this.sums = new Float32Array(cells);
-    else this.sums.fill(0, 0, cells);
-    // Within a row and layer what one rank told twice for the same time counts once.
-    this.reached = new Float64Array(this.rows * LAYERS).fill(-Infinity);
-    this.teller = new Int32Array(this.rows * LAYERS).fill(-2);
+    this.clear(rows, columns);
     let seen = 0;
     bars.blocksIn(t0, t1, (from, to) => { seen += this.add(bars, rows, from, to, t0, t1); });
     return seen;
   }
 
+  // Add up cells between `t0` and `t1`.
+  coverCells(cells, rows, columns, t0, t1) {
+    this.clear(rows, columns);
+    const { bins, layers, from, width, shades } = cells, scale = columns / (t1 - t0);
+    const first = Math.max(0, Math.floor((t0 - from) / width));
+    const end = Math.min(bins, Math.ceil((t1 - from) / width));
+    for (let line = 0; line < cells.lines; line++) {
+      const row = cells.isByLane ? rows.of[line] : line;
+      if (row === undefined || row < 0 || row >= this.rows) continue;
+      const weight = (cells.isByLane ? 1 : rows.list[row].size) / 255;
+      for (let layer = 0; layer < layers; layer++) {
+        const place = (row * LAYERS + layer) * columns, at = (line * layers + layer) * bins;
+        for (let bin = first; bin < end; bin++) {
+          if (!shades[at + bin]) continue;
+          const x0 = (from + bin * width - t0) * scale;
+          this.spread(place, Math.max(0, x0), Math.min(columns, x0 + width * scale),
+            shades[at + bin] * weight);
+        }
+      }
+    }
+  }
+
+  clear(rows, columns) {
+    this.columns = columns;
+    this.rows = rows.list.length;
+    const cells = this.rows * LAYERS * columns;
+    if (this.sums.length < cells) this.sums = new Float32Array(cells);
+    else this.sums.fill(0, 0, cells);
+  }
+
   add(bars, rows, from, to, t0, t1) {
-    const { start, duration, lane, kind, rank } = bars;
-    const { reached, teller, columns } = this;
+    const { start, duration, lane, kind } = bars, { columns } = this;
     const scale = columns / (t1 - t0), rowOf = rows.of;
     let seen = 0;
     for (let i = from; i < to; i++) {
       const layer = LAYER[kind[i]];
-      let begin = start[i];
-      const end = begin + duration[i];
-      if (layer < 0 || begin > t1 || end < t0) continue;
+      const end = start[i] + duration[i], row = rowOf[lane[i]];
+      if (layer < 0 || start[i] > t1 || end < t0 || row < 0) continue;
       seen++;
-      const place = rowOf[lane[i]] * LAYERS + layer;
-      const who = (lane[i] << 12) ^ rank[i];
-      if (teller[place] !== who) teller[place] = who;
-      else if (begin < reached[place]) begin = reached[place];
-      if (end > reached[place] || begin === start[i]) reached[place] = end;
-      if (end < begin) continue;
+      // What one rank told twice for the same time counts once.
+      const begin = end - bars.new[i];
+      if ((begin === end && duration[i] > 0) || begin > t1) continue;
+      const place = row * LAYERS + layer;
       const x0 = Math.max(0, (begin - t0) * scale), x1 = Math.min(columns, (end - t0) * scale);
       this.spread(place * columns, x0, x1);
     }
@@ -60,16 +79,16 @@ export class Coverage {
   }
 
   // Add a bar from column `x0` to `x1`, both fractions, to the line that begins at `line`.
-  spread(line, x0, x1) {
+  spread(line, x0, x1, weight = 1) {
     const { sums, columns } = this;
     const c0 = Math.min(columns - 1, x0 | 0), c1 = Math.min(columns - 1, x1 | 0);
     if (c0 === c1) {
-      sums[line + c0] += Math.max(x1 - x0, 1e-4);
+      sums[line + c0] += weight * Math.max(x1 - x0, 1e-4);
       return;
     }
-    sums[line + c0] += c0 + 1 - x0;
-    for (let c = c0 + 1; c < c1; c++) sums[line + c] += 1;
-    sums[line + c1] += x1 - c1;
+    sums[line + c0] += weight * (c0 + 1 - x0);
+    for (let c = c0 + 1; c < c1; c++) sums[line + c] += weight;
+    sums[line + c1] += weight * (x1 - c1);
   }
 
   // The sums as colours, into RGBA `pixels`: line 2r is the upper half of row r, 2r+1 the lower.

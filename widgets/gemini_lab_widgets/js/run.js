@@ -7,7 +7,8 @@ import { Rows } from "./rows.js";
 
 export class Run {
   constructor() {
-    this.bars = new Bars();
+    this.bars = new Bars(); // the newest ones, or those of the saved window
+    this.seen = this.bars; // those that are drawn
     this.rows = new Rows();
     this.overview = new Overview();
     this.names = [];
@@ -23,20 +24,43 @@ export class Run {
     this.meta = { ...this.meta, ...meta };
     this.newest = Math.max(0, (meta.newest_s ?? this.origin) - this.origin);
     if (meta.lanes?.length) this.rows.lanes.push(...meta.lanes);
+    if (meta.costs_s) this.rows.costs = meta.costs_s;
+    if (meta.racks) this.rows.racks = meta.racks;
     if (meta.names?.length) this.names.push(...meta.names);
     if (meta.marks) this.marks = meta.marks.map((mark) => this.moved(mark));
-    const isNew = Boolean(meta.lanes?.length || meta.reset);
+    const isNew = Boolean(meta.lanes?.length || meta.racks || meta.reset);
     if (isNew) this.arrange(); // before the bars come, so that each has a row
+    const next = this.bars.base + this.bars.length;
+    if (meta.first !== undefined && meta.first !== next) this.begin(meta);
     if (meta.count) this.bars.append(meta.count, buffer, this.origin);
     return isNew;
   }
 
   reset(meta) {
-    this.bars.clear(meta.limit);
     this.overview.reset();
     this.rows.lanes = [];
     this.names = [];
     this.origin = meta.origin_s ?? 0;
+    this.begin(meta);
+  }
+
+  // Hold no bars before number `meta.first`.
+  begin(meta) {
+    this.bars.clear(meta.limit ?? this.meta.limit, meta.first ?? 0);
+    const [from] = meta.whole_s ?? [null];
+    if (from !== null) this.bars.gone = from - this.origin;
+    this.seen = this.bars;
+  }
+
+  // Whether the bars at hand are all that touch a window.
+  holds(from, to) {
+    const until = this.meta.whole_s?.[1] ?? null;
+    return from >= this.bars.gone && (until === null || to <= until - this.origin);
+  }
+
+  // How many bars there are.
+  get total() {
+    return Math.max(this.meta.total ?? 0, this.bars.base + this.bars.length);
   }
 
   moved(mark) {
@@ -56,7 +80,7 @@ export class Run {
   // From when to when there is something to see.
   extent() {
     const { bars } = this;
-    const from = bars.length ? Math.min(0, bars.first) : 0;
+    const from = bars.length && bars.gone === -Infinity ? Math.min(0, bars.first) : 0;
     const to = Math.max(this.newest, bars.length ? bars.last : 0, from + 0.1);
     return [from, to];
   }
@@ -74,7 +98,7 @@ export class Run {
   // What lies at time `t` in a half of row `row`: the narrowest bar within `slack` seconds, else
   // the iteration, and the exposed part; -1 for none.
   find(row, isInUpper, t, slack) {
-    const { bars, rows } = this;
+    const { seen: bars, rows } = this;
     let bar = -1, exposed = -1, best = Infinity, iteration = -1;
     bars.blocksIn(t - slack, t + slack, (from, to) => {
       for (let i = from; i < to; i++) {
@@ -97,7 +121,7 @@ export class Run {
   // The next copy after bar `now` of its lane, or after time `from` where that is -1; before it
   // where `direction` is -1; -1 for none.
   next(now, from, direction) {
-    const { bars } = this;
+    const { seen: bars } = this;
     let found = -1, nearest = Infinity;
     for (let i = 0; i < bars.length; i++) {
       if (!isCopy(bars.kind[i]) || (now >= 0 && bars.lane[i] !== bars.lane[now])) continue;

@@ -23,6 +23,10 @@ export const STYLE = `
 .gl-timeline .gl-buttons{margin-left:auto;display:flex;gap:4px}
 .gl-timeline button{font:inherit;color:var(--gl-text);background:var(--gl-button);min-width:30px;
   border:1px solid var(--gl-grid);border-radius:6px;padding:1px 9px;cursor:pointer}
+.gl-timeline .gl-choices{display:flex;flex-wrap:wrap;gap:4px;align-items:center}
+.gl-timeline .gl-choices input,.gl-timeline .gl-choices select{font:inherit;color:var(--gl-text);
+  background:var(--gl-button);border:1px solid var(--gl-muted);border-radius:6px;padding:1px 6px;
+  max-width:11em}
 .gl-timeline button:hover{border-color:var(--gl-muted)}
 .gl-timeline button[aria-pressed=true]{border-color:var(--gl-checkpoint);color:var(--gl-checkpoint)}
 .gl-timeline .gl-key{display:inline-flex;align-items:center;gap:5px;color:var(--gl-muted);

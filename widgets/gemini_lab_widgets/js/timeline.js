@@ -6,27 +6,34 @@
 
 import { drawAxis, drawStrip } from "./axis.js";
 import { Frame } from "./frame.js";
+import { Bars } from "./bars.js";
 import { Hands } from "./hands.js";
 import { TRANSFER } from "./kinds.js";
 import { drawDetails, drawLanes } from "./lanes.js";
+import { Looks } from "./looks.js";
 import { drawChosen, drawMarks } from "./marks.js";
 import { Parts } from "./parts.js";
 import { fontFor } from "./pen.js";
 import { Raster } from "./raster.js";
+import { NAME, RACK, WORST } from "./rows.js";
 import { Run } from "./run.js";
 import { bytes } from "./text.js";
 import { DARK, isDarkAround, LIGHT } from "./theme.js";
-import { barWords, basis, behindMs, hiddenShare, HINT, lag, markWords, shareExplained, summary }
-  from "./words.js";
+import { barWords, basis, behindMs, cellWords, hiddenShare, HINT, lag, markWords, shareExplained,
+  summary } from "./words.js";
 
 // With more bars in the window than this, edges and words would only cover one another.
 const DETAILED = 6000;
+const NO_BARS = new Bars();
 
 export class Timeline {
   constructor(root) {
     this.run = new Run();
     this.frame = new Frame();
     this.raster = new Raster();
+    this.looks = new Looks(); // windows that the bars at hand do not reach
+    this.strips = new Looks(); // the whole run, for the strip
+    this.cells = null; // what is drawn where bars are too many
     this.chosen = null; // number of the selected bar
     this.isFresh = true;
     this.draws = 0;
@@ -35,6 +42,7 @@ export class Timeline {
     this.parts = new Parts(root, {
       all: () => this.show("all"), follow: () => this.follow(),
       out: () => this.zoom(1.6), in: () => this.zoom(1 / 1.6),
+      order: (order) => this.arrange({ order }), find: (find) => this.arrange({ find }),
     });
     this.context = this.parts.canvas.getContext("2d");
     this.hands = new Hands(this);
@@ -60,9 +68,24 @@ export class Timeline {
     }
   }
 
+  // Who answers looks: `ask(look)` is followed by a message with the answer.
+  answeredBy(ask) {
+    this.looks.ask = this.strips.ask = ask;
+    this.dirty();
+  }
+
   // Take in one message; `drawn` is called once what it brought has been drawn.
   push(meta, buffer, drawn) {
-    if (meta.reset) this.chosen = null;
+    if (meta.look) {
+      if (!this.looks.take(meta.look, buffer)) this.strips.take(meta.look, buffer);
+      this.dirty();
+      return;
+    }
+    if (meta.reset) {
+      if (!this.isFresh) this.chosen = null;
+      this.looks.forget();
+      this.strips.forget();
+    }
     if (this.run.take(meta, buffer)) this.resize();
     if (this.isFresh && meta.count) {
       this.isFresh = false;
@@ -120,6 +143,31 @@ export class Timeline {
     this.dirty();
   }
 
+  // Put lanes in another order, or choose some.
+  arrange(choice) {
+    Object.assign(this.run.rows, choice);
+    this.run.rows.open.clear();
+    this.run.arrange();
+    this.resize();
+  }
+
+  // Show what the page's address says, and keep it as the timeline is.
+  keepAddress(address) {
+    this.address = address;
+    this.arrive();
+  }
+
+  // Go to where the address says, once there is a run.
+  arrive() {
+    const { window, follows, bar, lanes, find } = this.address.read();
+    if (window) this.look(...window);
+    else if (follows) this.show("follow");
+    this.chosen = bar;
+    this.isFound = bar === null;
+    this.arrange({ find, order: [NAME, WORST, RACK].find((order) => order === lanes) ?? NAME });
+    if (window || follows) this.isFresh = false;
+  }
+
   toggle(row) {
     this.run.rows.toggle(row);
     this.run.arrange();
@@ -130,13 +178,13 @@ export class Timeline {
 
   draw() {
     const began = performance.now(), { context: c, run, frame, theme, raster, ratio } = this;
-    const scene = { c, run, frame, theme, raster };
     frame.settle(run.extent());
+    const scene = { c, run, frame, theme, raster, strip: this.lookAtStrip() };
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.fillStyle = theme.surface;
     c.fillRect(0, 0, frame.width, frame.height);
     const columns = Math.max(1, Math.round(frame.plot * ratio));
-    const seen = raster.cover(run.bars, run.rows, columns, ...frame.window);
+    const seen = this.cover(columns);
     raster.paint(theme, run.rows);
     drawLanes(scene);
     c.save();
@@ -155,9 +203,44 @@ export class Timeline {
     for (const drawn of this.waiting.splice(0)) drawn();
   }
 
+  // Add up what the window shows, of the bars at hand or of those that were asked for; returns how
+  // many bars there were.
+  cover(columns) {
+    const { run, frame, raster, looks } = this, [t0, t1] = frame.window;
+    this.cells = null;
+    run.seen = run.bars;
+    if (!run.meta.is_deep || run.holds(t0, t1)) {
+      return raster.cover(run.bars, run.rows, columns, t0, t1);
+    }
+    const found = looks.want(this.lookFor(t0, t1, run.rows.key, [...run.rows.of], true),
+      performance.now());
+    run.seen = found?.bars ?? NO_BARS;
+    this.cells = found?.cells ?? null;
+    if (this.cells === null) return raster.cover(run.seen, run.rows, columns, t0, t1);
+    raster.coverCells(this.cells, run.rows, columns, t0, t1);
+    return Infinity;
+  }
+
+  // The whole run's cells for the strip, null where the bars at hand are all there are.
+  lookAtStrip() {
+    const { run, strips } = this, [from, to] = run.extent();
+    if (!run.meta.is_deep || run.holds(from, to)) return null;
+    const all = run.rows.lanes.map(() => 0);
+    return strips.want(this.lookFor(from, to, "all", all, false), performance.now())?.cells ?? null;
+  }
+
+  lookFor(from, to, key, rows, bars) {
+    const { run } = this;
+    return { from, to, key, rows, bars, total: run.total, extent: run.extent(), origin: run.origin };
+  }
+
   drawChosen(scene) {
-    const i = this.chosen === null ? -1 : this.chosen - this.run.bars.base;
+    const i = this.chosen === null ? -1 : this.run.seen.placeOf(this.chosen);
     const way = i < 0 ? undefined : drawChosen(scene, i), { dataset } = this.parts.root;
+    if (i >= 0 && this.isFound === false) {
+      this.isFound = true; // what an address selected is told when its bar has come
+      this.parts.said.textContent = barWords(this.run, i).join(" · ");
+    }
     if (way === undefined) delete dataset.arrow;
     else dataset.arrow = way;
   }
@@ -165,15 +248,19 @@ export class Timeline {
   // -- words
 
   tell() {
-    const { run, frame, parts } = this, { bars } = run;
+    const { run, frame, parts } = this;
     parts.readout.textContent = hiddenShare(run);
     parts.why.textContent = shareExplained(run);
     parts.basis.textContent = basis(run);
     parts.lag.textContent = lag(run);
     parts.showMode(frame.mode);
+    parts.showRows(run.rows);
+    this.address?.keep({ window: frame.window, mode: frame.mode, bar: this.chosen,
+      lanes: run.rows.order, find: run.rows.find });
     parts.root.setAttribute("aria-label", summary(run));
     Object.assign(parts.root.dataset, {
-      events: bars.base + bars.length, last: run.newest.toFixed(3), draws: this.draws,
+      events: run.total, shows: this.cells ? "cells" : run.seen === run.bars ? "bars" : "window",
+      isWaiting: String(this.looks.asked !== null), last: run.newest.toFixed(3), draws: this.draws,
       drawMs: this.drawMs.toFixed(2), mode: frame.mode, behindMs: behindMs(run),
       window: frame.window.map((t) => t.toFixed(6)).join(" "),
     });
@@ -189,8 +276,11 @@ export class Timeline {
 
   hover(x, y) {
     const { run, frame } = this, { bar, exposed } = this.at(x, y);
-    const lines = bar < 0 ? [] : barWords(run, bar);
-    if (exposed >= 0) lines.push(`${bytes(run.bars.size[exposed])} of it exposed here`);
+    const lines = bar < 0 ? [] : barWords(run, bar), row = frame.rowAt(y);
+    if (this.cells && x > frame.gutter && row >= 0 && row < run.rows.list.length) {
+      lines.push(...cellWords(run, this.cells, row, frame.time(x)));
+    }
+    if (exposed >= 0) lines.push(`${bytes(run.seen.size[exposed])} of it exposed here`);
     if (y < frame.bottom && x > frame.gutter) {
       for (const mark of run.marks) {
         const from = frame.x(mark.start_s), to = mark.end_s === null ? from : frame.x(mark.end_s);
@@ -202,15 +292,15 @@ export class Timeline {
 
   choose(i) {
     const { run, parts } = this;
-    this.chosen = i < 0 ? null : run.bars.base + i;
+    this.chosen = i < 0 ? null : run.seen.numberOf(i);
     parts.said.textContent = i < 0 ? HINT : barWords(run, i).join(" · ");
     this.dirty();
   }
 
   // Select the next or previous copy of the same lane, and show it.
   step(direction) {
-    const { run: { bars }, frame } = this;
-    const now = this.chosen === null ? -1 : this.chosen - bars.base;
+    const { run: { seen: bars }, frame } = this;
+    const now = this.chosen === null ? -1 : bars.placeOf(this.chosen);
     const from = now >= 0 ? bars.start[now] : frame.window[direction > 0 ? 0 : 1];
     const found = this.run.next(now, from, direction);
     if (found < 0) return;

@@ -8,7 +8,7 @@ export const HINT = "Drag to move, + and − or ctrl+wheel to zoom, arrows to mo
 
 // A heading for bar `i`, and lines below it.
 export function barWords(run, i) {
-  const { bars, rows } = run, number = bars.number[i];
+  const { seen: bars, rows } = run, number = bars.number[i];
   const node = run.name(rows.lanes[bars.lane[i]]), rank = `rank ${bars.rank[i]} on ${node}`;
   const size = bytes(bars.size[i]), length = seconds(bars.duration[i]);
   const rate = bars.duration[i] > 0 ? `${bytes(bars.size[i] / bars.duration[i])}/s` : "at once";
@@ -34,7 +34,7 @@ export function barWords(run, i) {
 
 // What stands in bar `i` where there is room: in full, and in short.
 export function barLabel(run, i) {
-  const { bars } = run, kind = bars.kind[i], version = `v${bars.number[i]}`;
+  const { seen: bars } = run, kind = bars.kind[i], version = `v${bars.number[i]}`;
   if (kind === WAIT) return ["waits", version];
   if (kind !== COLLECTIVE) return [`${version} · ${bytes(bars.size[i])}`, version];
   const name = run.names[bars.name[i]].replace(/(_into)?_tensor$/, "").replaceAll("_", " ");
@@ -68,12 +68,28 @@ export function basis(run) {
   const isJudged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0) > 0;
   if (meta.basis === "waits" && isJudged) notes.push("by waits alone: the log has no collectives");
   if (meta.is_simulated) notes.push("simulated");
-  if (bars.base > 0) notes.push(`the oldest ${bars.base.toLocaleString("en")} bars were dropped`);
+  if (bars.base > 0 && !meta.is_deep) {
+    notes.push(`the oldest ${bars.base.toLocaleString("en")} bars were dropped`);
+  }
   return notes.join(" · ");
 }
 
 export function behindMs(run) {
   return Math.max(0, Math.round(1000 * (run.meta.behind_s ?? 0)));
+}
+
+// What lies at a moment of row `row` where bars are too many to be told one by one.
+export function cellWords(run, cells, row, t) {
+  const lines = cells.of(row, run.rows), names = ["iterations", "training collectives",
+    "waiting for a version", "checkpoint chunks", "exposed chunks", "a replica read back"];
+  const sums = lines.map((line) => cells.at(line, t));
+  const shares = names.map((name, layer) =>
+    [name, sums.reduce((sum, one) => sum + one[layer], 0) / Math.max(1, lines.length)]);
+  const told = shares.filter(([, share]) => share > 0);
+  if (!told.length) return [];
+  return [`${run.label(run.rows.list[row])}: ${seconds(cells.width)} at ${clock(t, 0.01)}`,
+    ...told.map(([name, share]) => `${name} ${share < 0.01 ? "< 1" : Math.round(100 * share)} %`),
+    "zoom in for single bars"];
 }
 
 export function lag(run) {
@@ -84,11 +100,11 @@ export function lag(run) {
 
 // The whole picture in two sentences, for who cannot see it.
 export function summary(run) {
-  const { rows, bars, newest, marks } = run;
+  const { rows, newest, marks } = run;
   const count = (kind) => marks.filter((mark) => mark.kind === kind).length;
   const failures = counted(count("injected"), "failure", "failures");
   return `Traffic timeline: ${counted(rows.lanes.length, "node", "nodes")}, `
-    + `${counted(bars.base + bars.length, "bar", "bars")} in ${seconds(newest)}. `
+    + `${counted(run.total, "bar", "bars")} in ${seconds(newest)}. `
     + `${hiddenShare(run)}. ${failures} injected, `
     + `${counted(count("recovery"), "recovery", "recoveries")}.`;
 }

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
-from gemini_lab.report.tables import Part, Spent, SpentRow, Tables
+from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, TRAINING, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
@@ -28,16 +28,6 @@ STYLES: Final[dict[Part, tuple[str, str]]] = {
     "other": ("#ffffff", ""),
 }
 """Colour and hatch of each part: those of the recoveries' steps where it is one."""
-FAILURES: Final[tuple[Part, ...]] = (
-    "redo",
-    "detect",
-    "fence",
-    "serialise",
-    "start",
-    "retrieve",
-    "warm_up",
-    "waiting",
-)
 LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """

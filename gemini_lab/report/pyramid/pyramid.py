@@ -1,0 +1,284 @@
+"""The levels of detail of one run: bars go in once, in batches, and any window comes out.
+
+The bars themselves are kept in blocks, in the order in which they came. Beside them stand *cells*
+(`gemini_lab.report.pyramid.cells`) in levels, each with bins four times as long as the one before.
+What waits at a level goes into a block when there is enough of it, and as coarser cells to the next
+level. So what is asked of a level is in its blocks and in what still waits there or below: a window
+costs what it shows, however long the run is.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gemini_lab.report.pyramid.bars import LAYERS, ROW, Rows
+from gemini_lab.report.pyramid.blocks import Blocks
+from gemini_lab.report.pyramid.cells import (
+    CELL,
+    FINER,
+    LAYER_BITS,
+    LINE_BITS,
+    Cells,
+    Lines,
+    Seconds,
+    bins,
+    cells_of,
+    coarser,
+    coverage,
+    opened,
+    summed,
+    width_s,
+)
+
+FULL: Final = 1 << 16
+"""Cells that make a block."""
+FINE: Final = 64
+"""Bars of the first batch in a bin of the finest level, about: with fewer, the bars themselves are
+looked at."""
+NO_CELLS: Final[Cells] = np.empty(0, CELL)
+NO_ROWS: Final[Rows] = np.empty(0, ROW)
+FURTHEST: Final = 1 << 40
+"""No bin is so far from the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is known of a block without reading it: what it holds lies between two places.
+
+    Attributes:
+        number: Among all blocks.
+        low: The first moment of bars, or bin of cells.
+        high: The last one.
+        first: The number of the first bar; 0 for cells.
+        count: Of bars or cells.
+    """
+
+    number: int
+    low: float
+    high: float
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """How long bars covered the bins of a window.
+
+    Attributes:
+        from_s: When the first bin begins, on the log's clock.
+        width_s: How long a bin is.
+        seconds: Shape `(rows, LAYERS, bins)`.
+    """
+
+    from_s: float
+    width_s: float
+    seconds: Seconds
+
+    @property
+    def to_s(self) -> float:
+        """When the last bin ends."""
+        return self.from_s + self.width_s * int(self.seconds.shape[2])
+
+
+class Pyramid:
+    """Bars in levels of detail.
+
+    Memory: what waits, at most some blocks a level, and 40 bytes a block.
+
+    Args:
+        blocks: Where the rest is kept.
+        full: Cells that make a block.
+
+    Attributes:
+        end: How many bars there are.
+        changes: Counts what was added.
+    """
+
+    def __init__(self, blocks: Blocks, *, full: int = FULL) -> None:
+        self._full = full
+        self.end = 0
+        self.changes = 0
+        self._blocks = blocks
+        self._origin_s = 0.0
+        self._base: int | None = None  # the finest level
+        self._bars: list[Block] = []
+        self._levels: dict[int, list[Block]] = {}
+        self._waiting: dict[int, list[Cells]] = {}
+        self._heaped: dict[
+            int, Cells
+        ] = {}  # what waits at a level and below, since the last change
+
+    # -- what comes ----------------------------------------------------------------------------
+
+    def append(self, rows: Rows) -> None:
+        """Add bars, numbered on from those before.
+
+        Raises:
+            OSError: There is no room for them.
+        """
+        if not len(rows):
+            return
+        stop_s = rows["start_s"] + rows["duration_s"]
+        low_s, high_s = float(rows["start_s"].min()), float(stop_s.max())
+        if self._base is None:
+            self._origin_s = low_s
+            span_s = max(high_s - low_s, 1e-3)
+            self._base = math.ceil(math.log(span_s * FINE / len(rows), FINER))
+        number = self._blocks.put(rows.tobytes())
+        self._bars.append(Block(number, low_s, high_s, self.end, len(rows)))
+        self.end += len(rows)
+        self.changes += 1
+        self._heaped.clear()
+        self._push(self._base, cells_of(rows, level=self._base, origin_s=self._origin_s))
+
+    def _push(self, level: int, cells: Cells) -> None:
+        waiting = self._waiting.setdefault(level, [])
+        waiting.append(cells)
+        if sum(map(len, waiting)) < self._full:
+            return
+        cells = summed(np.concatenate(waiting))
+        place = bins(cells)
+        if len(cells) < self._full // 2 or place[-1] - place[0] < FINER:
+            self._waiting[level] = [cells]  # what lies in one place gets no fewer further up
+            return
+        self._waiting[level] = []
+        number = self._blocks.put(cells.tobytes())
+        block = Block(number, int(place[0]), int(place[-1]), 0, len(cells))
+        self._levels.setdefault(level, []).append(block)
+        self._push(level + 1, coarser(cells, level=level))
+
+    # -- what is asked -------------------------------------------------------------------------
+
+    def count(self, from_s: float, to_s: float) -> int:
+        """How many bars `rows` would look at."""
+        return sum(block.count for block in _meeting(self._bars, from_s, to_s))
+
+    def rows(
+        self, from_s: float, to_s: float, *, fresh: Rows = NO_ROWS
+    ) -> tuple[Rows, npt.NDArray[np.int64]]:
+        """All bars that touch a window of time, and their numbers.
+
+        Args:
+            from_s: When it begins, on the log's clock.
+            to_s: When it ends.
+            fresh: Bars that came after those that were added.
+        """
+        found, numbers = [NO_ROWS], [np.empty(0, np.int64)]
+        for rows, first in self._stored(from_s, to_s, fresh):
+            is_in = (rows["start_s"] <= to_s) & (rows["start_s"] + rows["duration_s"] >= from_s)
+            found.append(rows[is_in])
+            numbers.append(np.flatnonzero(is_in) + first)
+        return np.concatenate(found), np.concatenate(numbers)
+
+    def _stored(self, from_s: float, to_s: float, fresh: Rows) -> Iterator[tuple[Rows, int]]:
+        for block in _meeting(self._bars, from_s, to_s):
+            yield np.frombuffer(self._blocks.get(block.number), ROW), block.first
+        yield fresh, self.end
+
+    def coverage(
+        self,
+        from_s: float,
+        to_s: float,
+        *,
+        least_bins: int,
+        row_of: npt.NDArray[np.int64],
+        fresh: Rows = NO_ROWS,
+    ) -> Covered:
+        """How long bars covered the bins of a window.
+
+        There are as many bins as is asked or up to four times that, and they reach over its ends.
+
+        Args:
+            from_s: When the window begins, on the log's clock.
+            to_s: When it ends.
+            least_bins: How finely to look.
+            row_of: The row of each lane, from 0 on.
+            fresh: Bars that came after those that were added.
+        """
+        level = math.floor(math.log(max(to_s - from_s, 1e-9) / least_bins, FINER))
+        width = width_s(level)
+        if self._base is None:
+            self._origin_s = from_s
+        first = math.floor((from_s - self._origin_s) / width)
+        count = math.ceil((to_s - self._origin_s) / width) - first
+        if self._base is None or level < self._base:
+            rows, _ = self.rows(from_s - width, to_s + width, fresh=fresh)
+            cells = cells_of(rows, level=level, origin_s=self._origin_s)
+            begun = cells[bins(cells) < first]
+        else:
+            fresh_cells = self._coarse(fresh, level)
+            cells = np.concatenate([self._cells(level, first, first + count), fresh_cells])
+            begun = fresh_cells[bins(fresh_cells) < first]
+        row_of_line = _by_line(row_of)
+        before = opened(begun, most=len(row_of_line))
+        if self._base is not None and level >= self._base:
+            before += self._before(level, first, most=len(row_of_line))
+        rows_count = int(row_of.max(initial=0) + 1) * LAYERS
+        seconds = coverage(
+            cells[(bins(cells) >= first) & (bins(cells) < first + count)],
+            _by_row(before, row_of_line, rows_count),
+            level=level,
+            first=first,
+            count=count,
+            row_of=row_of_line,
+            rows=rows_count,
+        )
+        return Covered(
+            from_s=self._origin_s + first * width,
+            width_s=width,
+            seconds=seconds.reshape(-1, LAYERS, count),
+        )
+
+    def _coarse(self, fresh: Rows, level: int) -> Cells:
+        """The cells of bars that were not added."""
+        return cells_of(fresh, level=level, origin_s=self._origin_s)
+
+    def _cells(self, level: int, first: int, end: int) -> Cells:
+        """All cells of a level in the bins from `first` to before `end`."""
+        blocks = _meeting(self._levels.get(level, ()), first, end - 1)
+        stored = [np.frombuffer(self._blocks.get(block.number), CELL) for block in blocks]
+        found = [self._heap(level), *stored]
+        parts = []
+        for cells in found:
+            low, high = np.searchsorted(cells["key"], [first << LINE_BITS, end << LINE_BITS])
+            parts.append(cells[low:high])
+        return np.concatenate(parts)
+
+    def _heap(self, level: int) -> Cells:
+        """What waits at a level or below, as cells of that level."""
+        assert self._base is not None
+        if level not in self._heaped:
+            below = (
+                coarser(self._heap(level - 1), level=level - 1) if level > self._base else NO_CELLS
+            )
+            self._heaped[level] = summed(np.concatenate([below, *self._waiting.get(level, [])]))
+        return self._heaped[level]
+
+    def _before(self, level: int, first: int, *, most: int) -> npt.NDArray[np.float64]:
+        """How many bars of each line more began than ended before the bin `first` of a level."""
+        if level >= max(self._waiting):
+            return opened(self._cells(level, -FURTHEST, first), most=most)
+        parent = first // FINER
+        beside = self._cells(level, parent * FINER, first)
+        return self._before(level + 1, parent, most=most) + opened(beside, most=most)
+
+
+def _meeting(blocks: list[Block] | tuple[()], low: float, high: float) -> Iterator[Block]:
+    """The blocks that may hold something between two places."""
+    return (block for block in blocks if block.low <= high and block.high >= low)
+
+
+def _by_row(values: Seconds, row_of_line: Lines, rows: int) -> Seconds:
+    """The sum of what each row's lines have."""
+    sums = np.bincount(row_of_line, weights=values, minlength=rows)
+    return np.asarray(sums[:rows], np.float64)
+
+
+def _by_line(row_of: npt.NDArray[np.int64]) -> Lines:
+    """The row and layer of each line, as one number, from the row of each lane."""
+    layer = np.arange(1 << LAYER_BITS)
+    return np.asarray((row_of[:, None] * LAYERS + np.minimum(layer, LAYERS - 1)).ravel())

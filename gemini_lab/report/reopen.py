@@ -1,0 +1,172 @@
+"""A log that was read before is not read again: what it came to is kept, and goes on from there.
+
+It is kept in the user's cache folder (`$XDG_CACHE_HOME/gemini_lab`, else `~/.cache/gemini_lab`),
+never beside the run: it is a pickle, and who gets a run's folder from somebody else must be able to
+open it. What does not fit the log any more, or was kept by another version of this package, is left
+alone and the log is read from its start. All of it may be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
+from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
+
+FORM: Final = 1
+"""Of what is kept; another one is not read."""
+LONG: Final = 100_000
+"""Entries of a log that is worth keeping."""
+PROOF_BYTES: Final = 1 << 16
+"""At either end of what was read, that must be as they were."""
+MOST_BYTES: Final = 20 << 30
+"""In the cache folder."""
+STATE, BLOCKS = "state", "blocks"
+
+
+@dataclass(slots=True)
+class Reading:
+    """A log, and what it came to so far.
+
+    Attributes:
+        run: What it came to.
+        feed: What comes next.
+        kept: Entries of it that were kept.
+    """
+
+    run: RunReducer
+    feed: LogFeed
+    kept: int = 0
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether it has become much more than what was kept."""
+        return self.run.count - self.kept >= max(LONG, self.kept // 4)
+
+
+def cache_folder() -> Path:
+    """Where what logs came to is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemini_lab"
+
+
+def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
+    """A log from where it was read to before, or from its start.
+
+    Args:
+        log: The log; it need not be there yet.
+        name: What to call the run.
+        folder: Where readings are kept.
+    """
+    place = _place(log, folder or cache_folder())
+    found = _kept(log, place)
+    if found is not None:
+        return found
+    (place / STATE).unlink(missing_ok=True)  # it would not fit what is written from here on
+    blocks = FileBlocks(place / BLOCKS)
+    return Reading(RunReducer(name=name, keep=FOR_DASHBOARD, blocks=blocks), LogFeed(log))
+
+
+def keep(reading: Reading, *, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> bool:
+    """Keep a reading for the next time; whether that was possible.
+
+    Where somebody else keeps this log already, or there is no room, nothing is.
+
+    Args:
+        reading: What is to be kept.
+        folder: Where readings are.
+        most_bytes: So much of them may be there; beyond it those that nobody looked at go.
+    """
+    folder = folder or cache_folder()
+    place = _place(reading.feed.path, folder)
+    blocks = reading.run.blocks
+    reading.kept = reading.run.count
+    if not isinstance(blocks, FileBlocks) or not blocks.is_lasting:
+        return False
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _tidy(folder, most_bytes, but=place)
+        head = {**_proof(reading.feed.path, reading.feed.read_bytes), "at": reading.feed.read_bytes}
+        draft = place / f"{STATE}.{os.getpid()}"
+        draft.touch(mode=OWNERS)
+        with draft.open("wb") as file:
+            file.write(json.dumps(head).encode() + b"\n")
+            pickle.dump((reading.run, reading.feed), file, protocol=5)
+        draft.replace(place / STATE)
+    except (OSError, RecursionError):
+        return False
+    return True
+
+
+def _place(log: Path, folder: Path) -> Path:
+    return folder / hashlib.sha256(str(log.absolute()).encode()).hexdigest()[:32]
+
+
+def _kept(log: Path, place: Path) -> Reading | None:
+    """What was kept of this very log; `None` where there is nothing that fits."""
+    try:
+        with (place / STATE).open("rb") as file:
+            if not _is_ours(place):
+                return None
+            head = json.loads(file.readline())
+            if head != {**_proof(log, head["at"]), "at": head["at"]}:
+                return None
+            run, feed = pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
+        run.blocks.attach(place / BLOCKS)
+        feed.path = log
+        os.utime(place / STATE)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
+        return None
+    return Reading(run, feed, run.count)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether nobody else could have written there."""
+    told = place.stat()
+    return told.st_uid == os.getuid() and not told.st_mode & 0o022
+
+
+def _proof(log: Path, read_bytes: int) -> dict[str, object]:
+    """What tells that a log, up to some byte, and what reads it are the same as before.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with log.open("rb") as file:
+        first = file.read(min(PROOF_BYTES, read_bytes))
+        file.seek(max(0, read_bytes - PROOF_BYTES))
+        last = file.read(min(PROOF_BYTES, read_bytes))
+        is_long = file.seek(0, os.SEEK_END) >= read_bytes
+    ends = hashlib.sha256(first + last).hexdigest()
+    reader = f"{version('gemini_lab')} {FORM} {sys.version_info[:2]}"
+    return {"reader": reader, "ends": ends, "is_long": is_long}
+
+
+def _tidy(folder: Path, most_bytes: int, *, but: Path) -> None:
+    """Let the readings go that nobody looked at for longest, until there is room."""
+    found = []
+    for place in folder.iterdir():
+        with suppress(OSError):
+            files = [one.stat() for one in place.iterdir()]
+            found.append(
+                (
+                    max((f.st_mtime for f in files), default=0.0),
+                    sum(f.st_size for f in files),
+                    place,
+                )
+            )
+    total = sum(size for _, size, _ in found)
+    for _, size, place in sorted(found):
+        if total <= most_bytes:
+            return
+        if place != but:
+            shutil.rmtree(place, ignore_errors=True)
+            total -= size

@@ -1,0 +1,153 @@
+"""A long log is read once: the next reader goes on where the last one stopped."""
+
+import gc
+import shutil
+
+import numpy as np
+import pytest
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration
+from gemini_lab.log.file import LOG_FILE, EventLog
+from gemini_lab.report.pyramid.bars import BATCH, Kind
+from gemini_lab.report.reopen import Reading, keep, reopened
+
+
+def grow(log, numbers):
+    """Iterations of one rank, a second each, at the end of a log."""
+    file = EventLog(log)
+    for number in numbers:
+        told = Iteration(iteration=number, rank=0, epoch=1, duration_s=1.0, waited_s=0.0, values={})
+        file.append(Entry(at_s=float(number), node="node-0", event=told))
+    file.close()
+
+
+def read(reading):
+    while entries := reading.feed.poll():
+        reading.run.extend(entries)
+    return reading
+
+
+def fill(reading, count=BATCH):
+    """So many bars more, so that there is something on disk."""
+    for number in range(count):
+        bars = reading.run.traffic.bars
+        bars.add(Kind.COLLECTIVE, number, number + 0.5, lane=0, number=number)
+
+
+def covered(reading):
+    """All that the pyramid says of the first seconds."""
+    pyramid = reading.run.traffic.pyramid
+    found = pyramid.coverage(0.0, 1000.0, least_bins=100, row_of=np.zeros(1, np.int64))
+    return found.seconds.tolist(), pyramid.rows(10, 20)[0].tobytes()
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = tmp_path / "a-run" / LOG_FILE
+    grow(log, range(1, 11))
+    return log
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def kept(log, cache):
+    """What a reader that is gone has kept of the log."""
+    reading = read(reopened(log, name="a-run", folder=cache))
+    fill(reading)
+    assert keep(reading, folder=cache)
+    told = covered(reading)
+    del reading
+    gc.collect()  # as when its process ends: nobody writes to the file any more
+    return told
+
+
+def test_a_log_goes_on_from_where_it_was_read_to(log, cache, kept):
+    grow(log, range(11, 14))
+    again = reopened(log, folder=cache)
+    assert (again.run.count, again.kept, again.run.name) == (10, 10, "a-run")
+    assert covered(again) == kept
+    assert [entry.event.iteration for entry in again.feed.poll()] == [11, 12, 13]
+    fill(again)
+    assert again.run.traffic.pyramid.end == 2 * BATCH
+
+
+@pytest.mark.usefixtures("kept")
+def test_what_two_read_at_once_stays_apart(log, cache):
+    """The second one writes beside the first one's file, and keeps nothing."""
+    first, second = (reopened(log, folder=cache) for _ in range(2))
+    for reading in (second, first):
+        fill(reading)
+    assert covered(first) == covered(second)
+    assert not keep(second, folder=cache)
+    assert keep(first, folder=cache)
+    assert reopened(log, folder=cache).run.traffic.pyramid.end == 2 * BATCH
+
+
+def spoil_log(log, _):
+    text = log.read_text(encoding="utf-8")
+    log.write_text(text.replace("node-0", "node-1"), encoding="utf-8")
+
+
+def shorten_log(log, _):
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    log.write_text("".join(lines[:4]), encoding="utf-8")
+
+
+def cut_state(_, cache):
+    [state] = cache.glob("*/state")
+    state.write_bytes(state.read_bytes()[:300])
+
+
+def cut_blocks(_, cache):
+    [blocks] = cache.glob("*/blocks")
+    blocks.write_bytes(b"")
+
+
+def open_to_others(_, cache):
+    [state] = cache.glob("*/state")
+    state.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize("harm", [spoil_log, shorten_log, cut_state, cut_blocks, open_to_others])
+@pytest.mark.usefixtures("kept")
+def test_what_does_not_fit_is_read_anew(log, cache, harm):
+    harm(log, cache)
+    again = read(reopened(log, folder=cache))
+    whole = read(Reading(type(again.run)(), type(again.feed)(log)))
+    assert (again.kept, again.run.count) == (0, whole.run.count)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_run_that_was_moved_is_read_anew_and_needs_no_cache(log, cache, tmp_path):
+    shutil.move(log.parent, tmp_path / "elsewhere")
+    assert reopened(tmp_path / "elsewhere" / LOG_FILE, folder=cache).run.count == 0
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_runs_that_nobody_looked_at_go_first(log, cache, tmp_path):
+    other = tmp_path / "other" / LOG_FILE
+    grow(other, range(3))
+    reading = read(reopened(other, folder=cache))
+    assert keep(reading, folder=cache, most_bytes=1)
+    assert reopened(other, folder=cache).run.count == 3
+    assert reopened(log, folder=cache).run.count == 0
+
+
+def test_a_disk_without_room_leaves_the_newest_bars(tmp_path):
+    class Full:
+        def put(self, _):
+            raise OSError(28, "no space left on device")
+
+        def get(self, number):
+            raise AssertionError(number)
+
+    reading = reopened(tmp_path / LOG_FILE, folder=tmp_path)
+    run = type(reading.run)(blocks=Full())
+    fill(Reading(run, reading.feed))
+    assert run.traffic.pyramid is None
+    assert len(run.traffic.bars) == BATCH
