@@ -5,6 +5,7 @@ in the place of a lab; all else is what `protect` does.
 """
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from gemini_lab.engine.arguments import as_engine, with_schedule
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.optimizer_state import local_part
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -153,6 +155,8 @@ class Job:
             remark=self.remarks.append,
         )
         self.state.framework.hook(self.protection)
+        if payload is None:
+            self.protection.send_version()
 
     def train(self):
         accumulate = self.case.get("accumulation", 1)
@@ -210,6 +214,7 @@ def work(request, rank):
         "remarks": job.remarks,
         "layout": job.state.layout.to_json(),
         "weights": sum(w.nbytes for w in job.state.framework.trained()),
+        "local": sum(local_part(w).nbytes for w in job.state.framework.trained()),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
@@ -232,6 +237,8 @@ def run_rank(request, rank):
 
 
 def main():
+    for name in ("torch._dynamo", "torch._inductor"):
+        importlib.import_module(name)  # or each rank does, late
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
