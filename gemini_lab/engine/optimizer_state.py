@@ -63,7 +63,7 @@ class OptimizerState:
         """A large tensor, live; None if it does not exist yet."""
         weight = self.weights[parameter]
         if name == WEIGHT:
-            return weight.detach()
+            return weight
         state: Mapping[str, Any] = self._optimizer.state.get(weight, {})
         return state.get(name)
 

@@ -28,7 +28,7 @@ from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.surroundings import gather
-from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.torch_engine import TorchEngine, left_out
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import JobOrder, WorkerStart
@@ -164,6 +164,8 @@ def start_protection(
     remark = _remark(session)
     _require_all_ranks(start.seats.world_size)
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
+    for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
+        remark(text)
     state = EngineState(engine, script=script)
     settings = read_settings(state.framework, start.order, remark)
     seats = start.seats.placed(settings)

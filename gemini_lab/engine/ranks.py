@@ -16,7 +16,9 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     """Every rank's `values` (equally many, 64-bit), in rank order; all ranks call it together."""
     if not dist.is_initialized():
         return [[*values]]
-    ours = torch.tensor(values, dtype=torch.int64, device=get_accelerator().current_device_name())
+    on_cpu = "gloo" in dist.get_backend()
+    device = "cpu" if on_cpu else get_accelerator().current_device_name()
+    ours = torch.tensor(values, dtype=torch.int64, device=device)
     theirs = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, ours)
     return [one.tolist() for one in theirs]

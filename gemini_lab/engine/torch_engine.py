@@ -122,6 +122,19 @@ class TorchEngine:
         return found > 1
 
 
+def left_out(engine: TorchEngine) -> Iterator[str]:
+    """What of the model will not come back after a failure, as sentences for people."""
+    kept = {id(weight) for group in engine.optimizer.param_groups for weight in group["params"]}
+    named = engine.bare.named_parameters()
+    left = [name for name, weight in named if weight.requires_grad and id(weight) not in kept]
+    if left:
+        yield (
+            f"{len(left)} parameters require gradients and are not in optimizer= ({left[0]}...): "
+            "what else trains them does not come back; name that and what it trains in `also`, or let "
+            "requires_grad_(False) say that nothing does"
+        )
+
+
 def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
     """Have the optimizer call the hook around its updates, and the model where it computes.
 

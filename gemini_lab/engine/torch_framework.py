@@ -20,7 +20,7 @@ from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicat
 from gemini_lab.engine.weight_runs import runs_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
-from gemini_lab.shard.layout import TensorSpec, WeightPiece
+from gemini_lab.shard.layout import DTYPE_BYTES, TensorSpec, WeightPiece
 
 
 class TorchFramework(Framework):
@@ -90,21 +90,21 @@ class TorchFramework(Framework):
 
     def present(self) -> list[bool]:
         """Of each tensor of the state, whichever rank keeps it."""
-        return [self._tensor(one) is not None for one in self._kept]
+        state = self._state
+        return [state.tensor(one.parameter, one.name) is not None for one in self._kept]
 
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
         """What this rank keeps of each tensor that there is."""
         self._state.require_unchanged()
-        flat = [self._flat(one) for one in self._kept]
-        return [
-            (
-                spec.offset_bytes + segment.at * getattr(torch, spec.dtype).itemsize,
-                tensor[segment.start : segment.start + segment.numel],
-            )
-            for spec, block in zip(specs, self._blocks, strict=True)
-            for segment in block.parts[self._part]
-            if (tensor := flat[segment.kept]) is not None
-        ]
+        found = []
+        for spec, block in zip(specs, self._blocks, strict=True):
+            itemsize = DTYPE_BYTES[block.dtype]
+            for segment in block.parts[self._part]:
+                flat = self._flat(self._kept[segment.kept])
+                if flat is not None:
+                    run = flat[segment.start : segment.start + segment.numel]
+                    found.append((spec.offset_bytes + segment.at * itemsize, run))
+        return found
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy them over the live tensors, which are made or dropped as they were then."""

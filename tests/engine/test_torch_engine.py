@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import gemini_lab
 from gemini_lab.engine.arguments import as_engine
-from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer
+from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, left_out
 from gemini_lab.engine.torch_framework import TorchFramework
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 
@@ -238,6 +238,14 @@ def test_a_model_that_is_changed_after_protect_is_refused(change):
     optimizer.step()
     with pytest.raises(GeminiError, match=r"`protect`"):
         known.pieces(specs), known.capture()
+
+
+def test_weights_that_something_else_may_train_are_remarked_on():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    (text,) = left_out(TorchEngine(model, sgd(model[0])))
+    assert text.startswith("2 parameters require gradients and are not in optimizer= (1.weight...)")
+    model[1].requires_grad_(False)
+    assert not list(left_out(TorchEngine(model, sgd(model[0]))))
 
 
 def test_to_look_at_an_optimizer_changes_nothing():

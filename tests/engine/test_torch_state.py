@@ -16,6 +16,7 @@ CASES = [
     {"parallel": "FSDP2", "optimizer": "AdamW"},
     {"parallel": "FSDP2", "optimizer": "momentum", "accumulation": 2},
     {"parallel": "FSDP2", "optimizer": "Adagrad"},
+    {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
     *[
         {"parallel": "none", "optimizer": name, "ranks": 1}
         for name in ("fused AdamW", "SGD", "Adagrad", "RMSprop", "NAdam", "Counting")

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from keeper import Keeper
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -107,6 +108,10 @@ def parallel(kind, model, **how):
     if kind == "FSDP2":
         fully_shard(model.first)
         return fully_shard(model, **how)
+    if kind == "HSDP":  # sharded over two ranks, replicated over two pairs
+        return fully_shard(
+            model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
+        )
     return model
 
 
