@@ -130,8 +130,8 @@ def left_out(engine: TorchEngine) -> Iterator[str]:
     if left:
         yield (
             f"{len(left)} parameters require gradients and are not in optimizer= ({left[0]}...): "
-            "what else trains them does not come back; name that and what it trains in `also`, or let "
-            "requires_grad_(False) say that nothing does"
+            "what else trains them does not come back; name that and what it trains in `also`, or "
+            "let requires_grad_(False) say that nothing does"
         )
 
 
