@@ -6,9 +6,7 @@ the traffic of versions (`transfer.traffic`), and the hook in the engine (`live`
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -19,9 +17,9 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
-from gemini_lab.engine.framework import Framework
 from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.live import LiveProtection, epoch_in
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
@@ -29,11 +27,12 @@ from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.engine.torch_engine import TorchEngine, left_out
+from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import JobOrder, WorkerStart
+from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.seats import Seats
-from gemini_lab.settings import SCHEDULED, Settings, SettingValue
+from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
@@ -115,31 +114,6 @@ def protect(
     return start_protection(
         sessions.current, trained, data=data, client_state=client_state, also=named
     )
-
-
-class Unprotected:
-    """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.step = int(engine.global_steps)
-        self._engine = engine
-
-    def steps(self, total: int, /) -> Iterator[int]:
-        """Until so many optimizer steps are done."""
-        while self._engine.global_steps < total:
-            yield int(self._engine.global_steps)
-
-    def epochs(self, total: int, /) -> Iterator[int]:
-        """All of them."""
-        yield from range(total)
-
-    def log(self, **values: float) -> None:
-        """Nobody listens."""
-
-    def pause(self, reason: str) -> AbstractContextManager[None]:
-        """Nobody watches."""
-        del reason
-        return nullcontext()
 
 
 def start_protection(
@@ -234,37 +208,6 @@ def _remark(session: WorkerSession) -> Callable[[str], None]:
             warnings.warn(f"gemini_lab: {text}", stacklevel=2)
 
     return say
-
-
-def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
-    """The job's settings: the lab's defaults, the script's own, what the launcher was told.
-
-    What comes later replaces what comes before. Where nobody sees training's collectives, versions
-    leave at once, and the settings say so.
-
-    Args:
-        framework: Has the script's own.
-        order: Has the others.
-        remark: Told what is not possible here.
-
-    Raises:
-        ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
-    """
-    settings = Settings.parse(order.defaults).updated(framework.settings()).updated(order.settings)
-    if isinstance(framework.engine, TorchEngine):
-        if settings.link_bytes_per_s is not None:
-            raise ConfigError(
-                "link_bytes_per_s paces training's collectives, and those of plain PyTorch are not "
-                "seen; leave it out, or train with DeepSpeed"
-            )
-        if settings.scheme in SCHEDULED:
-            remark(
-                f"the scheme {settings.scheme!r} needs to see training's collectives, which it "
-                'does under DeepSpeed alone; versions leave at once: the scheme is "background"'
-            )
-            settings = replace(settings, scheme="background")
-        settings = replace(settings, log_collectives=False)
-    return settings
 
 
 def _require_all_ranks(workers: int) -> None:
