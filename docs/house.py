@@ -29,7 +29,7 @@ FLOORS: Final = (
             (
                 ("launch", "MPI, etcd,|operators"),
                 ("node", "agent, root,|workers"),
-                ("engine", "protect; ZeRO|state out and in"),
+                ("engine", "protect; state|out and in"),
                 ("transfer", "chunks between|collectives"),
             ),
         ),

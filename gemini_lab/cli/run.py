@@ -1,4 +1,4 @@
-"""`gemini-lab run`: launch anyone's DeepSpeed script on protected nodes."""
+"""`gemini-lab run`: launch anyone's training script on protected nodes."""
 
 import argparse
 import os
@@ -26,8 +26,8 @@ def parser() -> argparse.ArgumentParser:
     """The options of `gemini-lab run`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab run",
-        description="Run a DeepSpeed script on nodes whose failures it survives. The script calls "
-        "gemini_lab.protect(engine); everything after its name is its own.",
+        description="Run a training script on nodes whose failures it survives. The script calls "
+        "gemini_lab.protect; everything after its name is its own.",
     )
     number = partial(options.add_argument, type=int)
     number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")

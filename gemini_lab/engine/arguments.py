@@ -3,27 +3,85 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
-from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.engine.contract import Engine, Keepable, Stateful, ZeroEngine
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.errors import ConfigError
+from gemini_lab.settings import SettingValue
 
+_SCHEDULE = "scheduler"
 _WAY_OUT = (
-    "give what deepspeed.initialize returns first, under ZeRO stage 1, 2 or 3: "
-    'engine, *_ = deepspeed.initialize(model=model, config={"zero_optimization": {"stage": 1}, '
-    "...})"
+    "give what deepspeed.initialize returns first, under ZeRO stage 1, 2 or 3, or what trains in "
+    "plain PyTorch: protect(model=model, optimizer=optimizer)"
 )
 
 
-def require_engine(engine: object) -> None:
+def as_engine(
+    engine: object,
+    *,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    settings: Mapping[str, SettingValue] | None,
+    step: int,
+) -> Engine:
+    """What is protected: a DeepSpeed engine, or a model and its optimizer made one.
+
+    Raises:
+        UnsupportedError: It has state that cannot be put back exactly.
+        ConfigError: It is neither, or both.
+    """
+    if engine is not None:
+        if model is not None or optimizer is not None or settings is not None or step:
+            raise ConfigError(
+                "protect was given an engine beside model=, optimizer=, settings= or step=, which "
+                'are for plain PyTorch; an engine has its own, and its settings are the "gemini" '
+                "block of the DeepSpeed configuration"
+            )
+        return require_engine(engine)
+    if model is None or optimizer is None:
+        is_there = model is not None, optimizer is not None
+        given = {(True, False): "a model= alone", (False, True): "an optimizer= alone"}.get(
+            is_there, "nothing"
+        )
+        raise ConfigError(f"protect was given {given} to protect; {_WAY_OUT}")
+    if isinstance(model, DeepSpeedEngine):
+        raise ConfigError("model= is a DeepSpeed engine; give it alone: protect(engine)")
+    return TorchEngine(model, optimizer, settings=settings, step=step)
+
+
+def with_schedule(
+    also: Mapping[str, Keepable] | None, scheduler: Stateful | None
+) -> dict[str, Keepable]:
+    """`also`, with the schedule that a script hands over.
+
+    Raises:
+        ConfigError: The schedule has no state, or its name is taken.
+    """
+    named = dict(also or {})
+    if scheduler is not None:
+        if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
+            raise ConfigError(
+                f"scheduler= is a {type(scheduler).__name__}; give one with `state_dict` and "
+                "`load_state_dict`, such as torch's; name several in `also`"
+            )
+        if _SCHEDULE in named:
+            raise ConfigError(f"scheduler= is kept as {_SCHEDULE!r}; call that of `also` otherwise")
+        named[_SCHEDULE] = scheduler
+    return named
+
+
+def require_engine(engine: object) -> ZeroEngine:
     """Refuse what is no DeepSpeed engine.
 
     Raises:
-        UnsupportedError: It is a model of another kind, which cannot be protected yet.
-        ConfigError: It is no model at all.
+        ConfigError: It is none.
     """
     if isinstance(engine, DeepSpeedEngine):
-        return
+        found: ZeroEngine = engine
+        return found
     if isinstance(engine, (tuple, list)) and any(isinstance(e, DeepSpeedEngine) for e in engine):
         raise ConfigError(
             "protect was given all that deepspeed.initialize returned; give the engine alone, "
@@ -35,21 +93,11 @@ def require_engine(engine: object) -> None:
             "its `.engine`"
         )
     if isinstance(engine, nn.Module):
-        raise UnsupportedError(f"protect was given {_kind_of(engine)}; {_WAY_OUT}")
-    raise ConfigError(f"protect was given a {type(engine).__name__}; {_WAY_OUT}")
-
-
-def _kind_of(module: nn.Module) -> str:
-    """A model in words: by what makes it parallel, if anything does."""
-    names = {kind.__name__ for kind in type(module).__mro__}
-    if "DistributedDataParallel" in names:
-        return (
-            "a DistributedDataParallel model, and DDP is not supported (ZeRO stage 1 trains the "
-            "same and shards the optimizer)"
+        raise ConfigError(
+            f"protect was given a model alone ({type(engine).__name__}); give it with what trains "
+            "it: protect(model=model, optimizer=optimizer)"
         )
-    if names & {"FullyShardedDataParallel", "FSDPModule"}:
-        return "an FSDP model, and FSDP is not supported (ZeRO stage 3 shards as it does)"
-    return f"a plain {type(module).__name__}, whose optimizer it does not know"
+    raise ConfigError(f"protect was given a {type(engine).__name__}; {_WAY_OUT}")
 
 
 def require_parts(client_state: object, also: object) -> None:

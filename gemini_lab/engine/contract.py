@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 
-class ZeroEngine(Protocol):
-    """What `deepspeed.initialize` returns first, under ZeRO stage 1, 2 or 3."""
+class Engine(Protocol):
+    """A model that is trained, whoever drives it."""
 
     @property
     def module(self) -> nn.Module:
@@ -29,6 +29,10 @@ class ZeroEngine(Protocol):
     @property
     def global_steps(self) -> int:
         """Optimizer steps done so far."""
+
+
+class ZeroEngine(Engine, Protocol):
+    """What `deepspeed.initialize` returns first, under ZeRO stage 1, 2 or 3."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates the weights."""
@@ -65,7 +69,7 @@ class Protected(Protocol):
 
     @property
     def step(self) -> int:
-        """Iterations that were done when `protect` returned: `engine.global_steps`.
+        """Iterations that were done when `protect` returned.
 
         The version that was restored, or those of a checkpoint that the script loaded itself.
         """
@@ -90,8 +94,8 @@ class Protected(Protocol):
     def log(self, **values: float) -> None:
         """Attach values, such as the loss, to the iteration that is computed, or was just done.
 
-        Called before `engine.step()`, they are also kept in the version, and a node that dies takes
-        none of them along.
+        Called before the optimizer's step, they are also kept in the version, and a node that dies
+        takes none of them along.
         """
 
     def pause(self, reason: str) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""A DeepSpeed engine's model states as one shard: what GEMINI keeps (paper, section 2.1).
+"""A training job's model states as one shard: what GEMINI keeps (paper, section 2.1).
 
 The large part are the master weights and the optimizer's tensors. They do not change between two
 optimizer steps, so they are given out as live references and copied while the next iteration
@@ -9,46 +9,41 @@ and so may be of either iteration, can be captured before.
 
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.engine import small_state
-from gemini_lab.engine.contract import ZeroEngine
+from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.framework import Framework, Pieces
+from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.torch_framework import TorchFramework
 from gemini_lab.engine.weights import aliases, digest_over_ranks
-from gemini_lab.engine.zero import partitions_of
-from gemini_lab.errors import (
-    CapacityError,
-    ConfigError,
-    GeminiError,
-    IntegrityError,
-    UnsupportedError,
-)
+from gemini_lab.engine.zero_framework import ZeroFramework
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed, framed
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview
 
-_MASTER: Final = "master"  # beside the names of the optimizer's own tensors
-
 
 class EngineState:
-    """The shard of one rank of a DeepSpeed engine: how it lies in memory, out of it and back in.
+    """The shard of one rank: how it lies in memory, out of it and back in.
 
-    All ranks make one together, after `deepspeed.initialize`.
+    All ranks make one together, when model and optimizer are made.
 
     Args:
-        engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
+        engine: What `deepspeed.initialize` returned first, or a `TorchEngine`.
         script: What the script handed over; restored in place.
         small_capacity_bytes: Room for the small state; by default 1 MiB, what the model's buffers
             take, and room for what was handed over. It must be the same in every start of a run.
 
     Attributes:
+        framework: Whose model and optimizer.
         layout: The form of this rank's payload.
         script: What the script handed over.
 
@@ -58,18 +53,16 @@ class EngineState:
 
     def __init__(
         self,
-        engine: ZeroEngine,
+        engine: Engine,
         *,
         script: ScriptState | None = None,
         small_capacity_bytes: int | None = None,
     ) -> None:
-        self._engine: Any = engine  # DeepSpeed's own: far more of it is read than it declares
-        self._partitions = partitions_of(engine)
+        self._engine = engine
+        self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
-        self._slots = list(self._lay_slots())
         self.layout: ShardLayout = self._lay_out(small_capacity_bytes)
         self._identity = zlib.compress(encode(self.layout.identity))
-        self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
         self._restored: bytes | None = None  # the small state, until the loop's top is reached
 
     @property
@@ -77,15 +70,13 @@ class EngineState:
         """Optimizer steps done so far."""
         return int(self._engine.global_steps)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """The large part, in the layout's order: live, flat, the same until the next step.
-
-        A tensor that the optimizer makes only at its first step is zeros until then.
+    def pieces(self) -> Pieces:
+        """The large part: live tensors, the same until the next step, and where they belong.
 
         Raises:
-            UnsupportedError: The optimizer's state is not what its class keeps.
+            UnsupportedError: The optimizer's state is no longer what was laid out.
         """
-        return [self._checked(index, spec) for index, spec in enumerate(self.layout.tensors)]
+        return self.framework.pieces(self.layout.tensors)
 
     def capture_drawn(self) -> bytes:
         """What of the small state may be of either iteration, as it is now; for `capture_small`.
@@ -114,11 +105,11 @@ class EngineState:
                 in it cannot be stored.
             CapacityError: It outgrew its room.
         """
-        self._require_boundary()
+        self.framework.require_boundary()
         drawn = self.capture_drawn() if drawn is None else drawn
-        small = small_state.capture(self._partitions, self.script, drawn)
+        small = small_state.capture(self.framework, self.script, drawn)
         small["identity"] = self._identity
-        small["present"] = [self._tensor(index) is not None for index in range(len(self._slots))]
+        small["present"] = self.framework.present()
         small["extra"] = dict(extra or {})
         small["at_top"] = at_top
         encoded = encode_framed(small)
@@ -152,9 +143,9 @@ class EngineState:
         except GeminiError as error:
             failure = error
         self._agree(failure)
-        self._load_tensors(payload, small["present"])
-        self._partitions.publish()
-        small_state.restore(small, self._partitions, self.script)
+        values = [_view(payload, spec) for spec in self.layout.tensors]
+        self.framework.load(values, small["present"])
+        small_state.restore(small, self.framework, self.script)
         if small.get("at_top"):
             self._restored = framed(payload)
         return dict(small["extra"])
@@ -167,84 +158,39 @@ class EngineState:
         """
         if self._restored is not None:
             small = small_state.unfold(decode_framed(self._restored))
-            small_state.restore(small, self._partitions, self.script, with_data=False)
+            small_state.restore(small, self.framework, self.script, with_data=False)
         self._restored = None
 
-    # -- form --------------------------------------------------------------------------------
-
-    def _lay_slots(self) -> Iterator[tuple[int, str, torch.dtype]]:
-        """Each tensor of the payload: its partition, its name in it, its type."""
-        for partition, master in enumerate(self._partitions.masters()):
-            yield partition, _MASTER, master.dtype
-            state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
-            for name, dtype in self._partitions.moments(partition).items():
-                existing = state.get(name)
-                yield partition, name, dtype if existing is None else existing.dtype
-
     def _lay_out(self, small_capacity_bytes: int | None) -> ShardLayout:
-        module, masters = self._engine.module, self._partitions.masters()
+        framework, module = self.framework, self.framework.module
         named = dict(module.named_parameters())
-        trained = {id(weight) for weight in self._partitions.weights()}
+        trained = {id(weight) for weight in framework.trained()}
         frozen = {name: weight for name, weight in named.items() if id(weight) not in trained}
         if small_capacity_bytes is None:
             buffers_bytes = sum(b.nbytes for _, b in small_state.persistent_buffers(module))
             small_capacity_bytes = MIB + buffers_bytes + 256 * len(named) + self.script.room_bytes
-        forms = [
-            (f"{partition}.{name}", str(dtype).removeprefix("torch."), masters[partition].shape)
-            for partition, name, dtype in self._slots
-        ]
-        tensors = lay_out(forms, start_bytes=small_capacity_bytes)
-        numbers = [index for index, slot in enumerate(self._slots) if slot[1] == _MASTER]
+        tensors = lay_out(framework.forms(), start_bytes=small_capacity_bytes)
+        last = tensors[-1]
         return ShardLayout(
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
-            stage=int(self._engine.zero_optimization_stage()),
-            optimizer=type(self._partitions.base).__name__,
+            rank=framework.rank,
+            world_size=framework.world_size,
+            stage=framework.stage,
+            parallelism=framework.parallelism,
+            optimizer=type(framework.optimizer).__name__,
             tensors=tensors,
             small_offset_bytes=0,
             small_capacity_bytes=small_capacity_bytes,
-            payload_bytes=tensors[-1].offset_bytes + tensors[-1].size_bytes,
+            payload_bytes=last.offset_bytes + last.size_bytes,
             weights={
                 n: tuple(getattr(w, "ds_shape", w.shape))
                 for n, w in named.items()
                 if n not in frozen
             },
-            pieces=tuple(self._partitions.pieces(numbers)),
+            pieces=tuple(framework.weight_pieces()),
             aliases=aliases(module),
             frozen=tuple(frozen),
             frozen_digest=digest_over_ranks(list(frozen.values())) if frozen else "",
         )
-
-    def _tensor(self, index: int) -> torch.Tensor | None:
-        """A live tensor of the payload; None if the optimizer has not made it yet."""
-        partition, name, _ = self._slots[index]
-        master = self._partitions.masters()[partition]
-        state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
-        return master if name == _MASTER else state.get(name)
-
-    def _checked(self, index: int, spec: TensorSpec) -> torch.Tensor:
-        tensor = self._tensor(index)
-        if tensor is None:
-            zeros = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
-            return self._zeros.setdefault(index, zeros)
-        self._zeros.pop(index, None)
-        if (tuple(tensor.shape), str(tensor.dtype)) != (spec.shape, f"torch.{spec.dtype}"):
-            raise UnsupportedError(
-                f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "
-                f"{spec.dtype} {[*spec.shape]}; leave the optimizer's state as its class makes it"
-            )
-        return tensor.detach()
-
-    # -- out and back in ---------------------------------------------------------------------
-
-    def _require_boundary(self) -> None:
-        engine = self._engine
-        steps: int = engine.gradient_accumulation_steps()
-        if engine.managed_gradient_accumulation() and engine.micro_steps % steps:
-            raise UnsupportedError(
-                f"a version was asked for after {engine.micro_steps % steps} of {steps} "
-                "micro-batches; call capture_small right after the step() that updates the weights"
-            )
 
     def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:
         """Refuse a version that does not fit this engine and this script."""
@@ -255,42 +201,33 @@ class EngineState:
                 "take another copy"
             )
         self.script.require_fit(small)
-        for what, stored, current in (
-            ("a client state", small["client"], self.script.client_state),
-            ("a learning rate scheduler", small["scheduler"], self._engine.lr_scheduler),
-        ):
-            if (stored is None) != (current is None):
-                where = ("the script", "the version")[:: 1 if stored is None else -1]
-                raise ConfigError(
-                    f"{where[0]} has {what}, {where[1]} has none; start the script as it was"
-                )
+        self.framework.require_fit(small)
+        stored, current = small["client"], self.script.client_state
+        if (stored is None) != (current is None):
+            where = ("the script", "the version")[:: 1 if stored is None else -1]
+            raise ConfigError(
+                f"{where[0]} has a client state, {where[1]} has none; start the script as it was"
+            )
 
     def _agree(self, failure: GeminiError | None) -> None:
         """Go on if no rank failed; otherwise raise on all of them, so that none waits."""
-        device = get_accelerator().current_device_name()
-        failed = torch.tensor([int(failure is not None)], device=device)
-        dist.all_reduce(failed)
+        answers = gather([int(failure is not None)])
         if failure is not None:
             raise failure
-        if int(failed):
+        if failed := sum(answer for (answer,) in answers):
             raise ConfigError(
-                f"this rank's shard fits, but {int(failed)} of {dist.get_world_size()} ranks "
-                "cannot load theirs; their own messages say why"
+                f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
+                "their own messages say why"
             )
 
-    def _load_tensors(self, payload: Payload, present: Sequence[bool]) -> None:
-        """Copy the payload's tensors over the live ones, made or dropped as they were then."""
-        masters, states = self._partitions.masters(), self._partitions.base.state
-        for index, (spec, is_present) in enumerate(zip(self.layout.tensors, present, strict=True)):
-            partition, name, dtype = self._slots[index]
-            master = masters[partition]
-            if not is_present:
-                states.get(master, {}).pop(name, None)
-                continue
-            target = self._tensor(index)
-            if target is None:
-                target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
-            target.data.copy_(_view(payload, spec))
+
+def framework_of(engine: Engine) -> Framework:
+    """The view of what is protected.
+
+    Raises:
+        UnsupportedError: It has state that would not be kept; says what to change.
+    """
+    return TorchFramework(engine) if isinstance(engine, TorchEngine) else ZeroFramework(engine)
 
 
 def _view(payload: Payload, spec: TensorSpec) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from deepspeed.accelerator import get_accelerator
 
-from gemini_lab.engine.contract import ZeroEngine
+from gemini_lab.engine.contract import Engine
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.log.events import Inputs
 
@@ -35,7 +35,7 @@ class StepInputs:
         arguments: What the model is called with.
     """
 
-    def __init__(self, engine: ZeroEngine, arguments: object) -> None:
+    def __init__(self, engine: Engine, arguments: object) -> None:
         self._random = random_checksums()
         self._learning_rate = learning_rate(engine)
         self._batch = BatchChecksum(arguments)
@@ -81,7 +81,7 @@ class BatchChecksum:
         return self._digest.hexdigest()
 
 
-def watch_inputs(engine: ZeroEngine, iterations: IterationLog) -> None:
+def watch_inputs(engine: Engine, iterations: IterationLog) -> None:
     """Have `iterations` say with what each one begins; an evaluation begins none."""
     module = engine.module
 

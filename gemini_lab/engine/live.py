@@ -211,14 +211,13 @@ class LiveProtection:
         extra = {**self._iterations.to_small(), _EPOCH: self._epoch}
         small = bytearray(self._state.capture_small(extra, drawn=drawn, at_top=at_top))
         layout = self._state.layout
-        pieces = [(layout.small_offset_bytes, torch.frombuffer(small, dtype=torch.uint8))]
-        for spec, tensor in zip(layout.tensors, self._state.tensors(), strict=True):
-            pieces.append((spec.offset_bytes, tensor))
+        whole = [(layout.small_offset_bytes, torch.frombuffer(small, dtype=torch.uint8))]
+        whole += self._state.pieces()
         self._traffic.send(
             OutgoingVersion(
                 version=self._state.version,
                 lineage=self._lineage,
-                pieces=pieces,
+                pieces=whole,
                 payload_bytes=layout.payload_bytes,
             )
         )

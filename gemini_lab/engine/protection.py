@@ -1,35 +1,38 @@
-"""`protect`: the one call that keeps a DeepSpeed engine's every iteration in CPU memory.
+"""`protect`: the one call that keeps a job's every iteration in CPU memory.
 
-The parts are made elsewhere, and tied together here: the engine's state (`engine_state`), memory
-for it (`shard_memory`), what is put back after a failure (`restore`), the traffic of versions
-(`transfer.traffic`), and the hook in the engine (`live`).
+The parts are made elsewhere, and tied together here: the engine's state (`engine_state`, with one
+view a `framework`), memory for it (`shard_memory`), what is put back after a failure (`restore`),
+the traffic of versions (`transfer.traffic`), and the hook in the engine (`live`).
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 import torch
+from torch import nn
 
 from gemini_lab.engine import session as sessions
-from gemini_lab.engine.arguments import require_engine, require_parts
-from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
+from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
+from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.live import LiveProtection, epoch_in
+from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
-from gemini_lab.engine.stepping import hook_step
 from gemini_lab.engine.surroundings import gather
+from gemini_lab.engine.torch_engine import TorchEngine, left_out
+from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import JobOrder, WorkerStart
+from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.seats import Seats
-from gemini_lab.settings import Settings
+from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
@@ -43,89 +46,79 @@ _LONG_REPLAY_S: Final = 1.0
 
 
 def protect(
-    engine: ZeroEngine,
+    engine: ZeroEngine | None = None,
     *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Stateful | None = None,
     data: Source | Sequence[Source] | None = None,
     client_state: dict[str, Value] | None = None,
     also: Mapping[str, Keepable] | None = None,
+    settings: Mapping[str, SettingValue] | None = None,
+    step: int = 0,
 ) -> Protected:
-    """Keep every iteration of `engine` in CPU memory here and on other nodes; restore if needed.
+    """Keep every iteration in CPU memory here and on other nodes; restore if needed.
 
-    Call it once, on every rank, after `deepspeed.initialize` and before the training loop. When
-    the job is restarting after a failure, this call puts back model, optimizer, schedule, random
-    number generators, data position and `client_state`, so that the numbers that follow are those
-    of a run that never failed. Settings are the `"gemini"` block of the DeepSpeed configuration.
-    Under plain `deepspeed` or `torchrun` it warns once and does nothing.
+    Call it once, on every rank, before the training loop: after `deepspeed.initialize`, with the
+    engine; or, in plain PyTorch, with the model as it is called (alone, in DistributedDataParallel,
+    or after `fully_shard`) and its optimizer. When the job is restarting after a failure, this call
+    puts back model, optimizer, schedule, random number generators, data position and
+    `client_state`, so that the numbers that follow are those of a run that never failed. Under
+    plain `deepspeed` or `torchrun` it warns once and does nothing.
 
     Args:
-        engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
+        engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3. Its settings are
+            the `"gemini"` block of the DeepSpeed configuration.
+        model: Without an engine: what is trained.
+        optimizer: Without an engine: any torch optimizer whose state is tensors.
+        scheduler: A learning-rate schedule that the script steps itself. The only one of the
+            optimizer is found without being named.
         data: What holds the position in the data: a DataLoader (its iterators made after this call
             are followed), anything with `state_dict` and `load_state_dict`, such as torchdata's
             StatefulDataLoader, or a list of such. By default the loader that DeepSpeed made of
             `training_data`, or the only DataLoader there is; `()` for none.
         client_state: The script's own small state; restored in place.
         also: By name, whatever else shall come back: torch's, numpy's and Python's generators,
-            dicts, and objects with `state_dict` and `load_state_dict`, such as averaged weights. A
-            schedule of the engine's optimizer is taken along by itself if it is the only one.
+            dicts, and objects with `state_dict` and `load_state_dict`, such as averaged weights or
+            a GradScaler.
+        settings: Without an engine: what would stand in the `"gemini"` block.
+        step: Without an engine: updates that were done before, where the script loaded a checkpoint
+            of its own.
 
     Returns:
         The handle: loop over `protected.steps(iterations)`.
 
     Raises:
-        UnsupportedError: The engine has state that cannot be protected, or is no DeepSpeed engine.
-        ConfigError: A setting is impossible, an argument has no state that could be kept, or the
-            model is not the one that was saved.
+        UnsupportedError: There is state that cannot be protected.
+        ConfigError: A setting is impossible, an argument is of the wrong kind or has no state that
+            could be kept, or the model is not the one that was saved.
         CapacityError: A node's memory cannot hold its shard and replicas.
     """
-    require_engine(engine)
+    trained = as_engine(engine, model=model, optimizer=optimizer, settings=settings, step=step)
     require_parts(client_state, also)
     if sessions.current is None:
-        if engine.global_rank == 0:
+        if trained.global_rank == 0:
             warnings.warn(
                 "gemini_lab.protect: this script was not started by `gemini-lab run`, so its "
                 "checkpoints are not protected",
                 stacklevel=2,
             )
-        return Unprotected(engine)
+        return Unprotected(trained)
     if sessions.current.on_finish is not None:
         raise ConfigError(
             "gemini_lab.protect was called twice, and a job protects one engine; make both models "
             "parts of one module, or train the second as a plain module with a torch optimizer and "
             "name these two in `also`"
         )
+    named = with_schedule(also, scheduler)
     return start_protection(
-        sessions.current, engine, data=data, client_state=client_state, also=also
+        sessions.current, trained, data=data, client_state=client_state, also=named
     )
-
-
-class Unprotected:
-    """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
-
-    def __init__(self, engine: ZeroEngine) -> None:
-        self.step = int(engine.global_steps)
-        self._engine = engine
-
-    def steps(self, total: int, /) -> Iterator[int]:
-        """Until so many optimizer steps are done."""
-        while self._engine.global_steps < total:
-            yield int(self._engine.global_steps)
-
-    def epochs(self, total: int, /) -> Iterator[int]:
-        """All of them."""
-        yield from range(total)
-
-    def log(self, **values: float) -> None:
-        """Nobody listens."""
-
-    def pause(self, reason: str) -> AbstractContextManager[None]:
-        """Nobody watches."""
-        del reason
-        return nullcontext()
 
 
 def start_protection(
     session: WorkerSession,
-    engine: ZeroEngine,
+    engine: Engine,
     *,
     data: Source | Sequence[Source] | None = None,
     client_state: dict[str, Value] | None = None,
@@ -135,17 +128,21 @@ def start_protection(
 
     Args:
         session: The worker's; it is told of everything.
-        engine: See `protect`, as for what follows and for the errors.
+        engine: DeepSpeed's, or a `TorchEngine`; as for what follows and for the errors, see
+            `protect`.
         data: The position in the data.
         client_state: The script's own.
         also: The script's own, too.
     """
     start = session.start
-    settings = read_settings(engine, start.order)
-    seats = start.seats.placed(settings)
     remark = _remark(session)
+    _require_all_ranks(start.seats.world_size)
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
+    for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
+        remark(text)
     state = EngineState(engine, script=script)
+    settings = read_settings(state.framework, start.order, remark)
+    seats = start.seats.placed(settings)
     url = settings.persistent_url
     if url is not None and start.rank == 0 and start.plan.version is None:
         tier = persistent_tier(url)
@@ -194,7 +191,7 @@ def start_protection(
         epoch=epoch,
         remark=remark,
     )
-    hook_step(engine, protection)
+    state.framework.hook(protection)
     session.on_finish = protection.finish
     if start.plan.version is None and not traffic.is_sent(state.version):
         protection.send_version()
@@ -213,14 +210,19 @@ def _remark(session: WorkerSession) -> Callable[[str], None]:
     return say
 
 
-def read_settings(engine: ZeroEngine, order: JobOrder) -> Settings:
-    """The job's settings: the lab's defaults, the `"gemini"` block, what the launcher was told.
+def _require_all_ranks(workers: int) -> None:
+    """Refuse workers that do not know of one another.
 
-    What comes later replaces what comes before.
+    Raises:
+        ConfigError: They do not.
     """
-    config = getattr(engine, "_config", None)
-    block = getattr(config, "_param_dict", {}).get("gemini", {})
-    return Settings.parse(order.defaults).updated(block).updated(order.settings)
+    _, world_size = rank_and_world_size()
+    if world_size != workers:
+        raise ConfigError(
+            f"this job has {workers} workers, but torch.distributed knows of {world_size}; call "
+            "torch.distributed.init_process_group() before `protect`, or start one worker: "
+            "gemini-lab run --nodes 1"
+        )
 
 
 def _lay_out(

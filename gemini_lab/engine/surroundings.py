@@ -63,7 +63,7 @@ def gather(
     if data is None and len(sources) > 1:
         remark(
             f"{len(sources)} DataLoaders are there and none is kept; name those that training "
-            "reads: protect(engine, data=train_loader)"
+            "reads: protect(..., data=train_loader)"
         )
         sources = []
     if len(schedules) == 1:
@@ -80,7 +80,7 @@ def _left(
     if len(schedules) > 1:
         yield (
             f"{len(schedules)} schedules of the optimizer are there ({_listed(schedules)}) and are "
-            'not kept; name them: protect(engine, also={"warm-up": one, "decay": other})'
+            'not kept; name them: protect(..., also={"warm-up": one, "decay": other})'
         )
     if engines:
         yield (

@@ -1,13 +1,13 @@
 """A model's weights beside their values: names of tied ones, a checksum of frozen ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
-from deepspeed.accelerator import get_accelerator
+from torch.distributed.tensor import DTensor
 
-from gemini_lab.engine.zero import own_part
+from gemini_lab.engine.ranks import gather
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:
@@ -27,8 +27,23 @@ def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
     for weight in weights:
         part = own_part(weight).detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(part.numpy().data)
-    device = get_accelerator().current_device_name()
-    own = torch.tensor([*digest.digest()], dtype=torch.uint8, device=device)
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, own)
-    return xxhash.xxh3_128_hexdigest(bytes(torch.cat(parts).tolist()))
+    parts = gather([*digest.digest()])
+    return xxhash.xxh3_128_hexdigest(bytes(byte for part in parts for byte in part))
+
+
+def own_part(weight: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a weight, without padding: its part if it is sharded, or all."""
+    part: Any = weight.detach()
+    if isinstance(part, DTensor):
+        part = part.to_local()
+    elif hasattr(weight, "ds_tensor"):
+        part = weight.ds_tensor[: held_of(weight)[1]]
+    found: torch.Tensor = part
+    return found
+
+
+def held_of(weight: Any) -> tuple[int, int]:
+    """First element and number of those that this rank holds of a weight of ZeRO's stage 3."""
+    size: int = weight.partition_numel()
+    start = torch.distributed.get_rank(weight.ds_process_group) * size
+    return start, max(0, min(size, weight.ds_numel - start))

@@ -17,6 +17,7 @@ from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
+from gemini_lab.engine.weights import held_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import WeightPiece
 
@@ -156,7 +157,7 @@ class Stage3(Partitions):
         for weights, tensor in zip(self.zero.fp16_groups, tensors, strict=True):
             tensor_offset = 0
             for weight in weights:
-                size, (start, held) = weight.partition_numel(), _held(weight)
+                size, (start, held) = weight.partition_numel(), held_of(weight)
                 if held:
                     yield WeightPiece(
                         weight=self.names[id(weight)],
@@ -193,18 +194,6 @@ def partitions_of(engine: Any) -> Partitions:
     for found, way_out in _obstacles(engine):
         raise UnsupportedError(f"this engine cannot be protected: it has {found}; {way_out}")
     return _VIEWS[type(engine.optimizer)](engine)
-
-
-def own_part(weight: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a weight: all of it, or in stage 3 a flat part without padding."""
-    return weight.ds_tensor[: _held(weight)[1]] if hasattr(weight, "ds_tensor") else weight
-
-
-def _held(weight: Any) -> tuple[int, int]:
-    """First element and number of those that this rank holds of a weight of stage 3."""
-    size: int = weight.partition_numel()
-    start = torch.distributed.get_rank(weight.ds_process_group) * size
-    return start, max(0, min(size, weight.ds_numel - start))
 
 
 def _obstacles(engine: Any) -> Iterator[tuple[str, str]]:

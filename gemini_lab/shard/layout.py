@@ -14,7 +14,22 @@ import xxhash
 from gemini_lab.errors import ConfigError
 
 _ALIGNMENT_BYTES: Final = 64  # of every tensor in a payload
-DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 """The types of tensors in a payload, by torch's name, and the size of an element."""
 
 
@@ -72,7 +87,7 @@ class ShardLayout:
     Attributes:
         rank: Whose shard.
         world_size: How many shards make a version.
-        stage: ZeRO stage.
+        stage: ZeRO stage; 0 without ZeRO.
         optimizer: Class of the optimizer.
         tensors: What follows the small state, in order of offset.
         small_offset_bytes: Where the small state begins.
@@ -83,6 +98,7 @@ class ShardLayout:
         aliases: Further names of tied weights, and the name that `weights` has.
         frozen: Weights that are not trained, thus not in any payload.
         frozen_digest: Checksum of them.
+        parallelism: How the ranks share the model: `"ZeRO"`, `"DDP"`, `"FSDP2"` or `"none"`.
     """
 
     rank: int
@@ -98,6 +114,7 @@ class ShardLayout:
     aliases: Mapping[str, str]
     frozen: tuple[str, ...]
     frozen_digest: str
+    parallelism: str = "ZeRO"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for `from_json`."""
@@ -125,8 +142,9 @@ class ShardLayout:
     @property
     def identity(self) -> dict[str, Any]:
         """What must be the same when a version is loaded, as JSON values; same on all ranks."""
+        is_zero = self.parallelism == "ZeRO"
         return {
-            "ZeRO stage": self.stage,
+            **({"ZeRO stage": self.stage} if is_zero else {"parallelism": self.parallelism}),
             "optimizer": self.optimizer,
             "number of ranks": self.world_size,
             "room for small state": self.small_capacity_bytes,

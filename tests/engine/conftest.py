@@ -1,4 +1,4 @@
-"""Shared by the tests that need real DeepSpeed ranks."""
+"""Shared by the tests that need real ranks."""
 
 import json
 import subprocess
@@ -7,22 +7,26 @@ from pathlib import Path
 
 import pytest
 
-SERVER = Path(__file__).with_name("zero_server.py")
+HERE = Path(__file__).parent
 
 
 class Server:
-    """Runs requests on two fresh ranks each."""
+    """Runs requests on fresh ranks each."""
 
-    def __init__(self):
+    def __init__(self, script, ranks):
         self.process = subprocess.Popen(
-            [sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, HERE / script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        self.ranks = ranks
         self.number = 0
 
     def run(self, folder, **request):
         """What each rank found; raises with a rank's error text if one failed."""
         self.number += 1
-        request |= {"folder": str(folder), "number": self.number}
+        request = {"ranks": self.ranks, **request, "folder": str(folder), "number": self.number}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
@@ -32,7 +36,8 @@ class Server:
             path.unlink()
         if any(json.loads(answer)):
             raise RuntimeError("\n".join(errors) or f"exit codes {answer}")
-        return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+        ranks = range(request["ranks"])
+        return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in ranks]
 
     def close(self):
         self.process.stdin.close()
@@ -41,6 +46,15 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server():
-    started = Server()
+    """DeepSpeed's ranks."""
+    started = Server("zero_server.py", 2)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def torch_server():
+    """Ranks of plain PyTorch."""
+    started = Server("torch_ranks.py", 3)
     yield started
     started.close()

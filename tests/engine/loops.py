@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from deepspeed import initialize
+from keeper import Keeper
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -22,39 +23,6 @@ from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 12
-
-
-class Keeper:
-    """Keeps some versions, read as late as traffic may: when the next update waits for them."""
-
-    def __init__(self, wanted):
-        self.wanted = wanted
-        self.newest = None
-        self.outgoing = None
-        self.payloads = {}
-
-    def send(self, version):
-        self.newest = version.version
-        if version.version in self.wanted:
-            self.outgoing = version
-
-    def wait(self):
-        if self.outgoing is not None:
-            version, self.outgoing = self.outgoing, None
-            payload = self.payloads[version.version] = bytearray(version.payload_bytes)
-            for offset, tensor in version.pieces:
-                raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-                payload[offset : offset + len(raw)] = raw
-        return 0.0
-
-    def end_iteration(self, _version):
-        return True
-
-    def is_sent(self, version):
-        return version == self.newest
-
-    def close(self):
-        self.wait()
 
 
 class Job:

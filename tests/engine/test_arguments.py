@@ -2,25 +2,14 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.utils.data import DataLoader
 
 import gemini_lab
 from gemini_lab.engine.surroundings import gather
-from gemini_lab.errors import ConfigError, UnsupportedError
-
-
-@pytest.fixture
-def group():
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+from gemini_lab.errors import ConfigError
 
 
 def bare_engine():
@@ -35,29 +24,15 @@ class Wrapper:
         self.engine = bare_engine()
 
 
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: DistributedDataParallel(nn.Linear(1, 1)), "DDP is not supported .ZeRO stage 1"),
-        (lambda: fully_shard(nn.Linear(1, 1)), "FSDP is not supported .ZeRO stage 3"),
-        (lambda: nn.Linear(1, 1), "a plain Linear, whose optimizer it does not know"),
-    ],
-    ids=["DDP", "FSDP2", "plain"],
-)
-def test_a_model_that_is_no_engine_is_refused_with_what_is_supported(make, words):
-    with pytest.raises(UnsupportedError, match=rf"{words}.*deepspeed\.initialize\(model=model"):
-        gemini_lab.protect(make())
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: (bare_engine(), None, None, None), "give the engine alone"),
         (Wrapper, r"a Wrapper around a DeepSpeedEngine; give its `\.engine`"),
         (lambda: "engine", "was given a str; give what deepspeed.initialize returns first"),
+        (lambda: nn.Linear(1, 1), r"a model alone \(Linear\).*protect\(model=model, optimizer="),
     ],
-    ids=["tuple", "wrapper", "word"],
+    ids=["tuple", "wrapper", "word", "model"],
 )
 def test_what_is_nearly_an_engine_is_refused_with_the_way_to_it(make, words):
     with pytest.raises(ConfigError, match=words):

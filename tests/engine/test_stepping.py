@@ -120,7 +120,7 @@ class State:
     def restore_small_again(self) -> None:
         self.told.append("top")
 
-    def tensors(self) -> list:
+    def pieces(self) -> list:
         return []
 
 

@@ -165,9 +165,9 @@ def whole(state):
     payload = bytearray(state.layout.payload_bytes)
     small = state.capture_small({"note": ["kept", 1]})
     payload[: len(small)] = small
-    for spec, tensor in zip(state.layout.tensors, state.tensors(), strict=True):
+    for offset, tensor in state.pieces():
         raw = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        payload[spec.offset_bytes : spec.offset_bytes + spec.size_bytes] = raw
+        payload[offset : offset + len(raw)] = raw
     return payload
 
 

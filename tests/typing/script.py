@@ -27,6 +27,20 @@ def script_with_small_state(engine: ZeroEngine, loaders: list[Stateful]) -> Prot
     return gemini_lab.protect(engine, data=loaders, client_state=best)
 
 
+def script_in_plain_pytorch(model: nn.Module, loader: DataLoader[torch.Tensor]) -> None:
+    """The README's other script."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    protected = gemini_lab.protect(
+        model=model, optimizer=optimizer, scheduler=scheduler, data=loader, settings={"replicas": 2}
+    )
+    batches = iter(loader)
+    for _ in protected.steps(9):
+        loss = model(next(batches)).sum()
+        loss.backward()
+        optimizer.step()
+
+
 class Loader:
     """A position in the data of one's own making."""
 
@@ -66,7 +80,7 @@ def wrong_uses(engine: ZeroEngine, loader: Loader) -> None:
     """Each line is an error to the checker; were it none, it would say that the mark is unused."""
     gemini_lab.protect("engine")  # type: ignore[arg-type]
     gemini_lab.protect(engine, data=[1, 2])  # type: ignore[list-item]
-    gemini_lab.protect(engine, loader)  # type: ignore[call-arg]
+    gemini_lab.protect(engine, loader)  # type: ignore[call-arg, arg-type]
     protected = gemini_lab.protect(engine)
     protected.log(loss="much")  # type: ignore[arg-type]
     protected.step = 3  # type: ignore[misc]

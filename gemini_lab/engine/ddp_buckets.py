@@ -1,0 +1,68 @@
+"""DDP's buckets, in which gradients are added up: the same after a restart as before.
+
+DDP adds up gradients in buckets, and lays these out anew once, in the order in which the first
+iteration's gradients came. In which order an all-reduce adds an element up over the ranks depends
+on where in a bucket it lies. So a job that restarts would compute one iteration in the buckets of
+the start, and with more than two ranks its numbers would differ in their last bits. Therefore a
+version keeps that order, and a job that restarts has DDP see it before its first iteration: with
+gradients of zeros.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+class BucketOrder:
+    """The order in which a model's gradients first came.
+
+    Args:
+        ddp: The model; its gradients are watched until the first iteration is over.
+
+    Attributes:
+        indices: Of DDP's own parameters, as they came; empty until all have.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.indices: list[int] = []
+        self._ddp: Any = ddp
+        self._weights = [w for w in self._ddp._module_parameters if w.requires_grad]  # noqa: SLF001
+        self._coming: list[int] = []
+        self._handles: list[Any] = []
+        if not ddp.find_unused_parameters:  # otherwise buckets stay as they are
+            for index, weight in enumerate(self._weights):
+                note = self._noting(index)
+                self._handles.append(weight.register_post_accumulate_grad_hook(note))
+
+    def rehearse(self, indices: Sequence[int]) -> None:
+        """Have DDP see gradients come in this order; all ranks together, before they train."""
+        if not indices:
+            return
+        self._stop()
+        kept = [weight.grad for weight in self._weights]
+        for weight in self._weights:
+            weight.grad = None
+        self._ddp.reducer.prepare_for_backward([])
+        for index in indices:
+            weight = self._weights[index]
+            torch.autograd.backward([weight], [torch.zeros_like(weight)])
+        for weight, gradient in zip(self._weights, kept, strict=True):
+            weight.grad = gradient
+        self.indices = [*indices]
+
+    def _noting(self, index: int) -> Any:
+        def note(_: torch.Tensor) -> None:
+            if self._ddp.require_backward_grad_sync:
+                self._coming.append(index)
+                if len(self._coming) == len(self._weights):
+                    self.indices = self._coming
+                    self._stop()
+
+        return note
+
+    def _stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []

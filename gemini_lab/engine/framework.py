@@ -1,0 +1,135 @@
+"""What protection asks of a framework: what is state, how it goes back, when an update is made.
+
+All else is the same for every framework. `zero_framework` fulfils this for DeepSpeed's engines,
+`torch_framework` for plain PyTorch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.engine.stepping import StepHook
+from gemini_lab.settings import SettingValue
+from gemini_lab.shard.layout import TensorSpec, WeightPiece
+
+Form = tuple[str, str, tuple[int, ...]]
+"""A tensor of the payload: its name, its type by torch's name, its shape."""
+Pieces = list[tuple[int, torch.Tensor]]
+"""Offset in the payload, and the live, flat tensor whose bytes belong there; in order."""
+
+
+class Framework(ABC):
+    """A model and its optimizer as one framework has them.
+
+    What changes only in an update is given out as live tensors (`forms`, `pieces`, `load`); what is
+    small is captured by value (`capture`, `restore`). All ranks make one together.
+
+    Args:
+        engine: What is protected.
+
+    Attributes:
+        engine: The same.
+        parallelism: How ranks share the model, in a word.
+        stage: ZeRO stage; 0 elsewhere.
+        rank: This process's.
+        world_size: How many ranks there are.
+    """
+
+    parallelism = "ZeRO"
+    stage = 0
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.rank, self.world_size = rank_and_world_size()
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The model itself, by whose names its weights are known."""
+
+    @property
+    @abstractmethod
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What makes the updates."""
+
+    @abstractmethod
+    def settings(self) -> Mapping[str, SettingValue]:
+        """What the script set."""
+
+    @abstractmethod
+    def trained(self) -> Iterator[nn.Parameter]:
+        """The weights that updates change."""
+
+    # -- the large part --------------------------------------------------------------------------
+
+    @abstractmethod
+    def forms(self) -> Sequence[Form]:
+        """The tensors of this rank's payload; the same names and shapes on all ranks."""
+
+    @abstractmethod
+    def weight_pieces(self) -> Iterator[WeightPiece]:
+        """Which parts of which weights these tensors hold; over all ranks each part once."""
+
+    @abstractmethod
+    def present(self) -> list[bool]:
+        """Which tensors of the state exist by now: optimizers make theirs at their first step."""
+
+    @abstractmethod
+    def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
+        """The live tensors, the same until the next update.
+
+        Raises:
+            UnsupportedError: The state is no longer what was laid out.
+        """
+
+    @abstractmethod
+    def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
+        """Put tensors back, and whatever is derived from them; all ranks together.
+
+        Args:
+            values: Those of this rank's payload, in the order of `forms`.
+            present: What `present` gave when they were captured.
+        """
+
+    # -- the small part --------------------------------------------------------------------------
+
+    @abstractmethod
+    def require_boundary(self) -> None:
+        """Refuse to capture a version in the middle of gradient accumulation.
+
+        Raises:
+            UnsupportedError: It is.
+        """
+
+    @abstractmethod
+    def capture(self) -> dict[str, Any]:
+        """The framework's own small state by name, for the codec."""
+
+    @abstractmethod
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Put back what `capture` gave; the tensors were put back before."""
+
+    @abstractmethod
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Refuse a small state that this script's objects have no place for.
+
+        Raises:
+            ConfigError: It is one.
+        """
+
+    # -- the boundaries --------------------------------------------------------------------------
+
+    @abstractmethod
+    def hook(self, hook: StepHook) -> Callable[[], None]:
+        """Have the hook called around updates, and where an iteration begins to compute.
+
+        Returns:
+            Takes the hook off again.
+        """

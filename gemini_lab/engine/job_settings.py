@@ -1,0 +1,41 @@
+"""A job's settings, from all who may set them, as far as its framework can follow them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gemini_lab.engine.framework import Framework
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.settings import SCHEDULED, Settings
+
+
+def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
+    """The job's settings: the lab's defaults, the script's own, what the launcher was told.
+
+    What comes later replaces what comes before. Where nobody sees training's collectives, versions
+    leave at once, and the settings say so.
+
+    Args:
+        framework: Has the script's own.
+        order: Has the others.
+        remark: Told what is not possible here.
+
+    Raises:
+        ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
+    """
+    settings = Settings.parse(order.defaults).updated(framework.settings()).updated(order.settings)
+    if isinstance(framework.engine, TorchEngine):
+        if settings.link_bytes_per_s is not None:
+            raise ConfigError(
+                "link_bytes_per_s paces training's collectives, and those of plain PyTorch are not "
+                "seen; leave it out, or train with DeepSpeed"
+            )
+        if settings.scheme in SCHEDULED:
+            remark(
+                f"the scheme {settings.scheme!r} needs to see training's collectives, which it "
+                'does under DeepSpeed alone; versions leave at once: the scheme is "background"'
+            )
+            settings = replace(settings, scheme="background")
+        settings = replace(settings, log_collectives=False)
+    return settings

@@ -1,0 +1,31 @@
+"""What `protect` gives where there is no lab."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+from gemini_lab.engine.contract import Engine
+
+
+class Unprotected:
+    """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.step = int(engine.global_steps)
+        self._engine = engine
+
+    def steps(self, total: int, /) -> Iterator[int]:
+        """Until so many optimizer steps are done."""
+        while self._engine.global_steps < total:
+            yield int(self._engine.global_steps)
+
+    def epochs(self, total: int, /) -> Iterator[int]:
+        """All of them."""
+        yield from range(total)
+
+    def log(self, **values: float) -> None:
+        """Nobody listens."""
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Nobody watches."""
+        del reason
+        return nullcontext()

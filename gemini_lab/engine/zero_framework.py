@@ -1,0 +1,231 @@
+"""A DeepSpeed engine under ZeRO as protection sees it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gemini_lab.engine.framework import Form, Framework, Pieces
+from gemini_lab.engine.small_state import beside, numbers
+from gemini_lab.engine.stepping import StepHook, hook_step
+from gemini_lab.engine.zero import Partitions, partitions_of
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.settings import SettingValue
+from gemini_lab.shard.layout import TensorSpec, WeightPiece
+
+_MASTER: Final = "master"  # beside the names of the optimizer's own tensors
+_COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+
+
+class ZeroFramework(Framework):
+    """The state of a DeepSpeed engine, as its ZeRO stage cuts it.
+
+    Args:
+        engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
+
+    Raises:
+        UnsupportedError: The engine has state that would not be kept; says what to change.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
+        self._partitions = partitions_of(engine)
+        self.stage = int(engine.zero_optimization_stage())
+        self._slots = list(self._lay_slots())
+        self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
+
+    @property
+    def module(self) -> nn.Module:
+        """The engine's model."""
+        module: nn.Module = self._engine.module
+        return module
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one inside ZeRO's."""
+        return self._partitions.base
+
+    def settings(self) -> Mapping[str, SettingValue]:
+        """The `"gemini"` block of the DeepSpeed configuration."""
+        config = getattr(self._engine, "_config", None)
+        block: Mapping[str, SettingValue] = getattr(config, "_param_dict", {}).get("gemini", {})
+        return block
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        """The weights of all parameter groups."""
+        return self._partitions.weights()
+
+    # -- the large part --------------------------------------------------------------------------
+
+    def forms(self) -> Sequence[Form]:
+        """Each partition's master weights and moments."""
+        masters = self._partitions.masters()
+        return [
+            (f"{partition}.{name}", str(dtype).removeprefix("torch."), masters[partition].shape)
+            for partition, name, dtype in self._slots
+        ]
+
+    def weight_pieces(self) -> Iterator[WeightPiece]:
+        """What of which weights the partitions are."""
+        numbers = [index for index, slot in enumerate(self._slots) if slot[1] == _MASTER]
+        return self._partitions.pieces(numbers)
+
+    def present(self) -> list[bool]:
+        """Of each tensor in `forms`."""
+        return [self._tensor(index) is not None for index in range(len(self._slots))]
+
+    def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
+        """One piece a tensor; what does not exist yet is zeros."""
+        return [(spec.offset_bytes, self._checked(i, spec)) for i, spec in enumerate(specs)]
+
+    def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
+        """Copy tensors over the live ones, made or dropped as they were then, and publish them."""
+        masters, states = self._partitions.masters(), self._partitions.base.state
+        for index, (value, is_present) in enumerate(zip(values, present, strict=True)):
+            partition, name, dtype = self._slots[index]
+            master = masters[partition]
+            if not is_present:
+                states.get(master, {}).pop(name, None)
+                continue
+            target = self._tensor(index)
+            if target is None:
+                target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
+            target.data.copy_(value)
+        self._partitions.publish()
+
+    def _lay_slots(self) -> Iterator[tuple[int, str, torch.dtype]]:
+        """Each tensor of the payload: its partition, its name in it, its type."""
+        for partition, master in enumerate(self._partitions.masters()):
+            yield partition, _MASTER, master.dtype
+            state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
+            for name, dtype in self._partitions.moments(partition).items():
+                existing = state.get(name)
+                yield partition, name, dtype if existing is None else existing.dtype
+
+    def _tensor(self, index: int) -> torch.Tensor | None:
+        """A live tensor of the payload; None if the optimizer has not made it yet."""
+        partition, name, _ = self._slots[index]
+        master = self._partitions.masters()[partition]
+        state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
+        return master if name == _MASTER else state.get(name)
+
+    def _checked(self, index: int, spec: TensorSpec) -> torch.Tensor:
+        tensor = self._tensor(index)
+        if tensor is None:
+            zeros = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+            return self._zeros.setdefault(index, zeros)
+        self._zeros.pop(index, None)
+        if (tuple(tensor.shape), str(tensor.dtype)) != (spec.shape, f"torch.{spec.dtype}"):
+            raise UnsupportedError(
+                f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "
+                f"{spec.dtype} {[*spec.shape]}; leave the optimizer's state as its class makes it"
+            )
+        return tensor.detach()
+
+    # -- the small part --------------------------------------------------------------------------
+
+    def require_boundary(self) -> None:
+        """Refuse a version between micro-batches."""
+        engine = self._engine
+        steps: int = engine.gradient_accumulation_steps()
+        if engine.managed_gradient_accumulation() and engine.micro_steps % steps:
+            raise UnsupportedError(
+                f"a version was asked for after {engine.micro_steps % steps} of {steps} "
+                "micro-batches; call capture_small right after the step() that updates the weights"
+            )
+
+    def capture(self) -> dict[str, Any]:
+        """Counters, what the optimizer and its wrapper keep beside large tensors, schedule."""
+        scheduler = self._engine.lr_scheduler
+        return {
+            "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
+            "optimizer": _optimizer(self._partitions),
+            "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
+        }
+
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Put them back."""
+        _restore_optimizer(self._partitions, small["optimizer"])
+        if self._engine.lr_scheduler is not None:
+            self._engine.lr_scheduler.load_state_dict(small["scheduler"])
+        for name in _COUNTERS:
+            setattr(self._engine, name, small["counters"][name])
+
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Both have a schedule, or none."""
+        stored, current = small["scheduler"], self._engine.lr_scheduler
+        if (stored is None) != (current is None):
+            where = ("the script", "the version")[:: 1 if stored is None else -1]
+            raise ConfigError(
+                f"{where[0]} has a learning rate scheduler, {where[1]} has none; start the script "
+                "as it was"
+            )
+
+    # -- the boundaries --------------------------------------------------------------------------
+
+    def hook(self, hook: StepHook) -> Callable[[], None]:
+        """In `engine.step`."""
+        return hook_step(self._engine, hook)
+
+
+def _optimizer(partitions: Partitions) -> dict[str, Any]:
+    zero, base = partitions.zero, partitions.base
+    autocast_scaler = getattr(zero, "torch_autocast_gradscaler", None)
+    return {
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in base.param_groups
+        ],
+        "scalars": [_scalars(partitions, index) for index in range(len(partitions.masters()))],
+        "overflow": bool(getattr(zero, "overflow", False)),
+        "loss_scaler": numbers(getattr(zero, "loss_scaler", None)),
+        "external_loss_scale": getattr(zero, "external_loss_scale", None),
+        "autocast_scaler": None if autocast_scaler is None else autocast_scaler.state_dict(),
+    }
+
+
+def _scalars(partitions: Partitions, index: int) -> dict[str, Any]:
+    """What the optimizer keeps for a partition beside its large tensors, such as a step count."""
+    master, moments = partitions.masters()[index], partitions.moments(index)
+    state = partitions.base.state.get(master, {})
+    scalars = {key: value for key, value in state.items() if key not in moments}
+    for key, value in scalars.items():
+        if isinstance(value, torch.Tensor) and value.numel() > 1:
+            raise UnsupportedError(
+                f"{type(partitions.base).__name__} keeps a tensor {key!r} of {value.numel()} "
+                f"elements that it is not known for (known: {[*moments]}); use DeepSpeed's or "
+                "torch's own Adam, AdamW or SGD"
+            )
+    return scalars
+
+
+def _restore_optimizer(partitions: Partitions, saved: Mapping[str, Any]) -> None:
+    zero, base = partitions.zero, partitions.base
+    for group, values in zip(base.param_groups, saved["groups"], strict=True):
+        for key, value in values.items():
+            group[key] = beside(group.get(key), value)
+    for index, scalars in enumerate(saved["scalars"]):
+        _restore_scalars(partitions, index, scalars)
+    if hasattr(zero, "overflow"):
+        zero.overflow = saved["overflow"]
+    if saved["loss_scaler"] is not None:
+        vars(zero.loss_scaler).update(saved["loss_scaler"])
+    if saved["external_loss_scale"] is not None:
+        zero.override_loss_scale(saved["external_loss_scale"])
+    if saved["autocast_scaler"] is not None:
+        zero.torch_autocast_gradscaler.load_state_dict(saved["autocast_scaler"])
+
+
+def _restore_scalars(partitions: Partitions, index: int, scalars: Mapping[str, Any]) -> None:
+    """What `_scalars` gave, and nothing else beside the large tensors."""
+    states, master = partitions.base.state, partitions.masters()[index]
+    group, moments = partitions.group_of(index), partitions.moments(index)
+    on_device = group.get("capturable") or group.get("fused")
+    state = {key: value for key, value in states.pop(master, {}).items() if key in moments}
+    for key, value in scalars.items():
+        is_moved = on_device and isinstance(value, torch.Tensor)
+        state[key] = value.to(master.device) if is_moved else value
+    if state:  # an optimizer begins anew where it finds none
+        states[master] = state

@@ -1,0 +1,263 @@
+"""What plain PyTorch can be that is not kept exactly is refused in sentences; steps are counted."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.lr_scheduler import ExponentialLR
+
+import gemini_lab
+from gemini_lab.engine.arguments import as_engine
+from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, left_out
+from gemini_lab.engine.torch_framework import TorchFramework
+from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
+
+
+@pytest.fixture
+def group():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def framework(model, optimizer):
+    return TorchFramework(TorchEngine(model, optimizer))
+
+
+class Beside(torch.optim.SGD):
+    """Keeps an average where nobody looks for it."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=0.1)
+        self.averages = [torch.zeros(3)]
+
+
+class Recording(torch.optim.SGD):
+    """Keeps a list of tensors for each weight."""
+
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["history"] = [weight.clone()]
+
+
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """Stands for torch's, whose import warns and takes seconds."""
+
+
+def in_fsdp1(model):
+    """As FSDP1 wraps a model, which it does on accelerators alone."""
+    wrapped = object.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped._fsdp_wrapped_module = model
+    return nn.Sequential(wrapped)
+
+
+def with_powersgd(model):
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(PowerSGDState(None, 1), powerSGD_hook)
+    return ddp
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("wrap", "make", "words"),
+    [
+        (in_fsdp1, sgd, r"\(FSDP1\); shard it with FSDP2: .*fully_shard\(model\)"),
+        (DataParallel, sgd, "DataParallel; use DistributedDataParallel"),
+        (
+            DistributedDataParallel,
+            lambda m: ZeroRedundancyOptimizer(m.parameters(), lr=0.1),
+            "ZeroRedundancyOptimizer shares out state by itself; use a torch optimizer",
+        ),
+        (
+            lambda m: DistributedDataParallel(m, static_graph=True),
+            sgd,
+            "static_graph=True.*; leave static_graph out",
+        ),
+        (with_powersgd, sgd, r"hook powerSGD_hook keeps state of its own \(PowerSGDState\); use"),
+        (lambda m: m.to("meta"), sgd, "is a meta tensor.*; use dense parameters"),
+        (
+            lambda m: nn.Sequential(DistributedDataParallel(m)),
+            sgd,
+            "is around parts of it; wrap the model as a whole",
+        ),
+        (
+            nn.Sequential,
+            lambda m: torch.optim.LBFGS(m.parameters()),
+            "LBFGS cannot be foreseen: a step on a stand-in .* failed .*closure.*; use an opt",
+        ),
+        (
+            nn.Sequential,
+            lambda m: Beside(m.parameters()),
+            "in its attribute 'averages', beside its",
+        ),
+        (
+            nn.Sequential,
+            lambda m: Recording(m.parameters(), lr=0.1),
+            "keeps 'history' of a parameter as a list, which is no tensor or number; use an opt",
+        ),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_could_not_be_put_back_is_refused_with_the_way_out(wrap, make, words):
+    model = wrap(nn.Linear(3, 2))
+    with pytest.raises(UnsupportedError, match=words):
+        framework(model, make(model))
+
+
+class Wrapped:
+    """As Accelerate wraps an optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": None}, "protect was given an optimizer= alone"),
+        ({"optimizer": None}, "protect was given a model= alone"),
+        ({"model": None, "optimizer": None}, "protect was given nothing to protect; give what"),
+        ({"model": [1]}, "model= is a list; give the nn.Module"),
+        ({"optimizer": "Adam"}, "optimizer= is a str; give one torch.optim.Optimizer"),
+        ({"optimizer": Wrapped(sgd(nn.Linear(1, 1)))}, "is a Wrapped; give its `.optimizer`"),
+        ({"optimizer": sgd(nn.Linear(1, 1))}, "holds none of the parameters of model="),
+        ({"step": -1}, "step=-1 is no number of updates"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_arguments_of_the_wrong_kind_are_refused_with_what_to_give(change, words):
+    model = nn.Linear(1, 1)
+    given = {"model": model, "optimizer": sgd(model), "settings": None, "step": 0, **change}
+    with pytest.raises(ConfigError, match=words):
+        as_engine(None, **given)
+
+
+@pytest.mark.filterwarnings("ignore:gemini_lab.protect. this script was not started")
+def test_without_a_lab_a_script_runs_as_it_is():
+    model = nn.Linear(1, 1)
+    optimizer = sgd(model)
+    protected = gemini_lab.protect(model=model, optimizer=optimizer, step=4)
+    done = []
+    for step in protected.steps(7):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        done.append(step)
+    assert done == [4, 5, 6]
+
+
+class Told:
+    """Takes down when it is called."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin_forward(self):
+        self.told.append("forward")
+
+    def before_update(self):
+        self.told.append("before")
+        return 0.5
+
+    def after_update(self, waited_s):
+        self.told.append(f"after {waited_s}")
+
+
+class Nested(torch.optim.SGD):
+    """Calls its base's step, for which torch calls hooks again."""
+
+    fails = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if self.fails:
+            raise ArithmeticError
+        return super().step(closure)
+
+
+def test_a_step_is_one_update_whatever_it_calls_and_also_after_one_that_raised():
+    model, hook = nn.Linear(1, 1), Told()
+    sgd(model)  # from now on torch calls hooks in its own step, too
+    engine = TorchEngine(model, Nested(model.parameters(), lr=0.1))
+    unhook = hook_optimizer(engine, hook)
+    for fails in (True, False, False):
+        engine.optimizer.fails = fails
+        hook.told.clear()
+        model(torch.ones(1)).sum().backward()
+        if fails:
+            with pytest.raises(ArithmeticError):
+                engine.optimizer.step()
+        else:
+            engine.optimizer.step()
+            assert hook.told == ["forward", "forward", "before", "after 0.5"]
+    assert engine.global_steps == 2
+    unhook()
+    hook.told.clear()
+    engine.optimizer.step()
+    assert (engine.global_steps, hook.told) == (3, [])
+
+
+def test_a_step_that_a_scaler_leaves_out_is_no_update():
+    model = nn.Linear(1, 1)
+    engine = TorchEngine(model, sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for value in (1.0, float("inf"), 1.0):
+        engine.optimizer.zero_grad()
+        scaler.scale(model(torch.full((1,), value)).sum()).backward()
+        scaler.step(engine.optimizer)
+        scaler.update()
+    assert engine.global_steps == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _, optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
+        lambda model, _: setattr(model.weight, "data", torch.ones(5)),
+        lambda _, optimizer: optimizer.param_groups[0].update(momentum=0.9),
+    ],
+    ids=["parameters", "shape", "options"],
+)
+def test_a_model_that_is_changed_after_protect_is_refused(change):
+    model = nn.Linear(3, 2)
+    optimizer = sgd(model)
+    known = framework(model, optimizer)
+    specs = gemini_lab.engine.engine_state.lay_out(known.forms(), start_bytes=0)
+    change(model, optimizer)
+    for weight in optimizer.param_groups[0]["params"]:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    with pytest.raises(GeminiError, match=r"`protect`"):
+        known.pieces(specs), known.capture()
+
+
+def test_weights_that_something_else_may_train_are_remarked_on():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    (text,) = left_out(TorchEngine(model, sgd(model[0])))
+    assert text.startswith("2 parameters require gradients and are not in optimizer= (1.weight...)")
+    model[1].requires_grad_(False)
+    assert not list(left_out(TorchEngine(model, sgd(model[0]))))
+
+
+def test_to_look_at_an_optimizer_changes_nothing():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    schedule = ExponentialLR(optimizer, 0.5)
+    random, weights = torch.get_rng_state(), [w.clone() for w in model.parameters()]
+    before = repr((optimizer.state_dict(), schedule.state_dict(), sorted(vars(optimizer))))
+    known = framework(model, optimizer)
+    names = [form[0] for form in known.forms()]
+    assert names == ["parameter.data.float32", "exp_avg.float32", "exp_avg_sq.float32"]
+    assert known.present() == [True, False, False] * 2
+    assert repr((optimizer.state_dict(), schedule.state_dict(), sorted(vars(optimizer)))) == before
+    assert all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
+    assert torch.equal(random, torch.get_rng_state())

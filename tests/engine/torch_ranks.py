@@ -1,0 +1,265 @@
+"""Trains tiny models in plain PyTorch on a few gloo ranks: forks, which share what was imported.
+
+The models and loops are as hard to bring back as people write them. Versions are kept by `Keeper`,
+in the place of a lab; all else is what `protect` does.
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from keeper import Keeper
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from gemini_lab.engine.arguments import as_engine, with_schedule
+from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.optimizer_state import local_part
+from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.surroundings import gather
+from gemini_lab.shard.lineage import NO_LINEAGE
+
+STEPS = 7
+
+
+class Numbers(Dataset):
+    """Features made from their index, and a random part."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.sin(torch.arange(1.0, 7.0) * (index + 1)) + 0.1 * torch.randn(6)
+
+
+class Model(nn.Module):
+    """Odd sizes, dropout, a batch norm, tied and frozen weights; layers used in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(13, 1)  # registered first: gradients come in another order
+        self.first = nn.Linear(6, 13)
+        self.norm = nn.BatchNorm1d(13)
+        self.drop = nn.Dropout(0.3)
+        self.middle = nn.Linear(13, 13, bias=False)
+        self.again = nn.Linear(13, 13)
+        self.again.weight = self.middle.weight
+        self.scale = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Linear(13, 13)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, features):
+        hidden = self.norm(torch.tanh(self.first(features)))
+        hidden = self.middle(self.drop(self.frozen(hidden)))
+        return self.last(torch.tanh(self.again(hidden)) * self.scale).square().mean()
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer of somebody's own: it calls its base's step, and counts in an attribute."""
+
+    def __init__(self, weights, lr):
+        super().__init__(weights, lr=lr, momentum=0.9)
+        torch.optim.SGD(weights, lr=lr)  # so that torch calls hooks for both steps
+        self.taken = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.taken += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.mul_(1 - 1e-3 * (self.taken % 3))
+        return super().step(closure)
+
+
+OPTIMIZERS = {
+    "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01, amsgrad=True),
+    "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01),
+    "fused AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01, fused=True),
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05),
+    "momentum": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
+    "Adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.05),
+    "RMSprop": lambda weights: torch.optim.RMSprop(weights, lr=0.01, momentum=0.5, centered=True),
+    "Adafactor": lambda weights: torch.optim.Adafactor(weights, lr=0.01),
+    "NAdam": lambda weights: torch.optim.NAdam(weights, lr=0.01),
+    "Counting": lambda weights: Counting(weights, lr=0.02),
+    "LBFGS": torch.optim.LBFGS,
+}
+
+
+def parallel(kind, model, **how):
+    """The model as its ranks share it."""
+    if kind == "DDP":
+        return DistributedDataParallel(model, **how)
+    if kind == "FSDP2":
+        fully_shard(model.first)
+        return fully_shard(model, **how)
+    if kind == "HSDP":  # sharded over two ranks, replicated over two pairs
+        return fully_shard(
+            model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
+        )
+    return model
+
+
+class Job:
+    """One start of a training script."""
+
+    def __init__(self, case, *, rank, seed, wanted=(), payload=None):
+        self.case = case
+        for draw in (random.seed, np.random.seed, torch.manual_seed):
+            draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
+        model = Model()
+        torch.manual_seed(seed)
+        if seed > 1:  # another start: what it begins with must not matter
+            for weight in model.parameters():
+                if weight.requires_grad:
+                    nn.init.normal_(weight)
+        self.model = parallel(case["parallel"], model, **case.get("how", {}))
+        trained = [w for w in self.model.parameters() if w.requires_grad]
+        self.optimizer = OPTIMIZERS[case["optimizer"]](trained)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        sampler = DistributedSampler(Numbers()) if dist.is_initialized() else None
+        self.loader = DataLoader(Numbers(), batch_size=2, sampler=sampler, shuffle=not sampler)
+        for draw in (random.seed, np.random.seed, torch.manual_seed):
+            draw(seed + rank)
+        self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
+        self.protect(payload)
+
+    def protect(self, payload):
+        engine = as_engine(None, model=self.model, optimizer=self.optimizer, settings=None, step=0)
+        script = gather(
+            engine,
+            data=self.loader,
+            client_state=None,
+            also=with_schedule(None, self.schedule),
+            remark=self.remarks.append,
+        )
+        self.state = EngineState(engine, script=script)
+        if payload is not None:
+            self.state.load(payload)
+        self.protection = LiveProtection(
+            self.state,
+            self.keeper,
+            IterationLog(lambda _: None),
+            Pulse(lambda _: None, rank=engine.global_rank, epoch=1),
+            lineage=NO_LINEAGE,
+            remark=self.remarks.append,
+        )
+        self.state.framework.hook(self.protection)
+        if payload is None:
+            self.protection.send_version()
+
+    def train(self):
+        accumulate = self.case.get("accumulation", 1)
+        batches = self.batches()
+        for step in self.protection.steps(STEPS):
+            self.optimizer.zero_grad()
+            total = 0.0
+            for micro in range(accumulate):
+                is_last = micro == accumulate - 1
+                held = nullcontext() if is_last else self.held()
+                with held:
+                    loss = self.model(next(batches))
+                    loss.backward()
+                total += loss.item()
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            if self.case.get("break_ranks") and step == 1:
+                self.break_ranks()
+            self.optimizer.step()
+            self.losses[step + 1] = [total.hex(), float(norm).hex()]
+            self.schedule.step()
+        self.protection.finish()
+
+    def held(self):
+        """Gradients are not added up over the ranks inside."""
+        return self.model.no_sync() if self.case["parallel"] == "DDP" else nullcontext()
+
+    def break_ranks(self):
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                next(self.model.parameters()).grad.mul_(1.01)
+
+    def batches(self):
+        while True:
+            yield from self.loader
+            sampler = self.loader.sampler
+            if isinstance(sampler, DistributedSampler):
+                sampler.set_epoch(sampler.epoch + 1)
+
+
+def work(request, rank):
+    folder, version = Path(request["folder"]), request.get("load")
+    payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
+    job = Job(
+        request["case"],
+        rank=rank,
+        seed=request.get("seed", 1),
+        wanted=request.get("wanted", ()),
+        payload=payload,
+    )
+    job.train()
+    for number, kept in job.keeper.payloads.items():
+        (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
+    found = {
+        "losses": job.losses,
+        "remarks": job.remarks,
+        "layout": job.state.layout.to_json(),
+        "weights": sum(w.nbytes for w in job.state.framework.trained()),
+        "local": sum(local_part(w).nbytes for w in job.state.framework.trained()),
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+def run_rank(request, rank):
+    folder, ranks = Path(request["folder"]), request["ranks"]
+    try:
+        if ranks > 1:
+            store = dist.FileStore(f"{folder}/store-{request['number']}", ranks)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        work(request, rank)
+        if ranks > 1:
+            dist.barrier()
+        code = 0
+    except Exception as error:  # noqa: BLE001 - the test reads it
+        text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        (folder / f"error-{rank}.txt").write_text(text)
+        code = 1
+    os._exit(code)
+
+
+def main():
+    for name in ("torch._dynamo", "torch._inductor"):
+        importlib.import_module(name)  # or each rank does, late
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        pids = []
+        for rank in range(request["ranks"]):
+            pid = os.fork()
+            if pid == 0:
+                run_rank(request, rank)
+            pids.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps(codes), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
