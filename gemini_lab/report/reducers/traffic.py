@@ -159,7 +159,8 @@ class Traffic:
             case ShardRestored(tier="peer"):
                 self._restored(entry.node, at_s, event)
             case RunStarted():
-                self._rack_of |= zip(self._nodes.members, event.racks or (), strict=False)
+                seated = zip(self._nodes.members, event.racks or (), strict=False)
+                self._rack_of |= {node: rack for node, rack in seated if node is not None}
                 self.origin_s, self.is_over = at_s, False
                 self.is_simulated = event.simulated is not None
                 self._changes += 1
