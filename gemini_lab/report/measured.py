@@ -56,16 +56,14 @@ def measure(run: RunReducer) -> Measured:
         recoveries=_recoveries(run.recoveries.recoveries(), iteration_s),
         source=f"the log of {run.name}",
     )
-    told = job.settings.get("replicas")
-    replicas = told if isinstance(told, int) else 2
-    sent = len(run.sums.versions) * max(1, replicas - 1)
+    placement = run.copies.placement
     return Measured(
         times=times,
         nodes=job.nodes,
         standbys=job.standbys,
         gpus_per_node=job.workers_per_node,
-        replicas=replicas,
-        checkpoint_bytes=max(1, run.sums.checkpoint_bytes // max(1, sent)),
+        replicas=1 if placement is None else placement.replicas,
+        checkpoint_bytes=max(1, sum(run.copies.shard_bytes)),
     )
 
 

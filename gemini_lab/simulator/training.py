@@ -16,13 +16,13 @@ import simpy
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeRequested
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.simulator.cluster import Cluster, Part, busiest_sends
+from gemini_lab.simulator.cluster import Cluster, Part
+from gemini_lab.simulator.durations import ANNOUNCED, Durations
 from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.outcome import Outcome, Recovery
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.progress import Segment
 from gemini_lab.simulator.recorder import Recorder
-from gemini_lab.simulator.times import Steps
 from gemini_lab.simulator.workload import Workload
 
 Waits = Generator[simpy.Event, None, None]
@@ -40,8 +40,6 @@ class _Done:
 
 MACHINE: Final = _Machine()
 DONE: Final = _Done()
-ANNOUNCED: Final = "announced"
-"""The failure of a machine whose memory was read in time."""
 Cause = Outage | _Machine | _Done
 
 
@@ -71,7 +69,7 @@ class Training:
         self.recorder = recorder
         self.iterations = iterations
         self.draw = random.Random(seed)
-        self.draw_step = random.Random(f"steps {seed}")
+        self.durations = Durations(workload, policy, seed=seed)
         self.env = simpy.Environment()
         self.cluster = Cluster(placement, standbys=workload.standbys)
         self.by_iteration: list[Outage] = []
@@ -132,7 +130,7 @@ class Training:
     # -- what fails ------------------------------------------------------------------------------
 
     def _fail(self, outages: Sequence[Outage]) -> Waits:
-        began_s = 0.0 if self.policy.times is None else self.policy.times.first_start.mean_s
+        began_s = self.durations.first_start_s
         for outage in outages:
             yield self.env.timeout(max(0.0, began_s + outage.at_s - self.env.now))
             struck = self._strike(outage)
@@ -144,18 +142,14 @@ class Training:
         struck = [p for p in outage.positions if self.cluster.is_up(p)]
         if not struck:
             return None
-        if outage.kind in {"gpu", "hardware"} and self._is_announced():
+        can_move = self.segment is not None and outage.kind in {"gpu", "hardware"}
+        if can_move and self.durations.is_announced():
             outage = replace(outage, kind="gpu", failure=ANNOUNCED)
         self.failures += 1
         self.struck["failures"] += 1
         if outage.kind != "software":
             self._lose(struck, outage)
         return outage
-
-    def _is_announced(self) -> bool:
-        """Whether this failure is; only while training runs is there time to move away."""
-        share = self.policy.announced
-        return share > 0 and self.segment is not None and self.draw_step.random() < share
 
     def _lose(self, positions: Sequence[int], outage: Outage) -> None:
         self.struck["nodes"] += len(positions)
@@ -169,7 +163,7 @@ class Training:
     def _run(self) -> Waits:
         """Train to the end, recovering from each interruption."""
         if self.policy.times is not None:
-            yield from self._step("first_start", self.policy.times.first_start.mean_s)
+            yield from self._step("first_start", self.durations.first_start_s)
         version = 0
         while True:
             segment = self._segment(version)
@@ -231,11 +225,7 @@ class Training:
     def _note_training(self, segment: Segment, elapsed_s: float) -> None:
         """Keep in mind which versions a segment made whole."""
         if self.policy.memory is not None:
-            stream = self.policy.memory
-            if self.policy.times is not None:  # whether a version was whole in time is chance
-                delay_s = self.draw_step.choice(self.policy.times.version.samples_s)
-                stream = replace(stream, delay_s=delay_s)
-            whole = segment.newest_whole(stream, elapsed_s)
+            whole = segment.newest_whole(self.durations.memory(self.policy.memory), elapsed_s)
             if whole is not None:
                 self.cluster.memory_version = whole
         if self.policy.persistent is not None:
@@ -284,7 +274,7 @@ class Training:
 
     def _attempt(self, outage: Outage) -> Generator[simpy.Event, None, tuple[RecoveryPlan, float]]:
         """One try at a recovery, in the order of the paper's Fig. 14."""
-        steps = self._steps(outage)
+        steps = self.durations.steps(outage)
         yield from self._step("detect", steps.detect_s)
         if steps.fence_s:
             yield from self._step("fence", steps.fence_s)
@@ -304,7 +294,7 @@ class Training:
             self.recorder.planned(self.env.now, plan)
         if steps.start_s:
             yield from self._step("start", steps.start_s)
-        retrieval_s = self._retrieval_s(plan, steps, moved=len(moved))
+        retrieval_s = self.durations.retrieval_s(plan, steps, moved=len(moved))
         yield from self._step("retrieve", retrieval_s)
         if self.recorder:
             self.recorder.retrieved(self.env.now, plan, retrieval_s)
@@ -316,21 +306,6 @@ class Training:
         """What is loaded from where; a recorder is told of every shard."""
         part = self.cluster.everything if self.recorder else self.cluster.concerned()
         return part, self.cluster.plan(part)
-
-    def _steps(self, outage: Outage) -> Steps:
-        """How long this recovery's steps take: as one that was measured, or as the policy says."""
-        if self.policy.times is not None:
-            steps = self.draw_step.choice(self.policy.times.steps(outage.failure, outage.kind))
-            return replace(steps, detect_s=0.0) if outage.failure == ANNOUNCED else steps
-        return Steps(
-            detect_s=0.0 if outage.failure == ANNOUNCED else self.workload.detection_s,
-            serialise_s=self.policy.serialise_s,
-            warm_up_s=self._restart_s(),
-        )
-
-    def _restart_s(self) -> float:
-        restart_s = self.policy.restart_s
-        return self.workload.warm_up_s if restart_s is None else restart_s
 
     def _step(self, name: str, wait: float | simpy.Event) -> Waits:
         """Let time pass, also in the books when it is interrupted."""
@@ -346,14 +321,6 @@ class Training:
     def _can_shrink(self, part: Part, plan: RecoveryPlan) -> bool:
         missing = {part.positions[place] for place in plan.missing}
         return self.policy.shrinks and self._idle_nodes(missing) < self.workload.nodes
-
-    def _retrieval_s(self, plan: RecoveryPlan, steps: Steps, *, moved: int) -> float:
-        """The busiest sender's time; its sends follow one another."""
-        if plan.tier == "persistent":
-            return self.policy.persistent_s
-        if steps.retrieve_s is not None:
-            return steps.retrieve_s
-        return max(busiest_sends(plan), min(1, moved)) * self.policy.peer_s
 
     def _deliver(self) -> Waits:
         """A machine is ordered and comes."""
@@ -374,8 +341,7 @@ class Training:
         segment = replace(segment, version=version)
         self.stopped = (segment, 0.0)
         try:
-            rejoin_s = self.policy.rejoin_s
-            yield from self._step("rejoin", self._restart_s() if rejoin_s is None else rejoin_s)
+            yield from self._step("rejoin", self.durations.rejoin_s)
             self.cluster.blank = set(self.cluster.vacant)
         except simpy.Interrupt as interrupt:
             version = yield from self._recover(interrupt.cause, segment, 0.0)

@@ -1,7 +1,6 @@
 """What protection would cost and give on a cluster of one's own: `plan(...)` in one cell."""
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,14 +16,18 @@ from gemini_lab.placement import (
 )
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.simulator.catalog import model_named
-from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
-from gemini_lab.simulator.interval import Interval, mean_interval
-from gemini_lab.simulator.money import Bill, Price, bill
-from gemini_lab.simulator.outcome import Outcome
-from gemini_lab.simulator.peers import POLICIES
-from gemini_lab.simulator.policy import Policy, expected_wasted_s, gemini, gemini_lab
+from gemini_lab.simulator.failures import FailureRate, poisson_failures
+from gemini_lab.simulator.forecast import (
+    HISTORIES,
+    Forecast,
+    forecast,
+    history_days,
+    policies_for,
+)
+from gemini_lab.simulator.interval import Interval
+from gemini_lab.simulator.money import Price
+from gemini_lab.simulator.policy import gemini, gemini_lab
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
-from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
 from gemini_lab.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes
@@ -38,52 +41,6 @@ SPAN_SHARES: Final = (0.28, *[0.144] * 5)
 """How that idle time is cut into spans: 28 % in the largest is fitted, see `paper_workload`."""
 NETWORK_SHARE: Final = 0.6
 """Checkpoint traffic's share of the link's nominal rate: 240 of 400 Gbit/s in Fig. 8."""
-FAILURES: Final = 60
-"""In each history, at the least."""
-HISTORIES: Final = 5
-LONGEST_DAYS: Final = 3650.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What to expect of one policy.
-
-    Attributes:
-        wasted_s: Mean wasted time of a failure by Eq. (1), lost nodes replaced (a model).
-        outcomes: Simulated runs, one a history of Poisson failures.
-        bill: Of the first of them; in node-hours where no price was given.
-    """
-
-    policy: Policy
-    wasted_s: float
-    outcomes: tuple[Outcome, ...]
-    bill: Bill
-
-    @property
-    def outcome(self) -> Outcome:
-        """The first of the runs."""
-        return self.outcomes[0]
-
-    @property
-    def effective(self) -> Interval:
-        """Effective training time ratio, with its 95 % interval over the histories."""
-        return mean_interval([outcome.effective_ratio for outcome in self.outcomes])
-
-    @property
-    def simulated_wasted(self) -> Interval:
-        """Mean wasted time of a recovery, with its 95 % interval over all recoveries."""
-        wasted_s = [one.wasted_s for outcome in self.outcomes for one in outcome.recoveries]
-        return mean_interval(wasted_s or [0.0, 0.0])
-
-    @property
-    def cost_per_hour(self) -> Interval:
-        """A node-hour of training that counts, in paid node-hours or the price's currency."""
-        paid = self.bill.cost / self.bill.training_hours
-        ratio = self.effective
-        if ratio.mean <= 0:
-            return Interval(mean=math.inf, low=math.inf, high=math.inf)
-        low = paid / ratio.low if ratio.low > 0 else math.inf
-        return Interval(mean=paid / ratio.mean, low=paid / ratio.high, high=low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,8 +245,8 @@ def plan(
         )
     prices = price if isinstance(price, Price) else Price(node=1.0 if price is None else price)
     ours = gemini(workload, replicas=replicas, max_overhead=max_overhead)
-    policies = _policies(workload, replicas=replicas, max_overhead=max_overhead)
-    days = _days(nodes, failures_per_node_per_day)
+    policies = policies_for(workload, replicas=replicas, max_overhead=max_overhead)
+    days = history_days(nodes, failures_per_node_per_day)
     rate = FailureRate(per_node_per_day=failures_per_node_per_day)
     histories = [
         poisson_failures(nodes=nodes, days=days, rate=rate, seed=seed + number)
@@ -308,7 +265,7 @@ def plan(
             k: float(recovery_probability(placement, k)) for k in range(1, min(nodes, 4) + 1)
         },
         forecasts=tuple(
-            _forecast(
+            forecast(
                 workload,
                 policy,
                 histories,
@@ -381,52 +338,3 @@ def _workload(
         standbys=standbys,
     )
     return workload, assumed
-
-
-def _policies(workload: Workload, *, replicas: int, max_overhead: float | None) -> list[Policy]:
-    """All policies; the paper's and this system's with the m and the overhead that were asked."""
-    made = [make(workload) for make in POLICIES]
-    asked = {
-        policy.name: policy
-        for policy in (
-            gemini(workload, replicas=replicas, max_overhead=max_overhead),
-            gemini_lab(workload, replicas=replicas, max_overhead=max_overhead),
-        )
-    }
-    return [asked.get(policy.name, policy) for policy in made]
-
-
-def _days(nodes: int, per_node_per_day: float) -> float:
-    """How long a history has to be to have enough failures."""
-    per_day = per_node_per_day * nodes
-    return min(LONGEST_DAYS, max(30.0, FAILURES / per_day)) if per_day else 30.0
-
-
-def _forecast(
-    workload: Workload,
-    policy: Policy,
-    histories: Sequence[Sequence[Outage]],
-    *,
-    days: float,
-    placement: Placement,
-    price: Price,
-    seed: int,
-) -> Forecast:
-    """One policy on all histories; where its m is the placement's, with that placement."""
-    outcomes = tuple(
-        simulate(
-            workload,
-            policy,
-            history,
-            days=days,
-            placement=placement if policy.replicas == placement.replicas else None,
-            seed=seed + number,
-        )
-        for number, history in enumerate(histories)
-    )
-    return Forecast(
-        policy=policy,
-        wasted_s=expected_wasted_s(workload, policy),
-        outcomes=outcomes,
-        bill=bill(outcomes[0], price),
-    )

@@ -1,0 +1,82 @@
+"""How long each step of a simulated recovery takes: as a policy says, or as was measured."""
+
+import random
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.simulator.cluster import busiest_sends
+from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.policy import Policy, Stream
+from gemini_lab.simulator.times import Steps
+from gemini_lab.simulator.workload import Workload
+
+ANNOUNCED: Final = "announced"
+"""The failure of a machine whose memory was read in time."""
+
+
+class Durations:
+    """The times of one run; measured ones are drawn, one recovery's together.
+
+    Args:
+        workload: Has the times that no policy changes.
+        policy: Has its own, and the measured ones.
+        seed: Of the draws.
+    """
+
+    def __init__(self, workload: Workload, policy: Policy, *, seed: int) -> None:
+        self._workload, self._policy = workload, policy
+        self._draw = random.Random(f"steps {seed}")
+
+    @property
+    def first_start_s(self) -> float:
+        """Before training begins; 0 where nothing was measured."""
+        return 0.0 if self._policy.times is None else self._policy.times.first_start.mean_s
+
+    @property
+    def rejoin_s(self) -> float:
+        """While a machine joins a shrunk job."""
+        rejoin_s = self._policy.rejoin_s
+        return self._restart_s if rejoin_s is None else rejoin_s
+
+    @property
+    def _restart_s(self) -> float:
+        restart_s = self._policy.restart_s
+        return self._workload.warm_up_s if restart_s is None else restart_s
+
+    def is_announced(self) -> bool:
+        """Whether the failure that comes now is."""
+        share = self._policy.announced
+        return share > 0 and self._draw.random() < share
+
+    def steps(self, outage: Outage) -> Steps:
+        """Of one recovery; nobody has to detect what was announced."""
+        if self._policy.times is not None:
+            steps = self._draw.choice(self._policy.times.steps(outage.failure, outage.kind))
+        else:
+            steps = Steps(
+                detect_s=self._workload.detection_s,
+                serialise_s=self._policy.serialise_s,
+                warm_up_s=self._restart_s,
+            )
+        return replace(steps, detect_s=0.0) if outage.failure == ANNOUNCED else steps
+
+    def memory(self, stream: Stream) -> Stream:
+        """The way of versions into memory; whether one was whole just in time is chance."""
+        if self._policy.times is None:
+            return stream
+        return replace(stream, delay_s=self._draw.choice(self._policy.times.version.samples_s))
+
+    def retrieval_s(self, plan: RecoveryPlan, steps: Steps, *, moved: int) -> float:
+        """The busiest sender's time; its sends follow one another.
+
+        Args:
+            plan: Says who sends what.
+            steps: Has the time where it was measured.
+            moved: Machines whose memory is read before they go.
+        """
+        if plan.tier == "persistent":
+            return self._policy.persistent_s
+        if steps.retrieve_s is not None:
+            return steps.retrieve_s
+        return max(busiest_sends(plan), min(1, moved)) * self._policy.peer_s
