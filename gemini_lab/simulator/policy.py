@@ -1,9 +1,11 @@
 """When which policy checkpoints, what that costs, and what it gives back after a failure."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
@@ -106,13 +108,19 @@ def highfreq(workload: Workload) -> Policy:
     )
 
 
+@lru_cache(maxsize=16)
+def _schedule(workload: Workload, replicas: int, max_overhead: float | None) -> ChunkSchedule:
+    """The schedule that several policies of one workload share."""
+    return chunk_schedule(workload, replicas=replicas, max_overhead=max_overhead)
+
+
 def gemini(workload: Workload, *, replicas: int = 2, max_overhead: float | None = None) -> Policy:
     """Every iteration to the CPU memory of m nodes, every three hours to the store.
 
     The chunk scheduler says by how much the remote copies lengthen an iteration (Algorithm 2), and
     under `max_overhead` how much rarer they have to be.
     """
-    schedule = chunk_schedule(workload, replicas=replicas, max_overhead=max_overhead)
+    schedule = _schedule(replace(workload, times=None), replicas, max_overhead)
     return Policy(
         name="Gemini",
         source="GEMINI, sections 4 to 6",
