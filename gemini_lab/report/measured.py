@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -103,43 +102,46 @@ def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
 
 
 def failures_of(run: RunReducer) -> tuple[Outage, ...]:
-    """What the injector broke in a run, as a simulation takes it.
+    """What broke in a run, injected or not, as a simulation takes it: one failure a recovery.
 
-    Each failure strikes where training stood, the running iteration counted as a fraction. A
-    standby sits where the machine sat whose loss made room for it.
+    Each strikes where training stood, the running iteration counted as a fraction. A standby sits
+    where the machine sat whose loss made room for it.
     """
     job = run.course.job
-    if job is None:
-        return ()
     starts_s, ends_s, _ = run.pace.spans()
-    numbers = run.pace.numbers()
+    if job is None or not ends_s.size:
+        return ()
     seats = {f"node-{position}": position for position in range(job.nodes)}
-    spares = [f"node-{job.nodes + i}" for i in range(job.nodes + job.standbys)]
-    typical_s = fmean((ends_s - starts_s).tolist())
+    spares = [f"node-{job.nodes + i}" for i in range(job.standbys)]
     outages = []
-    for injection in sorted(run.recoveries.injections, key=lambda one: one.at_s):
-        if injection.kind not in STRIKES:
-            continue
-        is_software = injection.kind.startswith("worker_")
-        position = _position(injection, seats, job.workers_per_node)
-        before = np.flatnonzero(ends_s <= injection.at_s)
-        done, since_s = 0.0, 0.0
-        if before.size:
-            last = before[np.argmax(ends_s[before])]
-            done, since_s = float(numbers[last]), injection.at_s - float(ends_s[last])
+    for recovery in run.recoveries.recoveries():
+        struck = [one for one in recovery.injections if one.kind in STRIKES]
+        places = {_position(one, seats, job.workers_per_node) for one in struck}
+        places = places or {seats.get(name, 0) for name in recovery.lost_nodes} or {0}
         outages.append(
             Outage(
-                at_s=injection.at_s - float(starts_s.min()),
-                kind="software" if is_software else "hardware",
-                positions=(position,),
-                cause=str(injection),
-                iteration=done + min(0.999, since_s / typical_s),
-                failure=injection.kind,
+                at_s=max(0.0, recovery.failed_at_s - float(starts_s.min())),
+                kind="hardware" if recovery.lost_nodes else "software",
+                positions=tuple(sorted(places)),
+                cause=", ".join(map(str, struck)) or recovery.cause,
+                iteration=_stood(run, recovery.failed_at_s),
+                failure=struck[0].kind if struck else "",
             )
         )
-        if not is_software and spares:
-            seats[spares.pop(0)] = position
+        if recovery.lost_nodes and spares:
+            seats[spares.pop(0)] = min(places)
     return tuple(outages)
+
+
+def _stood(run: RunReducer, at_s: float) -> float:
+    """How many iterations were done at a moment, the running one as a fraction."""
+    starts_s, ends_s, _ = run.pace.spans()
+    before = np.flatnonzero(ends_s <= at_s)
+    if not before.size:
+        return 0.0
+    last = before[np.argmax(ends_s[before])]
+    since_s = at_s - float(ends_s[last])
+    return float(run.pace.numbers()[last]) + min(0.999, since_s / float((ends_s - starts_s).mean()))
 
 
 def _position(injection: Injection, seats: dict[str, int], per_node: int) -> int:
