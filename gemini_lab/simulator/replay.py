@@ -89,7 +89,14 @@ def replay(
 
     draw = random.Random(seed)
     plain = [played(_mean_times(times), i) for i in range(MEANS)]
-    drawn = [played(_drawn_times(times, iterations, draw), i) for i in range(replays)]
+    drawn = []
+    for number in range(replays):
+        law = times.iteration.law(draw)
+        new = _drawn_times(times, law.draw(draw, count=iterations), iterations, draw)
+        parts = played(new, number)
+        redone = parts["redo"] / new.iteration.mean_s  # iterations of their own, and few
+        parts["redo"] = redone * law.draw(draw, count=max(1, round(redone)))
+        drawn.append(parts)
     expected = {part: fmean(one[part] for one in plain) for part in PARTS}
     return Replay(
         total=_around(sum(expected.values()), [sum(one.values()) for one in drawn]),
@@ -126,16 +133,13 @@ def _mean_steps(steps: Sequence[Steps]) -> Steps:
     return Steps(**{name: _spread(steps, name).mean_s for name in Steps.__slots__})
 
 
-def _drawn_times(times: Times, iterations: int, draw: random.Random) -> Times:
-    """Times of a run that was not measured."""
-
-    def new_mean(spread: Spread) -> Spread:
-        return Spread(samples_s=(spread.law(draw).draw(draw, count=iterations),))
-
+def _drawn_times(times: Times, iteration_s: float, iterations: int, draw: random.Random) -> Times:
+    """Times of a run that was not measured, with this mean of its iterations."""
+    waited_s = times.waited.law(draw).draw(draw, count=iterations)
     return replace(
         times,
-        iteration=new_mean(times.iteration),
-        waited=new_mean(times.waited),
+        iteration=Spread(samples_s=(max(iteration_s, 1e-9),)),
+        waited=Spread(samples_s=(waited_s,)),
         first_start=Spread(samples_s=(0.0,)),
         recoveries={
             kind: _drawn_steps(steps, draw) for kind, steps in times.recoveries.items() if steps
