@@ -56,8 +56,8 @@ make("fig07")
 #
 # Fig. 8 says 2.5 s, which is 60 % of the link: fitted on GPT-2, and tested on the two others. Older
 # machines with a quarter of the link come closer to the limit. Here two numbers are fitted on one
-# model, what training's collectives get of the link and the idle time a layer leaves; the other four
-# follow from their sizes and layers:
+# model, what training's collectives get of the link and the idle time that a layer leaves; the
+# other four models follow from their sizes and layers:
 
 # %%
 make("fig13a")

@@ -284,6 +284,7 @@ def _timeline(board: Board, figure: Figure) -> None:
             linewidth=1.6,
             facecolor=to_rgba(colour, 0.2) if is_hollow else colour,
             edgecolor=colour if is_hollow else palette.LIGHT.paper,
+            hatch="...." if point.origin == "input" else "",
         )
         label = f"{length:.3g} {figure.unit}"
         board.tip(bar[0], f"{series}: {label}")
@@ -307,6 +308,10 @@ def _timeline(board: Board, figure: Figure) -> None:
     if figure.of("paper"):
         faint = to_rgba(palette.LIGHT.dim, 0.2)
         keys.append((Patch(facecolor=faint, edgecolor=palette.LIGHT.dim, linewidth=1.6), "paper"))
+    if figure.of("input"):
+        ink, paper = palette.LIGHT.dim, palette.LIGHT.paper
+        dotted = Patch(facecolor=ink, edgecolor=paper, hatch="....")
+        keys.append((dotted, "input"))
     board.legend(keys)
 
 
