@@ -32,12 +32,13 @@ class Planned:
 
     Attributes:
         failure: What breaks.
-        iteration: It comes once this many iterations are done.
+        iteration: It comes once this many iterations are done; with a fraction, so far into the
+            next one.
         at_s: It comes this long after training began.
     """
 
     failure: Failure
-    iteration: int | None = None
+    iteration: float | None = None
     at_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -52,9 +53,9 @@ class Planned:
     @property
     def when(self) -> str:
         """The moment, for people."""
-        return f"iteration {self.iteration}" if self.at_s is None else f"{self.at_s:g} s"
+        return f"iteration {self.iteration:g}" if self.at_s is None else f"{self.at_s:g} s"
 
-    def is_due(self, *, iteration: int, elapsed_s: float) -> bool:
+    def is_due(self, *, iteration: float, elapsed_s: float) -> bool:
         """Whether its moment has come after `iteration` iterations and `elapsed_s` seconds."""
         if self.iteration is not None:
             return iteration >= self.iteration
@@ -74,7 +75,7 @@ class Scenario:
     planned: tuple[Planned, ...] = ()
 
     def add(
-        self, failure: Failure, *, iteration: int | None = None, at_s: float | None = None
+        self, failure: Failure, *, iteration: float | None = None, at_s: float | None = None
     ) -> "Scenario":
         """This scenario and one more failure."""
         more = Planned(failure=failure, iteration=iteration, at_s=at_s)
@@ -84,7 +85,7 @@ class Scenario:
         self,
         *,
         node: str | int | Sequence[str | int],
-        iteration: int | None = None,
+        iteration: float | None = None,
         at_s: float | None = None,
     ) -> "Scenario":
         """This scenario and the loss of a node, or of several at once; 2 means `"node-2"`."""
@@ -96,16 +97,16 @@ class Scenario:
         return self.add(failure, iteration=iteration, at_s=at_s)
 
     def crash(
-        self, *, rank: int, iteration: int | None = None, at_s: float | None = None
+        self, *, rank: int, iteration: float | None = None, at_s: float | None = None
     ) -> "Scenario":
         """This scenario and the crash of one worker."""
         return self.add(WorkerCrash(f"rank-{rank}"), iteration=iteration, at_s=at_s)
 
-    def due(self, *, iteration: int, elapsed_s: float) -> tuple[tuple[Failure, ...], "Scenario"]:
+    def due(self, *, iteration: float, elapsed_s: float) -> tuple[tuple[Failure, ...], "Scenario"]:
         """What comes now, and the scenario that is left.
 
         Args:
-            iteration: Iterations done.
+            iteration: Iterations done, and how much of the next one; see `Pace`.
             elapsed_s: Time since training began.
         """
         is_due = [p.is_due(iteration=iteration, elapsed_s=elapsed_s) for p in self.planned]
@@ -202,7 +203,8 @@ class Scenario:
     ) -> "Scenario":
         """Failures that come as a Poisson process, the same ones for the same arguments.
 
-        Give `iterations` and `mean_iterations`, or `duration_s` and `rate_per_s`. Places are drawn
+        Give `iterations` and `mean_iterations`, or `duration_s` and `rate_per_s`. Moments fall
+        anywhere within an iteration, as a failure's loss depends on where. Places are drawn
         among the ranks, since a node's name may be gone by the time a failure comes.
 
         Args:
@@ -243,7 +245,7 @@ class Scenario:
         for moment in _poisson(generator, rate, until=iterations or duration_s or 0.0):
             failure = _drawn(generator, generator.choice(list(kinds)), ranks, racks)
             if by_iteration:
-                planned.append(Planned(failure=failure, iteration=int(moment)))
+                planned.append(Planned(failure=failure, iteration=moment))
             else:
                 planned.append(Planned(failure=failure, at_s=moment))
         return cls(seed=seed, planned=tuple(planned))

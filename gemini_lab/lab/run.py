@@ -11,6 +11,7 @@ from pathlib import Path
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
+from gemini_lab.injector.pace import Pace
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
@@ -70,6 +71,7 @@ class Run(FollowedRun):
         self._log = log or EventLog(self.log)
         self._lock = threading.Lock()
         self._training_since_s: float | None = None
+        self._pace = Pace()
 
     # -- for its owner -------------------------------------------------------------------------
 
@@ -191,8 +193,10 @@ class Run(FollowedRun):
         """Inject what the scenario has for this moment."""
         if self.is_over or self._training_since_s is None:
             return
-        elapsed_s = time.monotonic() - self._training_since_s
-        coming, self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=elapsed_s)
+        now_s = time.monotonic()
+        coming, self._scenario = self._scenario.due(
+            iteration=self._pace.at(now_s), elapsed_s=now_s - self._training_since_s
+        )
         for failure in coming:
             try:
                 self.inject(failure)
@@ -235,6 +239,7 @@ class Run(FollowedRun):
         if isinstance(entry.event, events.Iteration) and not entry.event.restored:
             self._training_since_s = self._training_since_s or time.monotonic()
         super().follow(entry)
+        self._pace.end(self.iteration, time.monotonic())
 
     def _end(self) -> None:
         close_control(self.folder)

@@ -1,7 +1,7 @@
 """Checkpoint traffic of a simulated workload, planned by the real chunk scheduler."""
 
 from gemini_lab.pipeliner.planning import plan_chunks
-from gemini_lab.pipeliner.schedule import ChunkSchedule, Scheme
+from gemini_lab.pipeliner.schedule import Algorithm, ChunkSchedule, Scheme
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.simulator.workload import Workload
 
@@ -20,6 +20,7 @@ def chunk_schedule(
     *,
     replicas: int = 2,
     scheme: Scheme = "gemini",
+    algorithm: Algorithm = "drain",
     max_overhead: float | None = None,
 ) -> ChunkSchedule:
     """What each GPU sends of a checkpoint, and what that makes an iteration longer.
@@ -30,6 +31,7 @@ def chunk_schedule(
         workload: Gives shard, link, copy rate and idle spans.
         replicas: Copies of each shard, the own one included, m.
         scheme: One of the five of Fig. 16.
+        algorithm: See `plan_chunks`.
         max_overhead: See `plan_chunks`.
     """
     gpus = workload.gpus_per_node
@@ -40,5 +42,6 @@ def chunk_schedule(
         bandwidth_bytes_per_s=workload.network_bytes_per_s / gpus,
         copy_bytes_per_s=workload.copy_rate / gpus,
         scheme=scheme,
+        algorithm=algorithm,
         max_overhead=max_overhead,
     )

@@ -54,11 +54,16 @@ make("fig07")
 # it from the paper; the claim is the *ratio*. Algorithm 2's schedule fits into the idle spans, so
 # it predicts 1.000. The paper's bars differ by less than their error bars.
 #
-# Fig. 8 says 2.5 s, which is 60 % of the link: an input here, named as fitted. Older machines with
-# a quarter of the link come closer to the limit:
+# Fig. 8 says 2.5 s, which is 60 % of the link: fitted on GPT-2, and tested on the two others. Older
+# machines with a quarter of the link come closer to the limit. Here two numbers are fitted on one
+# model, what training's collectives get of the link and the idle time that a layer leaves; the
+# other four models follow from their sizes and layers:
 
 # %%
-make("fig13")
+make("fig13a")
+
+# %%
+make("fig13b")
 
 # %% [markdown]
 # ## 2. How soon, how often? Figs. 11 and 12

@@ -1,6 +1,9 @@
 """Claims about the paper's figures: our numbers beside the paper's."""
 
 import csv
+import json
+import shutil
+import subprocess
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -16,15 +19,20 @@ from gemini_lab.experiments.figures import (
     fig10,
     fig11,
     fig12,
-    fig13,
+    fig13a,
+    fig13b,
     fig14,
     fig15a,
     fig15b,
     fig16,
+    models_p3dn,
     pages,
+    provenance,
     ratio,
+    traffic_model,
 )
-from gemini_lab.experiments.figures.figure import Figure, Point
+from gemini_lab.experiments.figures.figure import Figure, Known, Point
+from gemini_lab.simulator.catalog import MODELS
 
 SMALL = {
     "eq1": eq1.figure,
@@ -34,10 +42,11 @@ SMALL = {
     "fig10": fig10.figure,
     "fig11": fig11.figure,
     "fig12": fig12.figure,
-    "fig13": fig13.figure,
+    "fig13a": fig13a.figure,
+    "fig13b": fig13b.figure,
     "fig14": fig14.figure,
     "fig15a": lambda: fig15a.figure(days=5, seeds=3),
-    "fig15b": lambda: fig15b.figure(days=5, seeds=3, nodes=(16, 100)),
+    "fig15b": lambda: fig15b.figure(days=5, seeds=3, nodes=(16, 200)),
     "fig16": fig16.figure,
 }
 
@@ -51,16 +60,6 @@ def values(figure, origin):
     return {(p.series, p.x): p.y for p in figure.of(origin)}
 
 
-def beside(figure, origin="model"):
-    """Pairs of the paper's value and ours, where both are there."""
-    ours = values(figure, origin)
-    return [
-        (paper, ours[key])
-        for key, paper in values(figure, "paper").items()
-        if paper is not None and ours.get(key) is not None
-    ]
-
-
 def test_every_figure_of_the_list_is_there(drawn):
     assert tuple(drawn) == command.FIGURES
     assert [figure.name for figure in drawn.values()] == list(command.FIGURES)
@@ -69,21 +68,49 @@ def test_every_figure_of_the_list_is_there(drawn):
 def test_every_point_says_what_it_is_and_where_it_comes_from(drawn):
     for figure in drawn.values():
         assert figure.of("paper")
-        assert figure.of("model") or figure.of("simulation")
+        assert set(figure.origins) - {"paper", "input", "fitted"}, "nothing of it could fail"
         for point in figure.points:
             assert point.how
             assert point.y is not None or point.text
 
 
+@pytest.mark.parametrize("name", command.FIGURES)
+def test_every_value_lies_within_its_figures_tolerance_or_is_known_to_differ(drawn, name):
+    compared = drawn[name].comparisons()
+    assert {"within", "known"} & {one.verdict for one in compared}
+    outside = [one for one in compared if one.verdict == "OUTSIDE"]
+    assert [(one.ours.series, one.ours.x, one.error) for one in outside] == []
+
+
+@pytest.mark.parametrize("name", [n for n in command.FIGURES if n != "fig15b"])  # small here
+def test_no_reason_is_given_where_there_is_nothing_to_explain(drawn, name):
+    compared = drawn[name].comparisons()
+    reasons = {one.ours.known.why for one in compared if one.ours.known}
+    told = {one.ours.known.why for one in compared if one.verdict == "known"}
+    assert reasons == told
+
+
 @pytest.mark.parametrize(
-    ("name", "relative"),
-    [("eq1", 0.03), ("fig07", 0.01), ("fig08", 0.05), ("fig09", 1e-3), ("fig11", 0.05)],
+    ("value", "verdict"),
+    [(100.0, "within"), (104.9, "within"), (105.1, "OUTSIDE"), (120.0, "known"), (131, "OUTSIDE")],
 )
-def test_models_come_as_close_to_the_paper_as_stated(drawn, name, relative):
-    pairs = beside(drawn[name])
-    assert pairs
-    for paper, ours in pairs:
-        assert ours == pytest.approx(paper, rel=relative)
+def test_a_known_difference_has_its_size_and_any_other_is_outside(value, verdict):
+    ours = Point(series="a", x="b", y=value, origin="model", how="h", known=Known("w", 0.15, 0.3))
+    assert one_point(ours).comparisons()[0].verdict == verdict
+
+
+@pytest.mark.parametrize("origin", ["input", "fitted"])
+def test_what_was_put_in_or_fitted_is_not_judged(origin):
+    figure = one_point(Point(series="a", x="b", y=500.0, origin=origin, how="h"))
+    assert figure.comparisons()[0].verdict == origin
+    assert figure.rows()[0][-2:] == ("+400.0%", origin)
+
+
+def one_point(ours):
+    paper = Point(series="a", x="b", y=100.0, origin="paper", how="h")
+    return Figure(
+        name="f", title="t", x_label="x", y_label="y", points=(paper, ours), tolerance=0.05
+    )
 
 
 def test_fig_1_rolls_back_to_200():
@@ -112,9 +139,23 @@ def test_two_lost_nodes_cost_8_6_minutes_over_all_pairs(drawn):
     assert expected == pytest.approx(0.9333 * 1.6 + 0.0667 * 106, abs=0.2)
 
 
-def test_fig_11_is_a_factor_of_272_at_400_gbit_per_s_and_68_at_100():
-    assert fig11.reduction(nodes=16, network_gbit_per_s=400) == pytest.approx(272)
-    assert fig11.reduction(nodes=16, network_gbit_per_s=100) == pytest.approx(68)
+def test_fig_11_is_a_factor_of_272_at_its_own_rate_and_of_192_at_fig_8s():
+    share = fig11.SHARES["input"]
+    assert fig11.reduction(nodes=16, network_gbit_per_s=400, share=share) == pytest.approx(272)
+    assert fig11.reduction(nodes=16, network_gbit_per_s=400) == pytest.approx(192)
+
+
+def test_one_rate_stands_for_checkpoint_traffic_on_p4d(drawn):
+    checkpoint_s = values(drawn["fig08"], "fitted")["checkpoint time", "GPT-2"]
+    store_s = MODELS["GPT-2 100B"].checkpoint_bytes / 2.5e9
+    assert store_s / checkpoint_s == pytest.approx(
+        fig11.reduction(nodes=16, network_gbit_per_s=400), rel=1e-6
+    )
+
+
+def test_fig_10s_note_has_the_value_of_its_bar(drawn):
+    bar = values(drawn["fig10"], "model")["Strawman", "0 replaced"]
+    assert any(f"= {bar:.0f} min" in note for note in drawn["fig10"].notes)
 
 
 def test_fig_12_counts_58_checkpoints_an_hour_8_times_highfreqs_and_170_times_strawmans(drawn):
@@ -126,16 +167,36 @@ def test_fig_12_counts_58_checkpoints_an_hour_8_times_highfreqs_and_170_times_st
         assert rate["Gemini, store"] == pytest.approx(1 / 3, rel=0.02)
 
 
-def test_fig_13s_checkpoints_fit_the_idle_time(drawn):
-    model = values(drawn["fig13"], "model")
-    for name in fig13.RATE_GBIT_PER_S:
-        assert model["checkpoint time", name] < 0.8 * model["idle time", name]
-    assert model["checkpoint time", "GPT-2 40B"] / fig13.IDLE_40B_S == pytest.approx(0.77, abs=0.01)
+def test_fig_13_puts_in_the_times_of_one_model_only(drawn):
+    for name in ("fig13a", "fig13b"):
+        assert {point.x for point in drawn[name].of("fitted")} == {models_p3dn.FITTED_ON}
+        assert len({point.x for point in drawn[name].of("model")}) == 4
+
+
+def test_fig_13s_idle_time_does_not_follow_from_the_checkpoints(drawn):
+    """Layers leave the network idle; the checkpoint's size has no part in it."""
+    model = values(drawn["fig13b"], "model")
+    for name in ("GPT-2 10B", "GPT-2 20B", "BERT 40B"):
+        a_layer_s = model["idle time", name] / traffic_model.LAYERS[name]
+        assert a_layer_s == pytest.approx(models_p3dn.MACHINE.gap_s)
+    shares = [
+        model["checkpoint time", n] / model["idle time", n] for n in ("GPT-2 10B", "BERT 40B")
+    ]
+    assert shares[1] / shares[0] > 1.4
+
+
+def test_the_traffic_of_an_iteration_is_zero_3s():
+    """Weights twice and gradients once, 2 bytes each, 15 of 16 parts from other nodes."""
+    assert traffic_model.traffic_bytes("GPT-2 40B") == pytest.approx(
+        6 * MODELS["GPT-2 40B"].params * 15 / 16
+    )
+    rate = models_p3dn.MACHINE.bytes_per_s * 8e-9
+    assert 40 < rate < 55  # of a link of 100 Gbit/s
 
 
 def test_fig_14_takes_430_seconds_with_a_standby_and_11_to_14_minutes_without(drawn):
     totals = {}
-    for point in drawn["fig14"].of("simulation"):
+    for point in (*drawn["fig14"].of("simulation"), *drawn["fig14"].of("input")):
         totals[point.x] = totals.get(point.x, 0) + point.y
     assert totals["standby, simulated"] == pytest.approx(430, abs=3)
     assert 670 < totals["no standby, simulated"] < 856
@@ -144,12 +205,6 @@ def test_fig_14_takes_430_seconds_with_a_standby_and_11_to_14_minutes_without(dr
 def test_fig_14_resumes_one_iteration_before_the_one_in_flight():
     """Failing in iteration 4, from version 2: version 3 was on its way."""
     assert fig14.resumes_from() == 2
-
-
-@pytest.mark.parametrize("name", ["fig15a", "fig15b"])
-def test_fig_15s_lines_are_the_papers(drawn, name):
-    for paper, ours in beside(drawn[name]):
-        assert ours == pytest.approx(paper, abs=5e-3)
 
 
 def test_the_linear_model_has_the_papers_ends():
@@ -165,11 +220,9 @@ def test_fig_15s_simulation_keeps_the_order_of_the_policies(drawn):
         assert ours["Gemini", failures] > ours["HighFreq", failures] > ours["Strawman", failures]
 
 
-def test_fig_16_has_the_papers_five_schemes_within_one_percent(drawn):
-    model = values(drawn["fig16"], "model")
-    assert model["iteration time", "naive interleave"] is None
-    for paper, ours in beside(drawn["fig16"]):
-        assert ours == pytest.approx(paper, rel=0.01)
+def test_fig_16s_naive_scheme_runs_out_of_memory_as_in_the_paper(drawn):
+    assert values(drawn["fig16"], "model")["iteration time", "naive interleave"] is None
+    assert fig16.PAPER["naive"][1] is None
 
 
 def test_a_figure_is_written_as_html_svg_png_and_csv(tmp_path, drawn, capsys):
@@ -178,6 +231,7 @@ def test_a_figure_is_written_as_html_svg_png_and_csv(tmp_path, drawn, capsys):
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "index.html",
+        "figures.json",
         "fig16.html",
         "fig16.svg",
         "fig16.png",
@@ -190,10 +244,32 @@ def test_a_figure_is_written_as_html_svg_png_and_csv(tmp_path, drawn, capsys):
     with (tmp_path / "fig16.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(drawn["fig16"].points)
-    assert {row["origin"] for row in rows} == {"paper", "model"}
+    assert {row["origin"] for row in rows} == {"paper", "input", "fitted", "model"}
+    assert [row["verdict"] for row in rows if row["x"] == "blocking"] == ["", "within"]
     assert "OOM" in (tmp_path / "fig16.html").read_text()
     assert (tmp_path / "fig16.png").read_bytes().startswith(b"\x89PNG")
-    assert "Fig. 16" in capsys.readouterr().out
+    assert "Made with gemini-lab" in (tmp_path / "fig16.html").read_text()
+    record = json.loads((tmp_path / "figures.json").read_text())
+    assert {"gemini-lab", "python", "numpy"} <= set(record["made_with"])
+    assert {one["verdict"] for one in record["figures"]["fig16"]["values"]} >= {"within", "input"}
+    out = capsys.readouterr().out
+    assert "Fig. 16" in out
+    assert "known: fig11, 12 values, -29.4%: Fig. 8's 2.5 s" in out
+
+
+def test_a_value_outside_its_tolerance_is_named_and_sets_the_exit_status(drawn):
+    wrong = one_point(Point(series="a", x="b", y=120.0, origin="model", how="h"))
+    assert command.status([drawn["fig16"]]) == 0
+    assert command.status([drawn["fig16"], wrong]) == 1
+    assert "OUTSIDE: f, a at b: 120 by model, the paper 100" in provenance.summary([wrong])
+
+
+def test_a_figure_names_the_commit_of_the_package_and_of_nothing_else(tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "__init__.py").write_text("")
+    assert provenance._commit(tmp_path) == ""  # it lies in a repository that does not have it
 
 
 @pytest.mark.parametrize("name", command.FIGURES)

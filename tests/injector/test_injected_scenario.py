@@ -1,6 +1,7 @@
 """Claims about scenarios: written by hand, drawn, saved, and fired one by one."""
 
 import json
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from gemini_lab.injector import (
     WorkerCrash,
     WorkerHang,
 )
+from gemini_lab.injector.pace import Pace
 
 EVERY_KIND = (
     WorkerCrash("rank-2"),
@@ -145,6 +147,30 @@ def test_random_failures_come_at_the_rate_that_was_asked_for():
     assert 840 < len(by_clock.planned) < 1160
     assert 840 < len(by_iteration.planned) < 1160
     assert all(0 <= entry.iteration < 10_000 for entry in by_iteration.planned)
+
+
+def test_random_failures_strike_anywhere_within_an_iteration():
+    """Eq. (1) takes them as uniform; at iterations' ends every failure would lose the same."""
+    drawn = Scenario.random(1, ranks=8, iterations=10_000, mean_iterations=10).planned
+    parts = [entry.iteration % 1 for entry in drawn]
+    assert 0.46 < fmean(parts) < 0.54
+    assert min(parts) < 0.02
+    assert max(parts) > 0.98
+    scenario = Scenario(planned=drawn)
+    assert Scenario.from_json(scenario.to_json()).planned == drawn
+
+
+def test_a_failure_within_an_iteration_waits_for_its_part():
+    pace = Pace()
+    scenario = Scenario().crash(rank=0, iteration=2.5)
+    pace.end(1, at_s=10.0)
+    assert pace.at(99.0) == 1  # no length is known yet
+    pace.end(2, at_s=14.0)
+    assert not scenario.due(iteration=pace.at(15.9), elapsed_s=0.0)[0]
+    assert scenario.due(iteration=pace.at(16.1), elapsed_s=0.0)[0]
+    assert 2.99 < pace.at(99.0) < 3  # a long iteration is not over
+    pace.end(1, at_s=100.0)  # rolled back
+    assert pace.at(102.0) == 1.5
 
 
 def test_a_scenario_names_only_what_a_lab_has():

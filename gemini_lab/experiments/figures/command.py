@@ -2,11 +2,14 @@
 
 import argparse
 import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import measured, pages
+from gemini_lab.experiments.figures import measured, pages, provenance
 from gemini_lab.experiments.figures.figure import Figure
 
 FIGURES: Final = (
@@ -17,7 +20,8 @@ FIGURES: Final = (
     "fig10",
     "fig11",
     "fig12",
-    "fig13",
+    "fig13a",
+    "fig13b",
     "fig14",
     "fig15a",
     "fig15b",
@@ -39,9 +43,12 @@ def make(name: str) -> Figure:
 
 
 def command(argv: list[str]) -> int:
-    """Write figures into a folder."""
+    """Write figures into a folder; 1 where a value is outside its figure's tolerance."""
     parser = argparse.ArgumentParser(
-        prog="gemini-lab figures", description="The paper's figures with ours beside them."
+        prog="gemini-lab figures",
+        description="The paper's figures with ours beside them, and how far each value is from the "
+        "paper's. The exit status is 1 where one is outside its figure's tolerance and no reason "
+        "is known.",
     )
     parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
     parser.add_argument("--all", action="store_true", help="every figure")
@@ -61,8 +68,17 @@ def command(argv: list[str]) -> int:
     figures = [make(name) for name in names]
     figures += [figure for path in options.measured for figure in measured.figures(path)]
     for figure in figures:
-        pages.write(figure, options.out)
+        pages.write(replace(figure, notes=(*figure.notes, provenance.note(figure))), options.out)
         print(f"{figure.title}\n{figure.table()}\n")  # noqa: T201
     (options.out / "index.html").write_text(pages.index(figures), encoding="utf-8")
+    record = json.dumps(provenance.record(figures), indent=1)
+    (options.out / "figures.json").write_text(record + "\n", encoding="utf-8")
+    print(provenance.summary(figures))  # noqa: T201
     print(f"written to {options.out / 'index.html'}")  # noqa: T201
-    return 0
+    return status(figures)
+
+
+def status(figures: Sequence[Figure]) -> int:
+    """1 where a value is outside its figure's tolerance and no reason is known, else 0."""
+    compared = [one for figure in figures for one in figure.comparisons()]
+    return int(any(one.verdict == "OUTSIDE" for one in compared))

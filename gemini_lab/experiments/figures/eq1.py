@@ -49,6 +49,7 @@ def figure() -> Figure:
             ),
         ),
         kind="bars",
+        tolerance=0.03,
     )
 
 

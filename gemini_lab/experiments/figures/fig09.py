@@ -51,6 +51,8 @@ def figure() -> Figure:
                 "is 21.4 % worse than groups, not 25.0 %. For k = 2 the two are the same."
             ),
         ),
+        tolerance=1e-3,
+        is_absolute=True,
     )
 
 

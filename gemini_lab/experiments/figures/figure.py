@@ -3,8 +3,38 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Origin = Literal["paper", "model", "simulation", "measured"]
-ORIGINS: Final[tuple[Origin, ...]] = ("paper", "model", "simulation", "measured")
+Origin = Literal["paper", "input", "fitted", "model", "simulation", "measured"]
+"""Where a value comes from.
+
+paper: the paper's own. input: a paper's value, or what follows from one alone, that was put in.
+fitted: a number of ours was chosen so that it comes out. model: a formula's. simulation: the
+simulator's. measured: of a real run.
+"""
+ORIGINS: Final[tuple[Origin, ...]] = (
+    "paper",
+    "input",
+    "fitted",
+    "model",
+    "simulation",
+    "measured",
+)
+Verdict = Literal["input", "fitted", "within", "known", "OUTSIDE"]
+"""Of a value beside the paper's: within its figure's tolerance, outside for a reason that is known
+and said, or outside. What was put in or fitted proves nothing and is not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A difference from the paper that has a reason; beyond these errors it is another one.
+
+    Attributes:
+        why: The reason.
+        low, high: Between which the error lies.
+    """
+
+    why: str
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +45,13 @@ class Point:
         series: The curve or the kind of bar it belongs to.
         x: Where it stands: a number, or a category's name.
         y: The value; `None` where there is none, and `text` says why.
-        origin: From the paper, from a formula, from the simulator, or measured in a real run.
+        origin: Where it comes from.
         how: Where in the paper, which formula, what was simulated, or what ran and what of it was
             emulated.
         low, high: Ends of its interval, where it has one.
         text: Instead of the number.
+        known: Why it lies outside its figure's tolerance, and how far.
+        against: Where the paper's value stands that it is compared with, if not at `x`.
     """
 
     series: str
@@ -30,6 +62,8 @@ class Point:
     low: float | None = None
     high: float | None = None
     text: str = ""
+    known: Known | None = None
+    against: str = ""
 
     @property
     def shown(self) -> str:
@@ -40,6 +74,23 @@ class Point:
         if self.low is not None and self.high is not None:
             spread = f" ({self.low:.4g} to {self.high:.4g})"
         return f"{self.y:.4g}{spread}{' ' + self.text if self.text else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One value of ours beside the paper's.
+
+    Attributes:
+        ours: The point.
+        paper: What the paper has there.
+        error: By how much ours is larger: a share of the paper's value, or the difference itself.
+        verdict: What follows.
+    """
+
+    ours: Point
+    paper: float
+    error: float
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +106,9 @@ class Figure:
         kind: How it is drawn: lines, bars, or bars laid end to end.
         log_y: Whether the y axis is logarithmic.
         unit: Of the values that a timeline writes into its bars.
+        tolerance: Largest error that a value may have; without it, nothing is compared.
+        is_absolute: Whether errors are differences, as for probabilities, not shares.
+        seeds: Of all that was drawn at random.
     """
 
     name: str
@@ -66,6 +120,9 @@ class Figure:
     kind: Literal["lines", "bars", "timeline"] = "lines"
     log_y: bool = False
     unit: str = "s"
+    tolerance: float | None = None
+    is_absolute: bool = False
+    seeds: str = "none, nothing is random"
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(self.of(origin))} {origin}" for origin in self.origins)
@@ -80,23 +137,67 @@ class Figure:
         """The points of one origin."""
         return tuple(point for point in self.points if point.origin == origin)
 
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Every value of ours that stands where the paper has one."""
+        if self.tolerance is None:
+            return ()
+        paper = {(p.series, str(p.x)): p.y for p in self.of("paper") if p.y is not None}
+        found = []
+        for point in self.points:
+            theirs = paper.get((point.series, point.against or str(point.x)))
+            if point.origin == "paper" or point.y is None or theirs is None:
+                continue
+            error = point.y - theirs if self.is_absolute else point.y / theirs - 1
+            verdict = self._verdict(point, error)
+            found.append(Comparison(ours=point, paper=theirs, error=error, verdict=verdict))
+        return tuple(found)
+
+    def _verdict(self, point: Point, error: float) -> Verdict:
+        if point.origin == "input":
+            return "input"
+        if point.origin == "fitted":
+            return "fitted"
+        if self.tolerance is None or abs(error) <= self.tolerance:
+            return "within"
+        is_known = point.known is not None and point.known.low <= error <= point.known.high
+        return "known" if is_known else "OUTSIDE"
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """What stands over the columns of `rows`."""
+        judged = () if self.tolerance is None else ("error", f"within {self._shown_tolerance}?")
+        return ("series", self.x_label, *self.origins, *judged)
+
     def rows(self) -> list[tuple[str, ...]]:
-        """Series, x, and the shown values of each of `origins`, side by side."""
+        """Series, x, the shown values of each of `origins` side by side, errors and verdicts."""
         cells: dict[tuple[str, str], dict[str, list[str]]] = {}
         for point in self.points:
             x = point.x if isinstance(point.x, str) else f"{point.x:g}"
             cell = cells.setdefault((point.series, x), {})
             cell.setdefault(point.origin, []).append(point.shown)
+        for one in self.comparisons():
+            x = one.ours.x if isinstance(one.ours.x, str) else f"{one.ours.x:g}"
+            cell = cells[one.ours.series, x]
+            cell.setdefault("error", []).append(self.shown_error(one.error))
+            cell.setdefault("verdict", []).append(one.verdict)
+        columns = self.origins if self.tolerance is None else (*self.origins, "error", "verdict")
         return [
-            (series, x, *(" / ".join(cell.get(origin, [])) for origin in self.origins))
+            (series, x, *(" / ".join(cell.get(column, [])) for column in columns))
             for (series, x), cell in cells.items()
         ]
 
+    def shown_error(self, error: float) -> str:
+        """An error for people."""
+        return f"{error:+.3f}" if self.is_absolute else f"{error:+.1%}"
+
+    @property
+    def _shown_tolerance(self) -> str:
+        return f"{self.tolerance:g}" if self.is_absolute else f"{self.tolerance:.0%}"
+
     def table(self) -> str:
         """`rows` as text."""
-        head = ("series", self.x_label, *self.origins)
-        rows = [head, *self.rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        rows = [self.head, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.head))]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows

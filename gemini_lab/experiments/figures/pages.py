@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.display import Picture, picture
-from gemini_lab.experiments.figures.figure import Figure, Point
+from gemini_lab.experiments.figures.figure import Comparison, Figure, Point
 
 STYLE: Final = (
     ":root{color-scheme:light dark}"
@@ -34,8 +34,23 @@ def write(figure: Figure, folder: Path) -> tuple[Path, ...]:
     paths[2].write_bytes(drawn.png())
     with paths[3].open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("series", "x", "y", "low", "high", "text", "origin", "how"))
-        writer.writerows(_cells(point) for point in figure.points)
+        writer.writerow(
+            (
+                "series",
+                "x",
+                "y",
+                "low",
+                "high",
+                "text",
+                "origin",
+                "how",
+                "paper",
+                "error",
+                "verdict",
+            )
+        )
+        compared = {id(one.ours): one for one in figure.comparisons()}
+        writer.writerows(_cells(point, compared.get(id(point))) for point in figure.points)
     return paths
 
 
@@ -50,7 +65,10 @@ def index(figures: Sequence[Figure]) -> str:
         f'<p><a href="{f.name}.html"><img alt="{html.escape(f.title)}" src="{f.name}.svg"></a></p>'
         for f in figures
     )
-    said = "<p>Every value says whether it is the paper's, a formula's, simulated or measured.</p>"
+    said = (
+        "<p>Every value says whether it is the paper's, put in, fitted, a formula's, simulated or "
+        "measured, and how far it is from the paper's.</p>"
+    )
     return _document("The paper's figures", f"<h1>The paper's figures</h1>{said}{items}")
 
 
@@ -62,6 +80,7 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _cells(point: Point) -> tuple[object, ...]:
+def _cells(point: Point, beside: Comparison | None) -> tuple[object, ...]:
     p = point
-    return p.series, p.x, p.y, p.low, p.high, p.text, p.origin, p.how
+    judged = ("", "", "") if beside is None else (beside.paper, beside.error, beside.verdict)
+    return p.series, p.x, p.y, p.low, p.high, p.text, p.origin, p.how, *judged

@@ -1,7 +1,7 @@
 """The paper's figures with ours beside them.
 
 The paper is hollow, models are lines or full bars, simulations dots or pale bars, and what was
-measured here diamonds or hatched bars.
+measured here diamonds or hatched bars. What was put in is dotted, what was fitted dashed.
 """
 
 import itertools
@@ -47,7 +47,15 @@ KNOWN: Final = {
 }
 """Series that have a colour everywhere."""
 MARKERS: Final[dict[Origin, str]] = {"paper": "s", "simulation": "o", "measured": "D"}
-ORDER: Final[tuple[Origin, ...]] = ("model", "simulation", "paper", "measured")
+LINES: Final[dict[Origin, str]] = {"input": ":", "fitted": "--", "model": "-"}
+ORDER: Final[tuple[Origin, ...]] = (
+    "input",
+    "fitted",
+    "model",
+    "simulation",
+    "paper",
+    "measured",
+)
 """What is drawn later lies above."""
 
 
@@ -55,7 +63,7 @@ def draw(figure: Figure) -> Picture:
     """The picture of a figure; its values and where each comes from lie folded away."""
     board = Board(title=figure.title, description=repr(figure))
     {"lines": _lines, "bars": _bars, "timeline": _timeline}[figure.kind](board, figure)
-    values = Table(head=("series", figure.x_label, *figure.origins), rows=figure.rows())
+    values = Table(head=figure.head, rows=figure.rows())
     sources = dict.fromkeys((p.series, p.origin, p.how) for p in figure.points)
     origins = Table(
         head=("series", "origin", "how"), rows=list(sources), caption="Where each value comes from"
@@ -92,7 +100,7 @@ def _panel(board: Board, figure: Figure) -> Axes:
 
 
 def _lines(board: Board, figure: Figure) -> None:
-    """One colour a series; lines for models, markers for all else."""
+    """One colour a series; lines for what is computed, markers for all else."""
     panel = _panel(board, figure)
     panel.grid(axis="x", visible=True)
     colours = _colours(figure)
@@ -101,8 +109,8 @@ def _lines(board: Board, figure: Figure) -> None:
         xs, ys = [p.x for p in points], [p.y or 0.0 for p in points]
         if not points:
             continue
-        if origin == "model":
-            panel.plot(xs, ys, color=colours[series], zorder=2)
+        if origin in LINES:
+            panel.plot(xs, ys, LINES[origin], color=colours[series], zorder=2)
         else:
             panel.errorbar(
                 xs,
@@ -116,8 +124,8 @@ def _lines(board: Board, figure: Figure) -> None:
     board.legend([(colours[series], series) for series in colours], left=EDGE)
     keys = [
         (
-            Line2D([], [], color=palette.LIGHT.dim)
-            if origin == "model"
+            Line2D([], [], color=palette.LIGHT.dim, linestyle=LINES[origin])
+            if origin in LINES
             else Line2D([], [], **_marker(origin, palette.LIGHT.dim)),
             origin,
         )
@@ -198,11 +206,17 @@ def _bars(board: Board, figure: Figure) -> None:
 
 def _slots(figure: Figure) -> tuple[dict[tuple[str, Origin], float], float]:
     """Where each bar of a group stands, from the group's middle, and how wide one is."""
-    kinds = dict.fromkeys((p.series, p.origin) for p in figure.points)
     slots: dict[tuple[str, Origin], float] = {}
     at = 0.0
     for series in _series(figure):
-        for origin in (origin for name, origin in kinds if name == series):
+        points = [point for point in figure.points if point.series == series]
+        computed = [point for point in points if point.origin in LINES]
+        is_shared = len({str(point.x) for point in computed}) == len(computed)
+        for origin in dict.fromkeys(point.origin for point in points):
+            earlier = [slots[key] for key in slots if key[0] == series and key[1] in LINES]
+            if is_shared and origin in LINES and earlier:  # never two of them in one group
+                slots[series, origin] = earlier[0]
+                continue
             slots[series, origin] = at
             at += 1.0
         at += 0.35
@@ -215,6 +229,8 @@ def _face(origin: Origin, colour: str) -> dict[str, Any]:
     """How a bar of this origin looks, in matplotlib's words."""
     face = {
         "paper": "none",
+        "input": palette.LIGHT.paper,
+        "fitted": palette.LIGHT.paper,
         "model": colour,
         "simulation": to_rgba(colour, 0.4),
         "measured": palette.LIGHT.paper,
@@ -224,7 +240,7 @@ def _face(origin: Origin, colour: str) -> dict[str, Any]:
         "edgecolor": colour,
         "linewidth": 1.4,
         "linestyle": (0, (4, 2)) if origin == "paper" else "-",
-        "hatch": "////" if origin == "measured" else "",
+        "hatch": {"measured": "////", "input": "....", "fitted": "--"}.get(origin, ""),
     }
 
 
@@ -268,6 +284,7 @@ def _timeline(board: Board, figure: Figure) -> None:
             linewidth=1.6,
             facecolor=to_rgba(colour, 0.2) if is_hollow else colour,
             edgecolor=colour if is_hollow else palette.LIGHT.paper,
+            hatch="...." if point.origin == "input" else "",
         )
         label = f"{length:.3g} {figure.unit}"
         board.tip(bar[0], f"{series}: {label}")
@@ -291,6 +308,10 @@ def _timeline(board: Board, figure: Figure) -> None:
     if figure.of("paper"):
         faint = to_rgba(palette.LIGHT.dim, 0.2)
         keys.append((Patch(facecolor=faint, edgecolor=palette.LIGHT.dim, linewidth=1.6), "paper"))
+    if figure.of("input"):
+        ink, paper = palette.LIGHT.dim, palette.LIGHT.paper
+        dotted = Patch(facecolor=ink, edgecolor=paper, hatch="....")
+        keys.append((dotted, "input"))
     board.legend(keys)
 
 
