@@ -41,7 +41,8 @@ def state_for(
         raise UnsupportedError(
             f"the state of {type(optimizer).__name__} cannot be foreseen: a step on a stand-in of "
             f"{[*weight.shape]} failed ({type(error).__name__}: {error}); use an optimizer that "
-            "needs no closure and steps on such a weight alone, or take a first step before `protect`"
+            "needs no closure and can step on such a weight alone, or take a first step before "
+            "`protect`"
         ) from error
     finally:
         vars(optimizer).clear()
