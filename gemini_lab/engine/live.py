@@ -31,7 +31,7 @@ STANDS_STILL: Final = (
     "`protect` the loader that training reads, and make its iterator afterwards"
 )
 IS_AMBIGUOUS: Final = (
-    "between engine.step() and the next forward pass the script drew random numbers or changed "
+    "between the step and the next forward pass the script drew random numbers or changed "
     "client_state, and a version has both as they were right after the step; where that belongs to "
     "the iteration before (an evaluation, a counter), loop `for step in protected.steps(N)`"
 )

@@ -188,11 +188,16 @@ class OptimizerState:
         )
 
     def _require_none_beside(self) -> None:
-        """Refuse tensors that an optimizer keeps in attributes of its own, beside its state."""
+        """Refuse what an optimizer keeps in attributes of its own, beside its state."""
         trained = {id(weight) for weight in self.weights}
         for name, value in vars(self._optimizer).items():
             held = value.values() if isinstance(value, Mapping) else value
             held = held if isinstance(held, Collection) and not isinstance(held, str) else [held]
+            if any(isinstance(one, torch.optim.Optimizer) for one in held):
+                raise UnsupportedError(
+                    f"{self._called} has another optimizer inside ({name!r}), whose state would "
+                    "not be kept; use one that keeps all of it in its own `state`"
+                )
             found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in trained]
             if found and name not in {"state", "param_groups", "defaults"}:
                 raise UnsupportedError(

@@ -221,7 +221,7 @@ def _require_all_ranks(workers: int) -> None:
         raise ConfigError(
             f"this job has {workers} workers, but torch.distributed knows of {world_size}; call "
             "torch.distributed.init_process_group() before `protect`, or start one worker: "
-            "gemini-lab run --nodes 1"
+            "gemini-lab run --nodes 1 --replicas 1"
         )
 
 

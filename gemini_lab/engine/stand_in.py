@@ -40,8 +40,9 @@ def state_for(
     except Exception as error:  # whatever the optimizer of somebody else leads to
         raise UnsupportedError(
             f"the state of {type(optimizer).__name__} cannot be foreseen: a step on a stand-in of "
-            f"{[*weight.shape]} failed ({type(error).__name__}: {error}); use an optimizer whose "
-            "step needs no closure, or take a first step before `protect`"
+            f"{[*weight.shape]} failed ({type(error).__name__}: {error}); use an optimizer that "
+            "needs no closure and can step on such a weight alone, or take a first step before "
+            "`protect`"
         ) from error
     finally:
         vars(optimizer).clear()

@@ -20,6 +20,7 @@ from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
 Parallelism = Literal["DDP", "FSDP2", "none"]
+_REPLICATE: Final = "torch.distributed._composable.replicate"
 _TENSORS: Final = (torch.Tensor, nn.Parameter, DTensor)
 
 
@@ -228,8 +229,10 @@ def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[t
         )
     if any(isinstance(part, DataParallel) for part in model.modules()):
         yield "it is wrapped in DataParallel", "use DistributedDataParallel"
+    if any(kind.__module__ == _REPLICATE for part in model.modules() for kind in _kinds(part)):
+        yield "replicate() was called with it", "wrap it in DistributedDataParallel"
     # By its name: to import it compiles functions.
-    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in _kinds(optimizer)):
         yield (
             "its ZeroRedundancyOptimizer shares out state by itself",
             "use a torch optimizer (what DDP replicates is kept once), or fully_shard",
@@ -243,6 +246,10 @@ def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[t
     for group in optimizer.param_groups:
         for weight in group["params"]:
             yield from _of_weight(weight, is_replicated=ddp is not None)
+
+
+def _kinds(thing: object) -> tuple[type, ...]:
+    return type(thing).__mro__
 
 
 def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:

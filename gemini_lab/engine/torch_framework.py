@@ -181,7 +181,13 @@ class TorchFramework(Framework):
     # -- the small part --------------------------------------------------------------------------
 
     def require_boundary(self) -> None:
-        """A torch optimizer steps at boundaries alone."""
+        """A torch optimizer steps at boundaries alone; but uneven ranks make different versions."""
+        ddp = replicated_by(self._engine.module)
+        if ddp is not None and ddp._join_config.enable:  # noqa: SLF001 - as DDP itself asks
+            raise UnsupportedError(
+                "the model trains inside DDP's join(), where ranks end one before the other, and a "
+                "version is made by all of them; give every rank as many batches"
+            )
 
     def capture(self) -> dict[str, Any]:
         """The count of updates, the optimizer's small state, the order of DDP's gradients."""

@@ -1,4 +1,4 @@
-"""Shared by the tests that need real ranks."""
+"""Shared by the tests that need real ranks, of DeepSpeed or of plain PyTorch."""
 
 import json
 import subprocess
@@ -7,26 +7,25 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+SERVER = Path(__file__).with_name("zero_server.py")
 
 
 class Server:
     """Runs requests on fresh ranks each."""
 
-    def __init__(self, script, ranks):
+    def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, HERE / script],
+            [sys.executable, SERVER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.ranks = ranks
         self.number = 0
 
     def run(self, folder, **request):
         """What each rank found; raises with a rank's error text if one failed."""
         self.number += 1
-        request = {"ranks": self.ranks, **request, "folder": str(folder), "number": self.number}
+        request = {"ranks": 2, **request, "folder": str(folder), "number": self.number}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
@@ -46,15 +45,6 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server():
-    """DeepSpeed's ranks."""
-    started = Server("zero_server.py", 2)
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="session")
-def torch_server():
-    """Ranks of plain PyTorch."""
-    started = Server("torch_ranks.py", 3)
+    started = Server()
     yield started
     started.close()

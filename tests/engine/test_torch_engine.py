@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -40,6 +41,14 @@ class Beside(torch.optim.SGD):
         self.averages = [torch.zeros(3)]
 
 
+class Outer(torch.optim.SGD):
+    """Leaves the work to another one, as sharpness-aware optimizers do."""
+
+    def __init__(self, model):
+        super().__init__(model.parameters(), lr=0.1)
+        self.inner = sgd(model)
+
+
 class Recording(torch.optim.SGD):
     """Keeps a list of tensors for each weight."""
 
@@ -72,6 +81,8 @@ def with_powersgd(model):
     ("wrap", "make", "words"),
     [
         (in_fsdp1, sgd, r"\(FSDP1\); shard it with FSDP2: .*fully_shard\(model\)"),
+        (replicate, sgd, r"replicate\(\) was called with it; wrap it in DistributedDataParallel"),
+        (nn.Sequential, Outer, "another optimizer inside .'inner'.*; use one that keeps all of it"),
         (DataParallel, sgd, "DataParallel; use DistributedDataParallel"),
         (
             DistributedDataParallel,
@@ -153,6 +164,15 @@ def test_without_a_lab_a_script_runs_as_it_is():
         optimizer.step()
         done.append(step)
     assert done == [4, 5, 6]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_version_of_ranks_that_end_one_before_the_other_is_refused():
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    known = framework(model, sgd(model))
+    known.require_boundary()
+    with model.join(), pytest.raises(UnsupportedError, match=r"join\(\).*as many batches"):
+        known.require_boundary()
 
 
 class Told:

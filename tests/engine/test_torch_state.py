@@ -15,7 +15,7 @@ CASES = [
     {"parallel": "DDP", "optimizer": "Adafactor"},
     {"parallel": "FSDP2", "optimizer": "AdamW"},
     {"parallel": "FSDP2", "optimizer": "momentum", "accumulation": 2},
-    {"parallel": "FSDP2", "optimizer": "Adagrad"},
+    {"parallel": "DDP", "optimizer": "AdamW", "half": True},
     {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
     *[
         {"parallel": "none", "optimizer": name, "ranks": 1}
@@ -24,64 +24,79 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def run(server, tmp_path):
+    """Trains on three ranks, or as many as a case says; what each found."""
+
+    def request(*, case, **more):
+        return server.run(tmp_path, case=case, plain=True, ranks=case.get("ranks", 3), **more)
+
+    return request
+
+
 def named(case):
     return "-".join(str(value) for value in case.values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_a_restored_job_goes_on_with_the_numbers_of_one_that_never_stopped(
-    torch_server, tmp_path, case
-):
-    ranks = case.get("ranks", 3)
-    whole = torch_server.run(tmp_path, case=case, ranks=ranks, wanted=[3])
-    resumed = torch_server.run(tmp_path, case=case, ranks=ranks, seed=50, load=3)
+def test_a_restored_job_goes_on_with_the_numbers_of_one_that_never_stopped(run, case):
+    whole = run(case=case, wanted=[3])
+    resumed = run(case=case, seed=50, load=3)
     for before, after in zip(whole, resumed, strict=True):
         assert len(before["losses"]) == 7
+        assert any(len(tries) > 1 for tries in before["losses"].values()) == case.get("half", False)
         assert after["losses"] == {n: loss for n, loss in before["losses"].items() if int(n) > 3}
         assert after["layout"] == before["layout"]
         assert before["remarks"] == after["remarks"] == []
 
 
-def test_what_ddp_replicates_is_shared_out_and_what_a_rank_has_alone_is_not(torch_server, tmp_path):
+@pytest.fixture(scope="module")
+def found(server, tmp_path_factory):
+    """What the ranks of a job found, by how they share its model."""
+    folder = tmp_path_factory.mktemp("found")
+    return {
+        name: server.run(folder, case={"parallel": name, "optimizer": "AdamW"}, plain=True, ranks=3)
+        for name in ("DDP", "FSDP2", "none")
+    }
+
+
+@pytest.mark.parametrize(("parallel", "share"), [("DDP", 1 / 3), ("FSDP2", 1), ("none", 1)])
+def test_what_ddp_replicates_is_shared_out_and_what_a_rank_has_alone_is_not(found, parallel, share):
     """AdamW keeps three times the weights; nothing but the small state comes beside."""
-    for parallel, share in (("DDP", 1 / 3), ("FSDP2", 1), ("none", 1)):
-        case = {"parallel": parallel, "optimizer": "AdamW"}
-        for found in torch_server.run(tmp_path, case=case):
-            layout = found["layout"]
-            large = layout["payload_bytes"] - layout["small_capacity_bytes"]
-            local = found["weights"] if parallel != "FSDP2" else found["local"]
-            assert 3 * share * local <= large <= 3 * share * local + 1024
+    for rank in found[parallel]:
+        layout, large = rank["layout"], 3 * share * rank["local"]
+        size = layout["payload_bytes"] - layout["small_capacity_bytes"]
+        assert large <= size <= large + 1024
 
 
-def test_the_weights_of_all_ranks_parts_are_the_model(torch_server, tmp_path):
-    for parallel in ("DDP", "FSDP2", "none"):
-        case = {"parallel": parallel, "optimizer": "SGD"}
-        layouts = [found["layout"] for found in torch_server.run(tmp_path, case=case)]
-        for name, shape in layouts[0]["weights"].items():
-            pieces = [p for one in layouts for p in one["pieces"] if p["weight"] == name]
-            runs = sorted((p["weight_offset"], p["weight_offset"] + p["numel"]) for p in pieces)
-            assert runs[0][0] == 0
-            assert runs[-1][1] == math.prod(shape)
-            assert all(a[1] == b[0] for a, b in pairwise(runs))
+@pytest.mark.parametrize("parallel", ["DDP", "FSDP2", "none"])
+def test_the_weights_of_all_ranks_parts_are_the_model(found, parallel):
+    layouts = [rank["layout"] for rank in found[parallel]]
+    for name, shape in layouts[0]["weights"].items():
+        pieces = [p for one in layouts for p in one["pieces"] if p["weight"] == name]
+        runs = sorted((p["weight_offset"], p["weight_offset"] + p["numel"]) for p in pieces)
+        assert runs[0][0] == 0
+        assert runs[-1][1] == math.prod(shape)
+        assert all(a[1] == b[0] for a, b in pairwise(runs))
 
 
-def test_ranks_that_come_apart_under_ddp_are_noticed_after_the_update(torch_server, tmp_path):
+def test_ranks_that_come_apart_under_ddp_are_noticed_after_the_update(run):
     case = {"parallel": "DDP", "optimizer": "AdamW", "break_ranks": True}
     with pytest.raises(RuntimeError) as caught:
-        torch_server.run(tmp_path, case=case)
+        run(case=case)
     words = "UnsupportedError: DDP's ranks differ after update 2: 'parameter.data' of rank 1 is not"
     assert words in str(caught.value)
 
 
-def test_another_way_to_share_the_model_is_refused_at_the_restore(torch_server, tmp_path):
-    torch_server.run(tmp_path, case={"parallel": "DDP", "optimizer": "SGD"}, wanted=[3])
+def test_another_way_to_share_the_model_is_refused_at_the_restore(run):
+    run(case={"parallel": "DDP", "optimizer": "SGD"}, wanted=[3])
     with pytest.raises(RuntimeError, match="parallelism: DDP then, FSDP2 now"):
-        torch_server.run(tmp_path, case={"parallel": "FSDP2", "optimizer": "SGD"}, load=3)
+        run(case={"parallel": "FSDP2", "optimizer": "SGD"}, load=3)
 
 
-def test_a_version_from_before_the_first_update_can_be_restored(torch_server, tmp_path):
+def test_a_version_from_before_the_first_update_can_be_restored(run):
     """The optimizer has no state then; DDP's buckets are those of the start."""
     case = {"parallel": "DDP", "optimizer": "AdamW"}
-    whole = torch_server.run(tmp_path, case=case, wanted=[0])
-    resumed = torch_server.run(tmp_path, case=case, seed=50, load=0)
+    whole = run(case=case, wanted=[0])
+    resumed = run(case=case, seed=50, load=0)
     assert [one["losses"] for one in resumed] == [one["losses"] for one in whole]

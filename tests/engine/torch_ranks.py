@@ -1,16 +1,11 @@
-"""Trains tiny models in plain PyTorch on a few gloo ranks: forks, which share what was imported.
+"""Trains tiny models in plain PyTorch on a few gloo ranks, which `zero_server` forks.
 
 The models and loops are as hard to bring back as people write them. Versions are kept by `Keeper`,
 in the place of a lab; all else is what `protect` does.
 """
 
-import gc
-import importlib
 import json
-import os
 import random
-import sys
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -136,6 +131,9 @@ class Job:
         self.loader = DataLoader(Numbers(), batch_size=2, sampler=sampler, shuffle=not sampler)
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(seed + rank)
+        is_half = case.get("half", False)
+        self.autocast = torch.autocast("cpu", torch.float16, enabled=is_half)
+        self.scaler = torch.amp.GradScaler("cpu", 2.0**30, growth_interval=2, enabled=is_half)
         self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
         self.protect(payload)
 
@@ -145,7 +143,7 @@ class Job:
             engine,
             data=self.loader,
             client_state=None,
-            also=with_schedule(None, self.schedule),
+            also=with_schedule({"scaler": self.scaler}, self.schedule),
             remark=self.remarks.append,
         )
         self.state = EngineState(engine, script=script)
@@ -173,14 +171,17 @@ class Job:
                 is_last = micro == accumulate - 1
                 held = nullcontext() if is_last else self.held()
                 with held:
-                    loss = self.model(next(batches))
-                    loss.backward()
+                    with self.autocast:
+                        loss = self.model(next(batches))
+                    self.scaler.scale(loss).backward()
                 total += loss.item()
+            self.scaler.unscale_(self.optimizer)
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             if self.case.get("break_ranks") and step == 1:
                 self.break_ranks()
-            self.optimizer.step()
-            self.losses[step + 1] = [total.hex(), float(norm).hex()]
+            self.scaler.step(self.optimizer)  # it leaves steps out, after an overflow
+            self.scaler.update()
+            self.losses.setdefault(step + 1, []).append([total.hex(), float(norm).hex()])
             self.schedule.step()
         self.protection.finish()
 
@@ -218,48 +219,13 @@ def work(request, rank):
         "losses": job.losses,
         "remarks": job.remarks,
         "layout": job.state.layout.to_json(),
-        "weights": sum(w.nbytes for w in job.state.framework.trained()),
         "local": sum(local_part(w).nbytes for w in job.state.framework.trained()),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
-def run_rank(request, rank):
-    folder, ranks = Path(request["folder"]), request["ranks"]
-    try:
-        if ranks > 1:
-            store = dist.FileStore(f"{folder}/store-{request['number']}", ranks)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-        work(request, rank)
-        if ranks > 1:
-            dist.barrier()
-        code = 0
-    except Exception as error:  # noqa: BLE001 - the test reads it
-        text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-        (folder / f"error-{rank}.txt").write_text(text)
-        code = 1
-    os._exit(code)
-
-
-def main():
-    for name in ("torch._dynamo", "torch._inductor"):
-        importlib.import_module(name)  # or each rank does, late
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    for line in sys.stdin:
-        request = json.loads(line)
-        pids = []
-        for rank in range(request["ranks"]):
-            pid = os.fork()
-            if pid == 0:
-                run_rank(request, rank)
-            pids.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        print(json.dumps(codes), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def begin(request, rank):
+    """As a script begins: one process needs no group."""
+    if request["ranks"] > 1:
+        store = dist.FileStore(f"{request['folder']}/store-{request['number']}", request["ranks"])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])

@@ -1,8 +1,8 @@
 """Trains tiny models with DeepSpeed on two gloo ranks; fresh processes for every request.
 
-Reads requests (one JSON object a line) from its input, forks two ranks for each, and answers with
-their exit codes. What the ranks found lies in the request's folder: `rank-N.json`, `shard-N.bin`,
-and `error-N.txt` where one failed.
+Or in plain PyTorch on as many as are asked for: see `torch_ranks`. Reads requests (one JSON object
+a line) from its input, forks the ranks of each, and answers with their exit codes. What the ranks
+found lies in the request's folder: `rank-N.json`, `shard-N.bin`, and `error-N.txt` if one failed.
 """
 
 import gc
@@ -21,6 +21,7 @@ import loops
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch_ranks
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger, safe_get_full_fp32_param
 from safetensors.torch import save_file
@@ -234,6 +235,10 @@ def run_rank(request, rank):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
     store = f"file://{folder}/store-{request['number']}"
     try:
+        if request.get("plain"):
+            torch_ranks.begin(request, rank)
+            torch_ranks.work(request, rank)
+            leave(0)
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(
             "gloo",
@@ -244,12 +249,17 @@ def run_rank(request, rank):
             auto_mpi_discovery=False,
         )
         (work_a_loop if "loop" in request else work)(request, rank)
-        dist.barrier()
-        code = 0
+        leave(0)
     except Exception as error:  # noqa: BLE001 - the test reads it
         text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         (folder / f"error-{rank}.txt").write_text(text)
-        code = 1
+        os._exit(1)
+
+
+def leave(code):
+    """End this rank when all are done."""
+    if dist.is_initialized():
+        dist.barrier()
     os._exit(code)
 
 
@@ -266,7 +276,7 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         pids = []
-        for rank in range(WORLD_SIZE):
+        for rank in range(request["ranks"]):
             pid = os.fork()
             if pid == 0:
                 run_rank(request, rank)

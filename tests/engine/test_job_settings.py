@@ -1,0 +1,53 @@
+"""What a job is told to do, as far as its framework can do it."""
+
+import pytest
+import torch
+from torch import nn
+
+from gemini_lab.engine.job_settings import read_settings
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.torch_framework import TorchFramework
+from gemini_lab.errors import ConfigError
+from gemini_lab.job import Job
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.seats import Seats
+
+
+def plain(**settings):
+    model = nn.Linear(1, 1)
+    return TorchFramework(
+        TorchEngine(model, torch.optim.SGD(model.parameters()), settings=settings)
+    )
+
+
+def order(**told):
+    return JobOrder(
+        number=1,
+        run=1,
+        job=Job(script="train.py"),
+        seats=Seats(nodes=2),
+        defaults={"replicas": 3},
+        settings=told,
+    )
+
+
+def test_the_launcher_is_heard_before_the_script_and_that_before_the_labs_defaults():
+    remarks = []
+    assert read_settings(plain(), order(), remarks.append).replicas == 3
+    assert read_settings(plain(replicas=4), order(), remarks.append).replicas == 4
+    assert read_settings(plain(replicas=4), order(replicas=5), remarks.append).replicas == 5
+    assert remarks == []
+
+
+def test_without_sight_of_collectives_versions_leave_at_once_and_the_settings_say_so():
+    remarks = []
+    settings = read_settings(plain(scheme="gemini"), order(), remarks.append)
+    assert (settings.scheme, settings.log_collectives) == ("background", False)
+    assert remarks[0].startswith("the scheme 'gemini' needs to see training's collectives")
+    assert read_settings(plain(scheme="blocking"), order(), remarks.append).scheme == "blocking"
+    assert len(remarks) == 1
+
+
+def test_a_link_that_nobody_could_pace_is_refused():
+    with pytest.raises(ConfigError, match="link_bytes_per_s paces training's collectives"):
+        read_settings(plain(link_bytes_per_s="1 MB/s"), order(), [].append)
