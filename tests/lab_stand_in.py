@@ -33,6 +33,7 @@ class ClusterStandIn:
         self.orders: list[Order] = []
         self.stopped: list[int] = []
         self.given_up: list[int] = []
+        self.saved: list[int] = []
         self.is_closed = False
 
     def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> Cluster:
@@ -44,6 +45,9 @@ class ClusterStandIn:
 
     def obey(self, order: Order) -> None:
         self.orders.append(order)
+
+    def save(self, number: int) -> None:
+        self.saved.append(number)
 
     def give_up_progress(self, number: int) -> None:
         self.given_up.append(number)

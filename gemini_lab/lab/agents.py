@@ -78,7 +78,7 @@ class AgentCluster:
         self._lease: int | None = None
         self._bringing = 0
         self._machines = 0
-        self._words = 0  # that gave progress up
+        self._words = 0  # to the root agent, through the store: the same again would be no news
         self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
         self._work: set[Future[None]] = set()
@@ -349,9 +349,14 @@ class AgentCluster:
         """End the run with this number."""
         patiently(lambda: self._store.put("cancel", str(number)))
 
+    def save(self, number: int) -> None:
+        """Have the next version of the run with this number go to the persistent tier."""
+        self._words += 1
+        patiently(lambda: self._store.put("save", f"{number} {self._words}"))
+
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        self._words += 1  # the same key again would be no news
+        self._words += 1
         patiently(lambda: self._store.put("give_up", f"{number} {self._words}"))
 
     def obey(self, order: Order) -> None:

@@ -27,6 +27,9 @@ class RunOwner(Protocol):
     def stop(self, number: int) -> None:
         """End the run with this number."""
 
+    def save(self, number: int) -> None:
+        """Have the next version of the run with this number go to the persistent tier."""
+
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
 

@@ -20,6 +20,7 @@ from gemini_lab.lab.control import close_control
 from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.seats import Seats
@@ -79,6 +80,14 @@ class Run(FollowedRun):
         """End the run; its log and persistent versions stay."""
         if not self.is_over:
             self._owner.stop(self.number)
+
+    def save_version(self) -> None:
+        """Have the next version go to the persistent tier, whenever the last one went.
+
+        Returns at once; the log says when it is there.
+        """
+        if not self.is_over:
+            self._owner.save(self.number)
 
     def give_up_progress(self) -> None:
         """Go on from the best version at hand: wait no more for newer ones that may come back.
@@ -179,6 +188,11 @@ class Run(FollowedRun):
         for entry in read_log(self.log):
             self.follow(entry)
         self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=0.0)[1]
+
+    def give_up(self, reason: str, cause: FailureCause) -> None:
+        """Have it be over: its nodes are about to go."""
+        ending = RunFailed(reason=reason, cause=cause)
+        self.take(Entry(at_s=time.time(), node="lab", event=ending))
 
     def settle(self) -> None:
         """Return when all that was taken is on the disk itself.

@@ -255,15 +255,22 @@ class RunFinished(Event, frozen=True, kw_only=True):
     iteration: int
 
 
+FailureCause = Literal["script", "divergence", "machines", "owner", "notice"]
+"""Why a run was given up: its script raised an error of its own, or did not repeat itself; what it
+ran on went away; a person ended it; it was told to end soon, as batch systems do."""
+
+
 class RunFailed(Event, frozen=True, kw_only=True):
     """The run was given up.
 
     Attributes:
         reason: Why, in a sentence.
+        cause: The same for programs.
         output: The last lines that the worker printed because of which it was given up.
     """
 
     reason: str
+    cause: FailureCause = "machines"
     output: tuple[str, ...] = ()
 
 
