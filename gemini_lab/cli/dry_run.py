@@ -47,11 +47,11 @@ def find_block(job: Job) -> ConfigBlock:
         if not job.module:
             in_script = _NAMED.findall((Path(job.cwd) / job.script).read_text(encoding="utf-8"))
     given = [value for arg in job.args for value in (arg, arg.partition("=")[2])]
-    for where, names in (("its arguments", given), (job.script, in_script)):
+    for where, names in (("its arguments name", given), (f"{job.script} names", in_script)):
         for name in names:
             block = _block_in(Path(job.cwd) / name) if name.endswith(".json") else None
             if block is not None:
-                return ConfigBlock(settings=block, source=f"{name}, which {where} name")
+                return ConfigBlock(settings=block, source=f"in {name}, which {where}")
     return ConfigBlock(
         source="not seen from here: what the script gives to deepspeed.initialize counts, and the "
         "report has it"
@@ -83,8 +83,8 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
     rows = {
         "script": shlex.join([*(["-m"] if job.module else []), job.script, *job.args]),
         "in": job.cwd,
-        "ranks": f"{seats.world_size}: {config.workers_per_node} on each of {config.nodes} nodes, "
-        f"{config.standbys} standbys beside them",
+        "ranks": f"{seats.world_size}: {config.workers_per_node} on each of {config.nodes} nodes; "
+        f"standbys beside them: {config.standbys}",
         "machines": _machines(config),
         "store": _store(config),
         "folder": str(config.folder / wanted.name),

@@ -292,7 +292,7 @@ class AgentCluster:
                     self._follow(message.entry.event)
                     self._audience.take(message.entry)
                 case OutputSaid():
-                    self._audience.take_output(message.rank, message.lines)
+                    self._audience.take_output(message, node=name)
                 case NeedNodes():
                     self._spawn(self._bring(message.wanted))
             self._taken[channel] += 1

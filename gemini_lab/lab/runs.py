@@ -26,7 +26,13 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.log.file import OWNERS_FOLDER
-from gemini_lab.recovery.messages import GiveUpProgress, JobOrder, SaveVersion, StopRun
+from gemini_lab.recovery.messages import (
+    GiveUpProgress,
+    JobOrder,
+    OutputSaid,
+    SaveVersion,
+    StopRun,
+)
 from gemini_lab.seats import in_order
 
 STRAGGLERS_S: Final = 0.3
@@ -68,10 +74,10 @@ class Runs:
         else:
             run.take(entry)
 
-    def take_output(self, rank: int, lines: list[str]) -> None:
-        """A worker printed something."""
+    def take_output(self, said: OutputSaid, *, node: str) -> None:
+        """A worker on `node` printed something."""
         if self.newest is not None:
-            self.newest.take_output(rank, lines)
+            self.newest.take_output(said, node=node)
 
     def take_note(self, text: str) -> None:
         """Something is worth a line in the log."""
