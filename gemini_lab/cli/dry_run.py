@@ -97,7 +97,7 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
     yield f"settings  the config block is {block.source}"
     said = origins(*layers)
     for name, value in settings.to_json().items():
-        yield f"  {name:<26}{_shown(name, value):<26}{said[name]}"
+        yield f"  {name:<26}{said[name]:<14}{_shown(name, value)}"
 
 
 def _machines(config: LabConfig) -> str:

@@ -39,6 +39,14 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--wait", type=float, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
     )
+    parser.add_argument(
+        "--notice",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="on SIGTERM, stay for so many seconds or to the lab's end: where all are told, the "
+        "run saves a version first (%(default).0f)",
+    )
     options = parser.parse_args(arguments)
     check_name(options.lab)
     token = find_token(options.token_file)
@@ -58,6 +66,7 @@ def command(arguments: Sequence[str]) -> int:
         warm=record.warm,
         threads=record.threads,
         detached=record.detached,
+        notice_s=options.notice,
     )
     _adopt_environment(record.threads)
     asyncio.run(run_agent(config, partial(_is_up, lab=options.lab)))

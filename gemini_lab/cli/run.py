@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
         help="on SIGTERM or SIGUSR1: seconds to save a version before the end (%(default).0f)",
     )
     options.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus there"
+        "--metrics", metavar="[ADDRESS:]PORT", help="serve metrics for Prometheus there"
     )
     options.add_argument(
         "--dry-run", action="store_true", help="say all that was decided, and start nothing"
@@ -152,7 +152,7 @@ def command(arguments: list[str]) -> int:
             **settings,
         )
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
-        with serving(run, options.metrics_port):
+        with serving(run, options.metrics):
             return follow(run, options.notice)
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.lab.watched import Watched
 from gemini_lab.report.metrics import metrics_of
 
@@ -65,10 +65,18 @@ def serve_metrics(run: Watched, *, port: int, address: str = LOOPBACK) -> Iterat
 
 
 @contextmanager
-def serving(run: HasFolder, port: int | None) -> Iterator[None]:
-    """Serve the metrics of a run whose log is here, if a port was given."""
-    if port is None:
+def serving(run: HasFolder, where: str | None) -> Iterator[None]:
+    """Serve the metrics of a run whose log is here at `[address:]port`, if that was given.
+
+    Raises:
+        ConfigError: That is no port.
+        LaunchError: It is taken.
+    """
+    if where is None:
         yield
         return
-    with serve_metrics(Watched(run.name, run.folder), port=port):
+    address, _, port = where.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"cannot serve metrics at {where!r}; write PORT or ADDRESS:PORT")
+    with serve_metrics(Watched(run.name, run.folder), port=int(port), address=address or LOOPBACK):
         yield

@@ -165,8 +165,10 @@ class Agent:
         )
         await self.membership.register()
         self._announce(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)
+        wait_s = self.config.notice_s
+        loop.add_signal_handler(signal.SIGTERM, loop.call_later, wait_s, self._stop.set)
         self._background(self.bulk.warm_up())
         self._background(self._say_when_ready())
         self._background(self._keep_lease())
