@@ -124,16 +124,34 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     name: str
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What carries a node's traffic.
+
+    Attributes:
+        address: The node's, on which it listens.
+        interface: What has that address; `None` where it is not known.
+        bytes_per_s: What the interface says of its speed; 0 where it says nothing.
+        faster: Interfaces that are up, have an address, and say that they are faster.
+    """
+
+    address: str
+    interface: str | None = None
+    bytes_per_s: float = 0.0
+    faster: tuple[str, ...] = ()
+
+
 class NodeReady(Event, frozen=True, kw_only=True):
     """A node's warm parent has imported what workers need.
 
     Attributes:
         name: The node's.
         import_s: How long that took.
+        network: What carries the node's traffic; `None` in older logs.
     """
 
     name: str
     import_s: float
+    network: Network | None = None
 
 
 class NodeLost(Event, frozen=True, kw_only=True):

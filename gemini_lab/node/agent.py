@@ -40,6 +40,7 @@ from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
 from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
@@ -196,7 +197,8 @@ class Agent:
         started_s = time.monotonic()
         await self.host.ready()
         import_s = time.monotonic() - started_s
-        self.lab.emit(NodeReady(name=self.name, import_s=import_s))
+        network = network_of(self.address.rpartition(":")[0])
+        self.lab.emit(NodeReady(name=self.name, import_s=import_s, network=network))
 
     async def _keep_lease(self) -> None:
         while True:

@@ -96,5 +96,5 @@ def test_docs_and_board_name_the_metrics_that_there_are(with_loss):
     board = json.loads((DOCS / "examples" / "grafana.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     drawn = {name for query in queries for name in re.findall(r"gemini_lab_\w+", query)}
-    assert drawn <= asked | {"gemini_lab_phase"}
+    assert drawn <= asked
     assert len(drawn) > 15
