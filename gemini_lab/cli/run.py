@@ -207,7 +207,7 @@ def end_at(notice: NoticeGiven, run: Run, notice_s: float) -> Exit:
         told = f"{notice}: version {saved.version} is whole in {saved.url}"
     run.give_up(told, "notice")
     say(f"gemini-lab run: {told}")
-    say("gemini-lab run: the same command with --resume goes on from the newest version there")
+    say("gemini-lab run: the same command with --resume goes on from the newest version there is")
     return Exit.TERMINATED if saved.version is None else Exit.AGAIN
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,11 @@ PARTS = """
 STEPS = 160
 
 
+def has_trained(log: Path) -> bool:
+    """Whether some iterations are done."""
+    return log.exists() and '"iteration":5,' in log.read_text()
+
+
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_run_that_was_told_to_end_goes_on_from_the_version_that_it_saved(tmp_path):
     """The tier stands in the script's own configuration alone, as in the README."""
@@ -85,9 +91,7 @@ def test_a_run_that_was_told_to_end_goes_on_from_the_version_that_it_saved(tmp_p
         [*command, *job], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     give_up_s = time.monotonic() + 120
-    while (
-        not (folder / LOG_FILE).exists() or '"iteration":5,' not in (folder / LOG_FILE).read_text()
-    ):
+    while not has_trained(folder / LOG_FILE):
         assert first.poll() is None, first.communicate()[1]
         assert time.monotonic() < give_up_s
         time.sleep(0.1)
@@ -108,10 +112,9 @@ def test_a_run_that_was_told_to_end_goes_on_from_the_version_that_it_saved(tmp_p
     )
     assert second.returncode == Exit.FINISHED, second.stderr
     again = folder.with_name("one-2")
-    settings = [
-        one.event.settings for one in read_log(again / LOG_FILE) if isinstance(one.event, Protected)
-    ]
-    assert {one.persistent_url for one in settings} == {str(tier)}
+    told = [one.event for one in read_log(again / LOG_FILE)]
+    tiers = {one.settings.persistent_url for one in told if isinstance(one, Protected)}
+    assert tiers == {str(tier)}
     before, after = load_report(folder).losses, load_report(again).losses
     assert max(iteration for iteration, _ in after) == STEPS
     assert min(iteration for iteration, _ in after) > 5
