@@ -2,7 +2,7 @@
 
 import pytest
 from full_disk import full_at
-from lab_stand_in import NODES, begin, run_in, seated, step, tell
+from lab_stand_in import NODES, begin, printed, run_in, seated, step, tell
 
 from gemini_lab.errors import RunFailedError
 from gemini_lab.log.events import RunFailed, RunFinished
