@@ -158,40 +158,43 @@ def command(arguments: list[str]) -> int:
 
 def follow(run: Run, notice_s: float) -> Exit:
     """Show how a run goes until it ends, or until this process is told to end."""
-    try:
-        with noticed():
+    with noticed():
+        try:
             run.progress(show_output=True)
-    except RunFailedError as error:
-        print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_OF[run.cause or "machines"]
-    except NoticeGiven as notice:
-        return end_at(notice, run, notice_s)
+        except RunFailedError as error:
+            print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
+            return EXIT_OF[run.cause or "machines"]
+        except NoticeGiven as notice:
+            return end_at(notice, run, notice_s)
     return Exit.FINISHED
 
 
 class NoticeGiven(BaseException):
-    """This process was told to end soon."""
+    """This process was told to end soon; no error, so nothing may catch it as one."""
 
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Raise `NoticeGiven` on the first signal by which batch systems announce the end."""
+    """Raise `NoticeGiven` on the first signal by which batch systems announce the end.
+
+    From then on SIGTERM ends this process at once, and SIGUSR1, which may be sent again, nothing.
+    """
     before = {number: signal.getsignal(number) for number in NOTICES}
+    after = {**before, signal.SIGUSR1: signal.SIG_IGN}
 
     def tell(number: int, _frame: object) -> NoReturn:
-        put_back()
+        for each, handler in after.items():
+            signal.signal(each, handler)
         raise NoticeGiven(signal.Signals(number).name)
-
-    def put_back() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
     for number in NOTICES:
         signal.signal(number, tell)
     try:
         yield
     finally:
-        put_back()
+        if signal.getsignal(signal.SIGUSR1) is tell:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def end_at(notice: NoticeGiven, run: Run, notice_s: float) -> Exit:

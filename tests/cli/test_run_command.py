@@ -117,6 +117,15 @@ def test_every_cause_has_an_exit_code_and_the_guide_has_them_all():
     assert [int(code) for code in table] == sorted(Exit)
 
 
+@pytest.fixture(autouse=True)
+def _signals():
+    """A process that was told to end minds SIGUSR1 no more."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def run(tmp_path):
     run = run_in(tmp_path / "run")
@@ -158,6 +167,18 @@ def test_a_run_that_is_told_to_end_saves_a_version_first(run, number, capsys):
     assert f"version 9 is whole in {TIER}" in said
     assert "--resume" in said
     assert (run.cause, run.is_over) == ("notice", True)
+
+
+def test_a_batch_system_that_says_it_again_does_not_end_the_save(run):
+    def play():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            threading.Event().wait(0.2)
+        tell(run, PersistStarted(version=9, url=TIER))
+        tell(run, PersistFinished(version=9, url=TIER, size_bytes=1, duration_s=0.1))
+
+    threading.Timer(0.2, play).start()
+    assert follow(run, 20.0) == Exit.AGAIN
 
 
 def test_a_version_that_was_on_its_way_already_is_not_waited_for_alone(run, capsys):

@@ -17,11 +17,13 @@ from gemini_lab.report import load_report
 
 TRAIN = """
     import argparse, os, time
-    import deepspeed, torch, gemini_lab
-    from torch import nn
+    import torch
     from .parts import Waves
 
     if __name__ == "__main__":
+        import deepspeed, gemini_lab
+        from torch import nn
+
         parser = argparse.ArgumentParser()
         parser.add_argument("--local_rank", type=int, required=True)
         parser.add_argument("--steps", type=int)
@@ -43,7 +45,7 @@ TRAIN = """
                 engine.backward(loss)
                 protected.log(loss=loss.item())
                 engine.step()
-                time.sleep(0.05)
+                time.sleep(0.1)
                 if engine.global_steps >= args.steps:
                     break
         os._exit(0)
@@ -58,7 +60,7 @@ PARTS = """
         def __getitem__(self, index):
             return torch.sin(torch.arange(6.0) * index)
 """
-STEPS = 160
+STEPS = 50
 
 
 def has_trained(log: Path) -> bool:
