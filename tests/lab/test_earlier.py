@@ -28,7 +28,9 @@ def ran(folder, name, job, *, versions=(), at_s):
     os.utime(run.log, (at_s, at_s))
     for version in versions:
         tier = run.folder / TIER
-        (tier / f"version-{version:012}").mkdir(parents=True)
+        there = tier / f"version-{version:012}"
+        there.mkdir(parents=True)
+        (there / "shard").write_bytes(b"x")
         record = ShardRecord(shard=0, file="shard", size_bytes=1, digest="")
         persistent_tier(str(tier), keep=9).commit(version, [record], {})
     return run.folder
