@@ -9,11 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables import losses_of
+from gemini_lab.report.tables import NodeRow, SpentRow, Status, losses_of
 from gemini_lab.report.tables.replicas import memory
 from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.tables.status import status
-from gemini_lab.report.tables.values import NodeRow, SpentRow, Status
 from gemini_lab.report.values import Recovery
 from gemini_lab.units import format_bytes, format_seconds
 
