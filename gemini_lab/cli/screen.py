@@ -94,14 +94,17 @@ def _in_memory(told: Status) -> Text:
 
 
 def _persistent(run: RunReducer, told: Status, now_s: float) -> Text:
-    url = run.course.settings.get("persistent_url")
-    if not url:
+    settings = run.course.settings
+    url = settings.get("persistent_url")
+    if told.persistent_version is not None:
+        written = run.persistent.written
+        age = f", {format_seconds(max(0.0, now_s - written[-1][0]))} old" if written else ""
+        return Text(f"version {told.persistent_version}{age}{f', in {url}' if url else ''}")
+    if "persistent_url" not in settings:
+        return Text("not known before the script has called protect")
+    if url is None:
         return Text("none: without one, a version that no memory has is lost", style="yellow")
-    if told.persistent_version is None:
-        return Text(f"nothing yet, in {url}")
-    written = run.persistent.written
-    age = f", {format_seconds(max(0.0, now_s - written[-1][0]))} old" if written else ""
-    return Text(f"version {told.persistent_version}{age}, in {url}")
+    return Text(f"nothing yet, in {url}")
 
 
 def _time(rows: Sequence[SpentRow]) -> Iterator[str]:
