@@ -12,9 +12,17 @@
 A message says what was asked, what stood against it (with numbers), and the way out.
 """
 
+from typing import ClassVar
+
 
 class GeminiError(Exception):
-    """Anything that gemini_lab itself raises."""
+    """Anything that gemini_lab itself raises.
+
+    Attributes:
+        may_pass: Whether the same call may succeed later, on other machines or with more memory.
+    """
+
+    may_pass: ClassVar[bool] = False
 
 
 class ConfigError(GeminiError, ValueError):
@@ -28,9 +36,13 @@ class UnsupportedError(GeminiError):
 class CapacityError(GeminiError):
     """Memory, disk or nodes do not suffice for what was asked."""
 
+    may_pass = True
+
 
 class LaunchError(GeminiError):
     """Nodes, or a service that they need, could not be started or reached."""
+
+    may_pass = True
 
 
 class IntegrityError(GeminiError):

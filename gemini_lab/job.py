@@ -1,9 +1,10 @@
 """A training job: a script with its arguments, as `python SCRIPT ARGS` would run it."""
 
-import importlib.util
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from gemini_lab.errors import ConfigError
@@ -20,6 +21,8 @@ class Job:
         name: What the run is called; by default after the script.
         cwd: Working directory of the workers.
         env: Environment variables for the workers, beside the inherited ones; not shown.
+        passes_local_rank: Give the script `--local_rank=N` as `deepspeed` does, also where its
+            source does not ask for that.
     """
 
     script: str
@@ -28,6 +31,7 @@ class Job:
     name: str = ""
     cwd: str = field(default_factory=os.getcwd)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    passes_local_rank: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))
@@ -40,8 +44,11 @@ class Job:
             ConfigError: The script or module is not there.
         """
         if self.module:
-            if importlib.util.find_spec(self.script) is None:
-                raise ConfigError(f"there is no module {self.script!r} to run; check its name")
+            if find_module(self.script, cwd=self.cwd) is None:
+                raise ConfigError(
+                    f"there is no module {self.script!r} to run, neither in {self.cwd} nor "
+                    "installed; check its name, or the folder"
+                )
         elif not (Path(self.cwd) / self.script).is_file():
             raise ConfigError(f"there is no script {self.script!r} in {self.cwd}; check the path")
 
@@ -50,3 +57,18 @@ class Job:
         """The name, or one made from the script's."""
         file = self.script.rpartition(".")[2] if self.module else Path(self.script).stem
         return self.name or file
+
+
+def find_module(name: str, *, cwd: str) -> ModuleSpec | None:
+    """Where `python -m name` would find its module when it is run in `cwd`; imports nothing."""
+    path: Sequence[str] | None = [cwd, *sys.path]
+    *packages, last = name.split(".")
+    for package in packages:
+        spec = PathFinder.find_spec(package, path)
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path = list(spec.submodule_search_locations)
+    spec = PathFinder.find_spec(last, path)
+    if spec is None or spec.submodule_search_locations is None:
+        return spec
+    return PathFinder.find_spec("__main__", list(spec.submodule_search_locations))

@@ -16,6 +16,9 @@ SCHEDULED: Final = ("naive", "interleaved", "gemini")
 ALGORITHMS: Final = ("drain", "paper")
 ON_DIVERGENCE: Final = ("warn", "stop")
 
+LAYERS: Final = ("lab", "config block", "command line")
+"""Who may say a setting; what comes later wins. What nobody says has its default."""
+
 _ABOVE_ZERO: Final = (
     "replicas",
     "chunk_bytes",
@@ -150,6 +153,18 @@ class Settings:
         """
         return cls().updated(block)
 
+    @classmethod
+    def layered(cls, *layers: Mapping[str, SettingValue]) -> "Settings":
+        """The settings that these `LAYERS`, as many as are known, come to together.
+
+        Raises:
+            ConfigError: As `parse`.
+        """
+        settings = cls()
+        for layer in layers:
+            settings = settings.updated(layer)
+        return settings
+
     def updated(self, changes: Mapping[str, SettingValue]) -> "Settings":
         """These settings with some replaced."""
         known = [field.name for field in fields(self)]
@@ -174,3 +189,11 @@ class Settings:
     def to_json(self) -> dict[str, SettingValue]:
         """The settings as plain JSON values; `parse` reads them."""
         return asdict(self)
+
+
+def origins(*layers: Mapping[str, SettingValue]) -> dict[str, str]:
+    """Who said each setting: one of `LAYERS`, or `"default"`."""
+    found = {field.name: "default" for field in fields(Settings)}
+    for name, layer in zip(LAYERS, layers, strict=False):
+        found |= dict.fromkeys(layer, name)
+    return found

@@ -14,7 +14,7 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Iteration, RecoveryPlanned
-from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.messages import JobOrder, OutputSaid
 from gemini_lab.seats import Seats, node_name
 
 NODES: Final = tuple(node_name(number) for number in range(LabConfig.nodes))
@@ -33,6 +33,7 @@ class ClusterStandIn:
         self.orders: list[Order] = []
         self.stopped: list[int] = []
         self.given_up: list[int] = []
+        self.saved: list[int] = []
         self.is_closed = False
 
     def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> Cluster:
@@ -44,6 +45,9 @@ class ClusterStandIn:
 
     def obey(self, order: Order) -> None:
         self.orders.append(order)
+
+    def save(self, number: int) -> None:
+        self.saved.append(number)
 
     def give_up_progress(self, number: int) -> None:
         self.given_up.append(number)
@@ -73,6 +77,12 @@ def tell(run: Run | None, *said: AnyEvent) -> None:
     assert run is not None
     for event in said:
         run.take(entry(event))
+
+
+def printed(who: Run | Audience, rank: int, line: str, *, epoch: int = 1) -> None:
+    """Have the worker of a rank print a line, on the node of that number."""
+    said = OutputSaid(rank=rank, epoch=epoch, lines=[line])
+    who.take_output(said, node=node_name(rank))
 
 
 def entry(event: AnyEvent, *, node: str = "node-0") -> Entry:

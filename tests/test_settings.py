@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.settings import Settings
+from gemini_lab.settings import Settings, origins
 
 
 def test_sizes_and_rates_may_be_written_as_people_write_them() -> None:
@@ -26,3 +26,22 @@ def test_sizes_and_rates_may_be_written_as_people_write_them() -> None:
 def test_an_impossible_setting_is_refused(block, message) -> None:
     with pytest.raises(ConfigError, match=message):
         Settings.parse(block)
+
+
+def test_of_two_who_say_a_setting_the_later_one_is_heard():
+    lab = {"persistent_url": "/lab", "mu": 0.1}
+    block = {"persistent_url": "/block", "replicas": 3}
+    told = {"replicas": 1}
+    settings = Settings.layered(lab, block, told)
+    assert (settings.persistent_url, settings.replicas, settings.mu) == ("/block", 1, 0.1)
+    found = origins(lab, block, told)
+    assert found["persistent_url"] == "config block"
+    assert found["replicas"] == "command line"
+    assert (found["mu"], found["idle_s"]) == ("lab", "default")
+
+
+def test_whoever_says_that_there_is_no_tier_is_heard_too():
+    assert (
+        Settings.layered({"persistent_url": "/lab"}, {"persistent_url": None}).persistent_url
+        is None
+    )

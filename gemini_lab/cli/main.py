@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 from typing import Final, NoReturn
 
+from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import GeminiError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -19,6 +20,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "list": ("gemini_lab.cli.runs:list_command", "which runs are under way"),
     "attach": ("gemini_lab.cli.runs:attach_command", "follow a run that is under way"),
     "status": ("gemini_lab.cli.runs:status_command", "how a run is now, on one screen"),
+    "top": ("gemini_lab.cli.top:command", "the same, live, for as long as it goes on"),
+    "metrics": ("gemini_lab.cli.metrics:command", "a run's metrics for Prometheus"),
     "stop": ("gemini_lab.cli.runs:stop_command", "end a run that is under way"),
     "check": ("gemini_lab.cli.check:command", "does your script come back bit-identical?"),
     "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),
@@ -47,7 +50,7 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one sub-command; the exit code is 2 where the user can mend the call."""
+    """Run one sub-command; `gemini_lab.cli.exits` lists the exit codes."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in {"-h", "--help", "help"}:
         print(usage())  # noqa: T201
@@ -57,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         print(f"gemini-lab: there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201
-        return 2
+        return Exit.REFUSED
     module, _, function = COMMANDS[name][0].partition(":")
     signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -68,10 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except GeminiError as error:
         print(f"gemini-lab {name}: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return Exit.AGAIN if error.may_pass else Exit.REFUSED
     except KeyboardInterrupt:
         print(f"\ngemini-lab {name}: interrupted", file=sys.stderr)  # noqa: T201
-        return 130
+        return Exit.INTERRUPTED
     return code
 
 

@@ -30,16 +30,29 @@ one process a machine starts it: srun, a pod, a launch template, ssh. The lab's 
 reads."""
 
 
-def command(arguments: Sequence[str]) -> int:
-    """Run `gemini-lab node` until the lab ends."""
-    parser = argparse.ArgumentParser(prog="gemini-lab node", description=DESCRIPTION)
-    parser.add_argument("--store", required=True, help="the etcd: host:port[,host:port...]")
-    parser.add_argument("--lab", required=True, help="the name that `run --join` was given")
-    parser.add_argument("--token-file", type=Path, help="file with the lab's token, mode 600")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab node`."""
+    options = argparse.ArgumentParser(prog="gemini-lab node", description=DESCRIPTION)
+    options.add_argument("--store", required=True, help="the etcd: host:port[,host:port...]")
+    options.add_argument("--lab", required=True, help="the name that `run --join` was given")
+    options.add_argument("--token-file", type=Path, help="file with the lab's token, mode 600")
+    options.add_argument(
         "--wait", type=float, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
     )
-    options = parser.parse_args(arguments)
+    options.add_argument(
+        "--notice",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="on SIGTERM, stay for so many seconds or to the lab's end: where all are told, the "
+        "run saves a version first (%(default).0f)",
+    )
+    return options
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Run `gemini-lab node` until the lab ends."""
+    options = parser().parse_args(arguments)
     check_name(options.lab)
     token = find_token(options.token_file)
     address = EtcdAddress.parse(options.store)
@@ -58,6 +71,7 @@ def command(arguments: Sequence[str]) -> int:
         warm=record.warm,
         threads=record.threads,
         detached=record.detached,
+        notice_s=options.notice,
     )
     _adopt_environment(record.threads)
     asyncio.run(run_agent(config, partial(_is_up, lab=options.lab)))

@@ -1,25 +1,38 @@
 """`gemini-lab run`: launch anyone's training script on protected nodes."""
 
 import argparse
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final, NoReturn
 
+from gemini_lab.cli.dry_run import describe_decided, find_block
+from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, hosts_from
 from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.metrics import serving
+from gemini_lab.lab.notice import save_within
+from gemini_lab.lab.run import Run
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
+
+NOTICE_S: Final = 60.0
+NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1)
+"""How batch systems announce the end: Kubernetes and `scancel`, and `sbatch --signal`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,12 +76,37 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--resume", action="store_true", help="go on from what another run left in that tier"
     )
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other setting; it replaces the script's own",
+    )
+    options.add_argument(
+        "--notice",
+        type=float,
+        default=NOTICE_S,
+        metavar="S",
+        help="on SIGTERM or SIGUSR1: seconds to save a version before the end (%(default).0f)",
+    )
+    options.add_argument(
+        "--metrics", metavar="[ADDRESS:]PORT", help="serve metrics for Prometheus there"
+    )
+    options.add_argument(
+        "--dry-run", action="store_true", help="say all that was decided, and start nothing"
+    )
     options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
     options.add_argument(
         "--lease",
         type=float,
         default=LabConfig.lease_s,
         help="seconds of silence: lost (%(default)s)",
+    )
+    options.add_argument(
+        "--pass-local-rank",
+        action="store_true",
+        help="give the script --local_rank=N, as deepspeed does; by default where it asks for it",
     )
     options.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module")
     options.add_argument("script")
@@ -79,11 +117,18 @@ def parser() -> argparse.ArgumentParser:
 def command(arguments: list[str]) -> int:
     """Launch, show progress and the first rank's output, and clean up."""
     options = parser().parse_args(arguments)
-    job = Job(script=options.script, args=options.args, module=options.module)
+    job = Job(
+        script=options.script,
+        args=options.args,
+        module=options.module,
+        passes_local_rank=options.pass_local_rank,
+    )
     job.check()
     settings = settings_of(options)
     Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
+    if options.dry_run:
+        return dry_run(options, job, scenario, settings)
     if options.detach:
         return detach(options, job, scenario, settings)
     with Lab(
@@ -107,22 +152,71 @@ def command(arguments: list[str]) -> int:
             **settings,
         )
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
+        with serving(run, options.metrics):
+            return follow(run, options.notice)
+
+
+def follow(run: Run, notice_s: float) -> Exit:
+    """Show how a run goes until it ends, or until this process is told to end."""
+    with noticed():
         try:
             run.progress(show_output=True)
         except RunFailedError as error:
             print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
-            return 1
-    return 0
+            return EXIT_OF[run.cause or "machines"]
+        except NoticeGiven as notice:
+            return end_at(notice, run, notice_s)
+    return Exit.FINISHED
 
 
-def detach(
-    options: argparse.Namespace,
-    job: Job,
-    scenario: Scenario | None,
-    settings: dict[str, SettingValue],
-) -> int:
-    """Start the run, and leave it to its nodes."""
-    config = LabConfig(
+class NoticeGiven(BaseException):
+    """This process was told to end soon; no error, so nothing may catch it as one."""
+
+
+@contextmanager
+def noticed() -> Iterator[None]:
+    """Raise `NoticeGiven` on the first signal by which batch systems announce the end.
+
+    From then on SIGTERM ends this process at once, and SIGUSR1, which may be sent again, nothing.
+    """
+    before = {number: signal.getsignal(number) for number in NOTICES}
+    after = {**before, signal.SIGUSR1: signal.SIG_IGN}
+
+    def tell(number: int, _frame: object) -> NoReturn:
+        for each, handler in after.items():
+            signal.signal(each, handler)
+        raise NoticeGiven(signal.Signals(number).name)
+
+    for number in NOTICES:
+        signal.signal(number, tell)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGUSR1) is tell:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def end_at(notice: NoticeGiven, run: Run, notice_s: float) -> Exit:
+    """Save the newest version that can be had in time, end the run, and say what came of it."""
+    say = partial(print, file=sys.stderr, flush=True)
+    say(f"gemini-lab run: {notice}: saving a version within {notice_s:.0f} s (--notice)")
+    saved = save_within(run, notice_s)
+    if run.is_over:
+        return Exit.FINISHED if run.failure is None else EXIT_OF[run.cause or "machines"]
+    if saved.version is None:
+        told = f"{notice}: no version was saved: {saved.reason}"
+    else:
+        told = f"{notice}: version {saved.version} is whole in {saved.url}"
+    run.give_up(told, "notice")
+    say(f"gemini-lab run: {told}")
+    say("gemini-lab run: the same command with --resume goes on from the newest version there is")
+    return Exit.TERMINATED if saved.version is None else Exit.AGAIN
+
+
+def config_of(options: argparse.Namespace) -> LabConfig:
+    """The lab that the options ask for."""
+    return LabConfig(
         nodes=options.nodes,
         standbys=options.standbys,
         workers_per_node=options.workers_per_node,
@@ -134,6 +228,38 @@ def detach(
         token=find_token(options.token_file) if options.join else "",
         wait_s=options.wait,
     )
+
+
+def dry_run(
+    options: argparse.Namespace,
+    job: Job,
+    scenario: Scenario | None,
+    settings: dict[str, SettingValue],
+) -> int:
+    """Say all that was decided."""
+    config = config_of(options)
+    wanted = Submission.checked(
+        config,
+        job,
+        scenario=scenario,
+        name=options.name,
+        resume=options.resume,
+        settings=settings,
+        claims=False,
+    )
+    for line in describe_decided(config, wanted, find_block(job)):
+        print(line)  # noqa: T201
+    return Exit.FINISHED
+
+
+def detach(
+    options: argparse.Namespace,
+    job: Job,
+    scenario: Scenario | None,
+    settings: dict[str, SettingValue],
+) -> int:
+    """Start the run, and leave it to its nodes."""
+    config = config_of(options)
     wanted = Submission.checked(
         config,
         job,
@@ -145,7 +271,7 @@ def detach(
     folder = start_detached(config, wanted)
     print(f"the run's folder is {folder}")  # noqa: T201
     print(f"follow it with: gemini-lab attach {folder}")  # noqa: T201
-    return 0
+    return Exit.FINISHED
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
@@ -155,7 +281,22 @@ def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
         "persistent_url": options.persistent_url,
         "persist_every_iterations": options.persist_every,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    named = dict(setting_of(text) for text in options.set)
+    return named | {name: value for name, value in given.items() if value is not None}
+
+
+def setting_of(text: str) -> tuple[str, SettingValue]:
+    """`NAME=VALUE` as a setting; the value is JSON, or a word."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"cannot read the setting {text!r}; write --set NAME=VALUE")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return name, value
+    if isinstance(found, dict | list):
+        raise ConfigError(f"the setting {name!r} cannot be {value}; give one number or word")
+    return name, found
 
 
 def hosts_of(options: argparse.Namespace) -> Sequence[str] | str | None:

@@ -7,23 +7,30 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.errors import ConfigError, RunFailedError
+from rich.console import Console
+
+from gemini_lab.cli.exits import EXIT_OF, Exit
+from gemini_lab.cli.screen import screen
+from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import RunGoneError, way_in
 from gemini_lab.lab.detached import end_by_force
+from gemini_lab.lab.notice import save_within
+from gemini_lab.lab.watched import watched
 from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
-from gemini_lab.units import format_seconds
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25
 
 
-def _parser(name: str, text: str | None, *, run: bool = True) -> argparse.ArgumentParser:
+def parser_of(name: str, text: str | None, *, run: bool = True) -> argparse.ArgumentParser:
+    """The options of a command that finds a run, or only a store."""
     options = argparse.ArgumentParser(prog=f"gemini-lab {name}", description=text)
     if run:
         options.add_argument(
@@ -37,7 +44,8 @@ def _parser(name: str, text: str | None, *, run: bool = True) -> argparse.Argume
     return options
 
 
-def _finder(options: argparse.Namespace) -> Finder:
+def finder_of(options: argparse.Namespace) -> Finder:
+    """The finder of the run that is asked for."""
     return Finder.of(
         options.run, below=options.folder, store=options.store, token_file=options.token_file
     )
@@ -45,7 +53,7 @@ def _finder(options: argparse.Namespace) -> Finder:
 
 def list_command(arguments: Sequence[str]) -> int:
     """Name the runs under way: those of a store, or those whose folders are here."""
-    options = _parser("list", list_command.__doc__, run=False).parse_args(arguments)
+    options = parser_of("list", list_command.__doc__, run=False).parse_args(arguments)
     rows = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
     if options.store is not None:
         rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.store))]
@@ -90,15 +98,15 @@ def _row_of(folder: Path) -> Row:
 
 def attach_command(arguments: Sequence[str]) -> int:
     """Follow a run until it ends; Ctrl-C ends the following, not the run."""
-    options = _parser("attach", attach_command.__doc__).parse_args(arguments)
-    finder = _finder(options)
+    options = parser_of("attach", attach_command.__doc__).parse_args(arguments)
+    finder = finder_of(options)
     finder.check()
     with AttachedRun(finder.name, finder.way, finder.folder) as run:
         try:
             run.progress(show_output=True)
         except RunFailedError as error:
             print(f"gemini-lab attach: {error}", file=sys.stderr)  # noqa: T201
-            return 1
+            return EXIT_OF[run.cause or "machines"]
         except KeyboardInterrupt:
             print(f"\n{run.name} goes on without this terminal", file=sys.stderr)  # noqa: T201
             return 0
@@ -107,44 +115,52 @@ def attach_command(arguments: Sequence[str]) -> int:
 
 
 def status_command(arguments: Sequence[str]) -> int:
-    """Say how a run is now."""
-    options = _parser("status", status_command.__doc__).parse_args(arguments)
-    finder = _finder(options)
-    finder.check()
-    with AttachedRun(finder.name, finder.way, finder.folder) as run:
-        try:
-            run.catch_up()
-        except TimeoutError as error:
-            raise ConfigError(f"{error}; its owner may be being replaced, try again") from error
+    """Say how a run is now, or how it ended."""
+    options = parser_of("status", status_command.__doc__).parse_args(arguments)
+    finder = finder_of(options)
+    try:
+        with watched(finder) as run:
+            shown = run.ask(partial(screen, beside=beside_of(finder)))
+    except TimeoutError as error:
+        raise ConfigError(f"{error}; its owner may be being replaced, try again") from error
+    Console(soft_wrap=not sys.stdout.isatty()).print(shown)
+    return Exit.FINISHED
+
+
+def beside_of(finder: Finder) -> dict[str, str]:
+    """What is known of a run beside what its log says."""
     access = finder.opens
-    lines = {
-        "run": run.name,
-        "phase": f"{run.phase}{f' ({run.course.detail})' if run.course.detail else ''}",
-        "since": format_seconds(time.time() - run.course.started_at_s),
-        "iteration": str(run.iteration),
-        "nodes": ", ".join(f"{n} (root)" if n == run.root else n for n in run.members),
-        "standbys": ", ".join(run.standbys) or "none",
-        "recoveries": str(run.recoveries),
-        "script": "" if run.course.job is None else str(run.course.job.script),
+    return {
+        "owner": _owner(finder),
         "store": ", ".join(access.etcd.endpoints) if access else "its owner's",
         "folder": str(finder.folder) if finder.folder else "on its nodes",
     }
-    for name, text in lines.items():
-        print(f"{name:<11}{text}")  # noqa: T201
-    for _, node, text in list(run.course.notes)[-3:]:
-        print(f"{'note':<11}{node}: {text}")  # noqa: T201
-    return 0
+
+
+def _owner(finder: Finder) -> str:
+    """Whether there is still somebody who keeps the log."""
+    try:
+        return f"listens on {finder.way().address}"
+    except RunGoneError:
+        return "gone: the run is over, or whoever owned it was killed"
+    except GeminiError as error:
+        return f"away: {error}"
 
 
 def stop_command(arguments: Sequence[str]) -> int:
     """End a run and everything that belongs to it; its log and persistent versions stay."""
-    parser = _parser("stop", stop_command.__doc__)
+    parser = parser_of("stop", stop_command.__doc__)
     parser.add_argument(
         "--wait", type=float, default=STOP_S, help="seconds for it to end (%(default)s)"
     )
+    parser.add_argument(
+        "--notice", type=float, metavar="S", help="save a version first, within so many seconds"
+    )
     options = parser.parse_args(arguments)
-    finder = _finder(options)
+    finder = finder_of(options)
     access = finder.opens
+    if options.notice is not None:
+        _save(finder, options.notice)
     try:
         print(AttachedRun(finder.name, finder.way, finder.folder).stop())  # noqa: T201
     except RunGoneError:
@@ -169,3 +185,13 @@ def stop_command(arguments: Sequence[str]) -> int:
     end_by_force(access)
     print(f"{finder.name} did not end by itself; its keys were taken away, which ends its agents")  # noqa: T201
     return 0
+
+
+def _save(finder: Finder, notice_s: float) -> None:
+    """Have a version go to the persistent tier, and say what came of it."""
+    with AttachedRun(finder.name, finder.way, finder.folder) as run:
+        saved = save_within(run.catch_up(), notice_s)
+    if saved.version is None:
+        print(f"no version was saved: {saved.reason}", file=sys.stderr)  # noqa: T201
+    else:
+        print(f"version {saved.version} is whole in {saved.url}")  # noqa: T201

@@ -24,7 +24,7 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
     Raises:
         ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
     """
-    settings = Settings.parse(order.defaults).updated(framework.settings()).updated(order.settings)
+    settings = Settings.layered(order.defaults, framework.settings(), order.settings)
     if isinstance(framework.engine, TorchEngine):
         if settings.link_bytes_per_s is not None:
             raise ConfigError(

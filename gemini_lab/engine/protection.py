@@ -31,6 +31,7 @@ from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import WorkerStart
+from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.lineage import Lineage
@@ -144,12 +145,15 @@ def start_protection(
     settings = read_settings(state.framework, start.order, remark)
     seats = start.seats.placed(settings)
     url = settings.persistent_url
-    if url is not None and start.rank == 0 and start.plan.version is None:
+    is_first = start.fingerprint is None  # of the run: nobody has called this before
+    if url is not None and start.rank == 0 and (is_first or start.plan.version is None):
         tier = persistent_tier(url)
         tier.check()
         tier.claim(start.order.run, is_resumed=start.order.is_resumed)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
     memory = _lay_out(session, state, seats, settings, group)
+    if is_first and resumes_elsewhere(start.order, settings):
+        session.wait_for_fence()
     lineage = Lineage(run=start.order.run, epoch=start.epoch)
     place = Place(
         rank=start.rank,

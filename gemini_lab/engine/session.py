@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -20,6 +20,8 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.wire.local import LocalChannel
+
+FENCE_S: Final = 120.0
 
 
 class WorkerSession:
@@ -84,6 +86,18 @@ class WorkerSession:
                 holder=holder,
                 reason=reason,
             )
+        )
+
+    def wait_for_fence(self) -> NoReturn:
+        """Wait to be ended: the root agent plans anew with what was just said.
+
+        Raises:
+            GeminiError: It did not.
+        """
+        time.sleep(FENCE_S)
+        raise GeminiError(
+            "the persistent tier from which to resume is named in the script's configuration, and "
+            f"no new start came within {FENCE_S:.0f} s; name it for the launcher: --persistent-url"
         )
 
     def finish(self) -> None:

@@ -14,11 +14,19 @@ from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.operator import Operator
-from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeReady, RootElected
+from gemini_lab.log.events import (
+    AnyEvent,
+    Network,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    RootElected,
+)
 from gemini_lab.log.file import LogTakenError
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
+from gemini_lab.node.network import remarks_on
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
@@ -75,10 +83,12 @@ class AgentCluster:
         self._channels: dict[str, Channel] = {}
         self._store, self._operator = store, operator
         self._loop, self._audience = loop, audience
+        self._networks: dict[str, Network] = {}
+        self._remarks: dict[str, None] = {}  # on them, that the run under way has heard
         self._lease: int | None = None
         self._bringing = 0
         self._machines = 0
-        self._words = 0  # that gave progress up
+        self._words = 0  # to the root agent, through the store: the same again would be no news
         self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
         self._work: set[Future[None]] = set()
@@ -292,7 +302,7 @@ class AgentCluster:
                     self._follow(message.entry.event)
                     self._audience.take(message.entry)
                 case OutputSaid():
-                    self._audience.take_output(message.rank, message.lines)
+                    self._audience.take_output(message, node=name)
                 case NeedNodes():
                     self._spawn(self._bring(message.wanted))
             self._taken[channel] += 1
@@ -312,12 +322,22 @@ class AgentCluster:
         match event:
             case RootElected(name=name):
                 self.root = name
-            case NodeReady(name=name):
+            case NodeReady(name=name, network=network):
                 self._ready.add(name)
+                if network is not None:
+                    self._networks[name] = network
+                    self._remark()
             case NodeLost(name=name):
                 self._silent.add(name)
             case NodeJoined(name=name):
                 self._silent.discard(name)
+
+    def _remark(self) -> None:
+        """Say what is likely wrong with the nodes' networks, once a run."""
+        for text in remarks_on(dict(self._networks)):
+            if text not in self._remarks:
+                self._remarks[text] = None
+                self._audience.take_note(text)
 
     async def _bring(self, wanted: int) -> None:
         """Ask the operator for the machines that are missing and not already on their way.
@@ -343,15 +363,22 @@ class AgentCluster:
 
     def submit(self, job: JobOrder) -> None:
         """Start a job on the nodes."""
+        self._remarks.clear()
+        self._remark()
         patiently(lambda: self._store.put("job", msgspec.json.encode(job).decode()))
 
     def stop(self, number: int) -> None:
         """End the run with this number."""
         patiently(lambda: self._store.put("cancel", str(number)))
 
+    def save(self, number: int) -> None:
+        """Have the next version of the run with this number go to the persistent tier."""
+        self._words += 1
+        patiently(lambda: self._store.put("save", f"{number} {self._words}"))
+
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        self._words += 1  # the same key again would be no news
+        self._words += 1
         patiently(lambda: self._store.put("give_up", f"{number} {self._words}"))
 
     def obey(self, order: Order) -> None:

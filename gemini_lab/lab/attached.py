@@ -21,6 +21,7 @@ from gemini_lab.recovery.messages import (
     InjectFailure,
     LogSaid,
     OutputSaid,
+    SaveVersion,
     StopRun,
 )
 from gemini_lab.wire.tcp import Channel, connect
@@ -93,6 +94,10 @@ class AttachedRun(FollowedRun):
             ConfigError: Its owner does not answer, or refuses.
         """
         return self._ask(StopRun())
+
+    def save_version(self) -> str:
+        """Have the next version go to the persistent tier; as `Run.save_version`."""
+        return self._ask(SaveVersion())
 
     def give_up_progress(self) -> str:
         """Go on from the best version at hand; as `Run.give_up_progress`."""

@@ -7,7 +7,7 @@ from gemini_lab.injector.orders import Order
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
-from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.messages import JobOrder, OutputSaid
 
 
 class RunOwner(Protocol):
@@ -26,6 +26,9 @@ class RunOwner(Protocol):
 
     def stop(self, number: int) -> None:
         """End the run with this number."""
+
+    def save(self, number: int) -> None:
+        """Have the next version of the run with this number go to the persistent tier."""
 
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
@@ -67,8 +70,8 @@ class Audience(Protocol):
     def take(self, entry: Entry) -> None:
         """Something happened."""
 
-    def take_output(self, rank: int, lines: list[str]) -> None:
-        """A worker printed something."""
+    def take_output(self, said: OutputSaid, *, node: str) -> None:
+        """A worker on `node` printed something."""
 
     def take_note(self, text: str) -> None:
         """Something is worth a line in the log."""

@@ -26,11 +26,12 @@ from gemini_lab.recovery.messages import (
     Message,
     OutputSaid,
     Refused,
+    SaveVersion,
     StopRun,
 )
 from gemini_lab.wire.tcp import Channel, connect, serve
 
-Request = StopRun | GiveUpProgress | InjectFailure
+Request = StopRun | SaveVersion | GiveUpProgress | InjectFailure
 
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""

@@ -1,17 +1,22 @@
 """A run as its log tells it so far, wherever the log comes from."""
 
 import threading
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, Self
 
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import FailureCause
+from gemini_lab.report.culprits import culprits
 from gemini_lab.report.output import last_lines
 from gemini_lab.report.reducers.course import Course, Phase
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.recoveries import exit_of
+from gemini_lab.report.values import WorkerExit
 
 PHASES: Final[dict[Phase, str]] = {
     "waiting for events": "starting",
@@ -20,6 +25,10 @@ PHASES: Final[dict[Phase, str]] = {
     "failed": "over",
 }
 """What `phase` calls a phase, where it has a word of its own."""
+
+
+MOST_EXITS: Final = 4096
+"""Newest workers that ended early, of which is known how."""
 
 
 class FollowedRun:
@@ -36,6 +45,7 @@ class FollowedRun:
         members: The node on each position.
         root: The node with the root agent.
         failure: Why the run was given up, if it was.
+        cause: The same for programs.
         recoveries: How many there were, the one under way included.
         course: Its facts.
     """
@@ -49,7 +59,9 @@ class FollowedRun:
         self.phase = "starting"
         self.recoveries = 0
         self.course = Course()
+        self.cause: FailureCause | None = None
         self._nodes, self._reached = Nodes(), Reached()
+        self._exits: deque[WorkerExit] = deque(maxlen=MOST_EXITS)
         self._over = threading.Event()
         self._watchers: list[Callable[[Entry], None]] = []
         self._listeners: list[Callable[[int, list[str]], None]] = []
@@ -83,8 +95,9 @@ class FollowedRun:
         if not self._over.wait(timeout_s):
             raise TimeoutError(f"{self} is not over after {timeout_s:.0f} s")
         if self.failure is not None:
-            said = [f"{self.name} failed: {self.failure}", *last_lines(self.course.output)]
-            raise RunFailedError("\n  | ".join(said))
+            said = [f"{self.name} failed: {self.failure}"]
+            said += [f"  | {line}" for line in last_lines(self.course.output)]
+            raise RunFailedError("\n".join([*said, *self._culprits()]))
         return self
 
     def progress(
@@ -138,10 +151,12 @@ class FollowedRun:
             case events.RecoveryPlanned():
                 self.members = [str(node) for node in self._nodes.members]
                 self.iteration = self._reached.done()
+            case events.WorkerExited() as gone:
+                self._exits.append(exit_of(entry, gone))
             case events.RecoveryStarted():
                 self.recoveries += 1
-            case events.RunFailed(reason=reason):
-                self.failure = reason
+            case events.RunFailed(reason=reason, cause=cause):
+                self.failure, self.cause = reason, cause
                 self._end()
             case events.RunFinished():
                 self._end()
@@ -152,6 +167,12 @@ class FollowedRun:
         """Take in what a worker printed."""
         for listener in self._listeners:
             listener(rank, lines)
+
+    def _culprits(self) -> Iterator[str]:
+        """Who ended in the last try, if that is why the run failed."""
+        newest = max((one.epoch for one in self._exits), default=0)
+        if self.course.output:
+            yield from culprits([one for one in self._exits if one.epoch == newest])
 
     def _end(self) -> None:
         self._over.set()

@@ -308,7 +308,7 @@ class Lab:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        self._runs.give_up("the lab was closed")
+        self._runs.give_up("the lab was closed", "owner")
         self._undo.close()
         self._runs.close()
         if self._dashboard is not None:

@@ -11,7 +11,9 @@ from tqdm.auto import tqdm
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.report.output import error_line, last_lines
+from gemini_lab.report.culprits import part_of
+from gemini_lab.report.output import last_lines
+from gemini_lab.report.reducers.recoveries import exit_of
 from gemini_lab.units import format_seconds
 
 LINES: Final = 6
@@ -98,8 +100,11 @@ def describe(entry: Entry) -> str | None:
         case events.Injected(failure=failure):
             return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
         case events.WorkerExited(output=output, signal=None) as gone if output:
-            how = f"exit code {gone.exit_code}"
-            said = [f"    rank {gone.rank} on {entry.node} ended ({how}): {error_line(output)}"]
+            exited = exit_of(entry, gone)
+            how = f"ended ({exited.how})"
+            if part_of(exited) == "lost its peers":  # what it printed says no more than that
+                return f"    rank {gone.rank} on {entry.node} {how}, as it lost its peers"
+            said = [f"    rank {gone.rank} on {entry.node} {how}: {exited.error}"]
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.WorkerHung(seen=seen) if seen:
             return f"    hung: {seen}"

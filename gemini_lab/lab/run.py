@@ -18,9 +18,12 @@ from gemini_lab.lab import pages
 from gemini_lab.lab.cluster import RunOwner
 from gemini_lab.lab.control import close_control
 from gemini_lab.lab.followed import FollowedRun
+from gemini_lab.lab.output import OutputFiles
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
+from gemini_lab.recovery.messages import OutputSaid
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.seats import Seats
 
@@ -69,6 +72,7 @@ class Run(FollowedRun):
         self._scenario = origin.scenario
         self.log = origin.folder / LOG_FILE
         self._log = log or EventLog(self.log)
+        self._output = OutputFiles(origin.folder / "output")
         self._lock = threading.Lock()
         self._training_since_s: float | None = None
         self._pace = Pace()
@@ -79,6 +83,14 @@ class Run(FollowedRun):
         """End the run; its log and persistent versions stay."""
         if not self.is_over:
             self._owner.stop(self.number)
+
+    def save_version(self) -> None:
+        """Have the next version go to the persistent tier, whenever the last one went.
+
+        Returns at once; the log says when it is there.
+        """
+        if not self.is_over:
+            self._owner.save(self.number)
 
     def give_up_progress(self) -> None:
         """Go on from the best version at hand: wait no more for newer ones that may come back.
@@ -163,22 +175,22 @@ class Run(FollowedRun):
         if isinstance(entry.event, events.Iteration):
             self.strike()
 
-    def take_output(self, rank: int, lines: list[str]) -> None:
+    def take_output(self, said: OutputSaid, *, node: str) -> None:
         """Add a worker's printed lines to its file."""
-        folder = self.folder / "output"
-        folder.mkdir(exist_ok=True)
-        with (
-            contextlib.suppress(OSError),  # the log tells of a full disk
-            (folder / f"rank-{rank}.log").open("a", encoding="utf-8") as file,
-        ):
-            file.writelines(line + "\n" for line in lines)
-        self.hear(rank, lines)
+        with contextlib.suppress(OSError):  # the log tells of a full disk
+            self._output.write(said.rank, said.lines, node=node, epoch=said.epoch)
+        self.hear(said.rank, said.lines)
 
     def recall(self) -> None:
         """Know what a log that was taken over tells; failures that were due are not due again."""
         for entry in read_log(self.log):
             self.follow(entry)
         self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=0.0)[1]
+
+    def give_up(self, reason: str, cause: FailureCause) -> None:
+        """Have it be over: its nodes are about to go."""
+        ending = RunFailed(reason=reason, cause=cause)
+        self.take(Entry(at_s=time.time(), node="lab", event=ending))
 
     def settle(self) -> None:
         """Return when all that was taken is on the disk itself.

@@ -17,6 +17,7 @@ from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     AnyEvent,
+    FailureCause,
     LabClosed,
     LabStarted,
     Note,
@@ -25,7 +26,13 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.log.file import OWNERS_FOLDER
-from gemini_lab.recovery.messages import GiveUpProgress, JobOrder, StopRun
+from gemini_lab.recovery.messages import (
+    GiveUpProgress,
+    JobOrder,
+    OutputSaid,
+    SaveVersion,
+    StopRun,
+)
 from gemini_lab.seats import in_order
 
 STRAGGLERS_S: Final = 0.3
@@ -67,10 +74,10 @@ class Runs:
         else:
             run.take(entry)
 
-    def take_output(self, rank: int, lines: list[str]) -> None:
-        """A worker printed something."""
+    def take_output(self, said: OutputSaid, *, node: str) -> None:
+        """A worker on `node` printed something."""
         if self.newest is not None:
-            self.newest.take_output(rank, lines)
+            self.newest.take_output(said, node=node)
 
     def take_note(self, text: str) -> None:
         """Something is worth a line in the log."""
@@ -103,16 +110,19 @@ class Runs:
         if isinstance(request, StopRun):
             run.stop()
             return f"{run.folder.name} ends"
+        if isinstance(request, SaveVersion):
+            run.save_version()
+            return f"the next version of {run.folder.name} goes to the persistent tier"
         if isinstance(request, GiveUpProgress):
             run.give_up_progress()
             return f"{run.folder.name} waits no more for versions that may come back"
         return told(run.inject(Failure.from_json(request.failure)))
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, cause: FailureCause = "machines") -> None:
         """End the run under way, if there is one: its nodes are about to go."""
         run = self.under_way
         if run is not None:
-            run.take(said(RunFailed(reason=reason)))
+            run.give_up(reason, cause)
 
     def close(self) -> None:
         """The lab is closed: so are its runs' logs."""

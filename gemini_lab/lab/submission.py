@@ -10,6 +10,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
@@ -29,6 +30,8 @@ class Submission:
         settings: They replace those of the script.
         is_resumed: Whether it may go on from another run's versions in the persistent tier.
         identity: The run's own, 32 random bits.
+        earlier: The tier of an earlier run of this job from which it goes on, unless the launcher
+            or the script names another one.
     """
 
     job: Job
@@ -38,6 +41,7 @@ class Submission:
     settings: Mapping[str, SettingValue]
     is_resumed: bool
     identity: int
+    earlier: Path | None = None
 
     @classmethod
     def checked(
@@ -50,8 +54,19 @@ class Submission:
         resume: bool,
         placement: Placement | None = None,
         settings: Mapping[str, SettingValue],
+        claims: bool = True,
     ) -> "Submission":
-        """A submission that can run on such a lab; the persistent tier that it names is its own.
+        """A submission that can run on such a lab.
+
+        Args:
+            config: The lab.
+            job: See the attributes, as for what follows.
+            scenario: By default no failures.
+            name: By default the time and the job's name.
+            resume: Whether it may go on from another run's versions.
+            placement: By default what the settings ask for.
+            settings: What the launcher was told.
+            claims: Whether to make the persistent tier that it names its own.
 
         Raises:
             ConfigError: The script is missing, a setting or the placement is impossible, or the
@@ -66,7 +81,7 @@ class Submission:
             seats = replace(seats, placement=placement)
             settings = {"replicas": placement.replicas, **settings}
         _check(seats, Settings.parse(settings), scenario)
-        if (url := settings.get("persistent_url")) is not None:
+        if claims and (url := settings.get("persistent_url")) is not None:
             persistent_tier(str(url)).claim(identity, is_resumed=resume)
         return cls(
             job=job,
@@ -76,6 +91,7 @@ class Submission:
             settings=settings,
             is_resumed=resume,
             identity=identity,
+            earlier=earlier_tier(config.folder, job) if resume else None,
         )
 
     def order(self, *, number: int, shared: Path | None) -> JobOrder:
@@ -92,7 +108,9 @@ class Submission:
             job=self.job,
             seats=self.seats,
             settings=dict(self.settings),
-            defaults={} if shared is None else {"persistent_url": str(shared / "persistent")},
+            defaults={}
+            if shared is None
+            else {"persistent_url": str(self.earlier or shared / TIER)},
         )
 
 

@@ -124,16 +124,34 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     name: str
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What carries a node's traffic.
+
+    Attributes:
+        address: The node's, on which it listens.
+        interface: What has that address; `None` where it is not known.
+        bytes_per_s: What the interface says of its speed; 0 where it says nothing.
+        faster: Interfaces that are up, have an address, and say that they are faster.
+    """
+
+    address: str
+    interface: str | None = None
+    bytes_per_s: float = 0.0
+    faster: tuple[str, ...] = ()
+
+
 class NodeReady(Event, frozen=True, kw_only=True):
     """A node's warm parent has imported what workers need.
 
     Attributes:
         name: The node's.
         import_s: How long that took.
+        network: What carries the node's traffic; `None` in older logs.
     """
 
     name: str
     import_s: float
+    network: Network | None = None
 
 
 class NodeLost(Event, frozen=True, kw_only=True):
@@ -255,15 +273,22 @@ class RunFinished(Event, frozen=True, kw_only=True):
     iteration: int
 
 
+FailureCause = Literal["script", "divergence", "machines", "owner", "notice"]
+"""Why a run was given up: its script raised an error of its own, or did not repeat itself; what it
+ran on went away; a person ended it; it was told to end soon, as batch systems do."""
+
+
 class RunFailed(Event, frozen=True, kw_only=True):
     """The run was given up.
 
     Attributes:
         reason: Why, in a sentence.
+        cause: The same for programs.
         output: The last lines that the worker printed because of which it was given up.
     """
 
     reason: str
+    cause: FailureCause = "machines"
     output: tuple[str, ...] = ()
 
 

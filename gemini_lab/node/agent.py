@@ -40,6 +40,7 @@ from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
 from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
@@ -165,8 +166,10 @@ class Agent:
         )
         await self.membership.register()
         self._announce(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signal_number, self._stop.set)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)
+        wait_s = self.config.notice_s
+        loop.add_signal_handler(signal.SIGTERM, loop.call_later, wait_s, self._stop.set)
         self._background(self.bulk.warm_up())
         self._background(self._say_when_ready())
         self._background(self._keep_lease())
@@ -194,7 +197,8 @@ class Agent:
         started_s = time.monotonic()
         await self.host.ready()
         import_s = time.monotonic() - started_s
-        self.lab.emit(NodeReady(name=self.name, import_s=import_s))
+        network = network_of(self.address.rpartition(":")[0])
+        self.lab.emit(NodeReady(name=self.name, import_s=import_s, network=network))
 
     async def _keep_lease(self) -> None:
         while True:

@@ -36,6 +36,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         warm: Whether workers are forked from a parent that has imported everything.
         threads: For each worker's computations; `None` leaves it to the environment.
         detached: How the lab lives without an owner elsewhere; `None`: it ends with its owner.
+        notice_s: How long the agent stays after SIGTERM, unless the lab ends before.
     """
 
     name: str
@@ -46,6 +47,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     warm: bool
     threads: int | None
     detached: Detached | None = None
+    notice_s: float = 0.0
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

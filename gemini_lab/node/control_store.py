@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 class StoreUnavailableError(GeminiError):
     """The store did not answer in time; the same call may succeed later."""
 
+    may_pass = True
+
 
 PATIENCE_S: Final = 15.0
 

@@ -23,6 +23,7 @@ from gemini_lab.recovery.protocol import (
     ProgressGivenUp,
     RequestNodes,
     RootState,
+    SaveWanted,
     Send,
     Tick,
     WriteState,
@@ -77,6 +78,7 @@ class RootShell:
         self._job_number: int | None = None
         self._cancelled: int | None = None
         self._given_up: int | None = None
+        self._save: str | None = None  # the last word to save that was heard
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
@@ -128,11 +130,15 @@ class RootShell:
             self._cancelled = int(items["cancel"])
             if self._cancelled == self._job_number:
                 self._happenings.put_nowait(JobCancelled(at_s=now, number=self._cancelled))
+        word = items.get("save")
+        if word is not None and word != self._save and int(word.split()[0]) == self._job_number:
+            self._save = word
+            self._happenings.put_nowait(SaveWanted())
         if "give_up" in items:
-            job, word = map(int, items["give_up"].split())
-            if job == self._job_number and word != self._given_up:
-                self._given_up = word
-                self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=word))
+            job, number = map(int, items["give_up"].split())
+            if job == self._job_number and number != self._given_up:
+                self._given_up = number
+                self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=number))
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

@@ -1,25 +1,32 @@
 """A worker: one training process, from its start by the warm parent to the end of its script."""
 
 import os
+import re
 import runpy
 import signal
 import sys
+import threading
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
 from gemini_lab.engine import session
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.job import Job
+from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+_LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
 def distributed_environment(start: WorkerStart) -> dict[str, str]:
@@ -61,14 +68,55 @@ def avoid_shared_memory_collectives() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def run_script(job: Job) -> None:
+def run_script(job: Job, *, local_rank: int) -> None:
     """Run the job's script as `python SCRIPT ARGS` or `python -m MODULE ARGS` would."""
-    sys.argv = [job.script, *job.args]
+    option = "--local_rank" if job.passes_local_rank else local_rank_option(job)
+    sys.argv = [job.script, *([] if option is None else [f"{option}={local_rank}"]), *job.args]
     if job.module:
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(job.script).resolve().parent))
         runpy.run_path(job.script, run_name="__main__")
+
+
+def local_rank_option(job: Job) -> str | None:
+    """The option for the local rank that the script's own source asks for, if it does.
+
+    `deepspeed` and torch.distributed's older launchers give one, and scripts that were written for
+    them would all take the first GPU without it.
+    """
+    file: str | None = job.script
+    if job.module:
+        spec = find_module(job.script, cwd=job.cwd)
+        file = None if spec is None else spec.origin
+    try:
+        source = Path(file or "").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = _LOCAL_RANK.search(source)
+    return None if found is None else found[1]
+
+
+@contextmanager
+def exits_noticed(leave: Callable[[], None]) -> Iterator[None]:
+    """Have `os._exit(0)`, with which scripts skip what Python does at its end, call `leave` first.
+
+    A process that the script has forked, another thread, and any other status end as ever.
+    """
+    worker, end = os.getpid(), os._exit
+
+    def exit_(status: int) -> NoReturn:
+        is_main = threading.current_thread() is threading.main_thread()
+        if status == 0 and is_main and os.getpid() == worker:
+            os._exit = end
+            leave()
+        end(status)
+
+    os._exit = exit_
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
@@ -95,7 +143,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         session.current = session.WorkerSession(
             start=start, channel=channel, store=store, pulse=pulse
         )
-        run_script(job)
+        with exits_noticed(partial(leave_early, start, channel)):
+            run_script(job, local_rank=start.seats.local_rank_of(start.rank))
         finish()
     except SystemExit as leave:
         if leave.code not in (None, 0):
@@ -106,11 +155,22 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         traceback.print_exc()
         channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
+    say_finished(start, channel)
+    return 0
+
+
+def leave_early(start: WorkerStart, channel: LocalChannel) -> None:
+    """The script ends itself with `os._exit(0)`: let it end as one that runs out does."""
+    finish()
+    say_finished(start, channel)
+
+
+def say_finished(start: WorkerStart, channel: LocalChannel) -> None:
+    """Tell that the script has ended, and wait for the others: they may need what this serves."""
     sys.stdout.flush()
     sys.stderr.flush()
     channel.send(ScriptFinished(rank=start.rank, epoch=start.epoch))
-    channel.receive()  # others may still need the store that one rank serves: wait
-    return 0
+    channel.receive()
 
 
 def finish() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gemini_lab.log.events import ReplicaRejected, VersionRejected
+from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.recovery.protocol import Emit, RootState
@@ -35,11 +35,13 @@ class Verdict:
     Attributes:
         state: The run's, with this attempt counted.
         reason: Why it does not simply start again; empty if it does.
+        cause: The same for programs.
         left: The node that is to blame, and which the run goes on without; `None`: it ends.
     """
 
     state: RootState
     reason: str = ""
+    cause: FailureCause = "machines"
     left: str | None = None
 
 
@@ -61,11 +63,12 @@ def judge_exit(
         times = errors.count(error)
         reason = reason_to_stop_repeating(exited, node=node, times=times, most=most)
         if reason is not None:
-            return Verdict(state=state, reason=reason)
+            return Verdict(state=state, reason=reason, cause=cause_of(exited))
     reason = reason_to_give_up(exited, node=node, attempts=state.attempts)
     if reason is None:
         return Verdict(state=state)
-    return Verdict(state=state, reason=reason, left=node_to_leave(state, exited, spares=spares))
+    left = node_to_leave(state, exited, spares=spares)
+    return Verdict(state=state, reason=reason, cause=cause_of(exited), left=left)
 
 
 def judge_hang(
@@ -91,15 +94,25 @@ def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
     return replace(state, attempts=state.attempts + 1, offences=offences)
 
 
+def is_of_the_network(error: str) -> bool:
+    """Whether an error sounds like one that a rank raises because another one is gone."""
+    return error.startswith("Dist") or _OF_THE_NETWORK.search(error) is not None
+
+
+def cause_of(exited: WorkerExited) -> FailureCause:
+    """What ended a worker because of which the run is given up: its script, or its machine."""
+    error = exited.error
+    said = "" if error is None else f"{error.error}: {error.text}"
+    return "script" if exited.code > 0 and not is_of_the_network(said) else "machines"
+
+
 def own_error(exited: WorkerExited) -> str:
     """The script's own exception, told apart from others; empty if a lost machine may be behind it.
 
     Numbers count for nothing: an index or a step differs each time.
     """
     error = exited.error
-    if exited.code <= 0 or error is None or error.error.startswith("Dist"):
-        return ""
-    if _OF_THE_NETWORK.search(f"{error.error} {error.text}"):
+    if exited.code <= 0 or error is None or is_of_the_network(f"{error.error}: {error.text}"):
         return ""
     return re.sub(r"\d+", "#", f"{error.error}: {error.text}")[:LONGEST_ERROR]
 

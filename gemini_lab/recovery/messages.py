@@ -143,6 +143,10 @@ class GiveUpProgress(Message, frozen=True, kw_only=True):
     """To the lab: go on from what there is rather than wait for versions that may come back."""
 
 
+class SaveVersion(Message, frozen=True, kw_only=True):
+    """To the lab: have the run's next version go to the persistent tier, as it may end soon."""
+
+
 class InjectFailure(Message, frozen=True, kw_only=True):
     """To the lab: make this failure happen; `failure` is `Failure.to_json`'s."""
 

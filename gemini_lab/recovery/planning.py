@@ -3,11 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.messages import Inventory
+from gemini_lab.recovery.messages import Inventory, JobOrder
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.recovery.stakes import Hopes, newest_seen
 from gemini_lab.seats import in_order
+from gemini_lab.settings import Settings
 
 
 def make_plan(
@@ -63,6 +64,15 @@ def stored_versions(state: RootState, inventories: Mapping[str, Inventory]) -> l
     order = state.job
     found = [one for said in inventories.values() for one in said.persistent or ()]
     return [one for one in found if order.is_resumed or one.lineage.run == order.run]
+
+
+def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
+    """Whether a resumed run's script names another persistent tier than its launcher knew of.
+
+    Then the first plan was made without the versions there, and another one is needed.
+    """
+    known = Settings.layered(order.defaults, order.settings).persistent_url
+    return order.is_resumed and settings.persistent_url != known
 
 
 def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:

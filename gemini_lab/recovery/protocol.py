@@ -96,6 +96,11 @@ class ProgressGivenUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveWanted:
+    """The run may have to end soon: its next version is to go to the persistent tier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time went by."""
 
@@ -111,7 +116,16 @@ HeardEvent = (
 )
 """Of what workers say, the events on which the root agent decides: only these are sent to it."""
 
-Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | JobCancelled | ProgressGivenUp | Tick
+Happening = (
+    NodeJoined
+    | NodeLost
+    | FromAgent
+    | JobSubmitted
+    | JobCancelled
+    | ProgressGivenUp
+    | SaveWanted
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ from gemini_lab.recovery.messages import (
     WorkerPulse,
 )
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
-from gemini_lab.recovery.planning import hopes, make_plan
+from gemini_lab.recovery.planning import hopes, make_plan, resumes_elsewhere
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import (
     ACTIVE,
@@ -65,6 +65,7 @@ from gemini_lab.recovery.protocol import (
     ProgressGivenUp,
     RequestNodes,
     RootState,
+    SaveWanted,
     Send,
     Tick,
     Trouble,
@@ -128,6 +129,9 @@ class RootAgent:
                 return list(self._on_cancel(happening.at_s))
             case ProgressGivenUp():
                 return list(self._on_given_up(happening))
+            case SaveWanted():
+                self._saver.want()
+                return []
             case Tick():
                 return list(self._on_tick(happening.at_s))
             case FromAgent():
@@ -247,7 +251,7 @@ class RootAgent:
 
     def _on_cancel(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in ACTIVE:
-            yield from self._fail(at_s, "the run was stopped by its owner")
+            yield from self._fail(at_s, "the run was stopped by its owner", cause="owner")
 
     def _on_message(self, said: FromAgent) -> Iterator[Instruction]:
         message = said.message
@@ -515,8 +519,12 @@ class RootAgent:
         """The settings are known now, and with them who keeps what."""
         self._protected.add(event.rank)
         if self.state.settings is None and event.placement is not None:
+            is_elsewhere = resumes_elsewhere(self.state.job, event.settings)
             self._learn_settings(event)
             yield WriteState(state=self.state)
+            if is_elsewhere:
+                yield from self._begin(at_s, cause="start", lost=[])
+                return
         if len(self._protected) == len(self.state.ranks) and self.state.phase == "starting":
             yield self._step("start", at_s)
             self._entered_s = at_s
@@ -538,7 +546,7 @@ class RootAgent:
             return
         yield Emit(event=diverged)
         if self.state.phase in ACTIVE and self.state.read_settings().on_divergence == "stop":
-            yield from self._fail(at_s, divergence_reason(diverged))
+            yield from self._fail(at_s, divergence_reason(diverged), cause="divergence")
 
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
         self._progress.note(event.rank, event.iteration, duration_s=event.duration_s)
@@ -582,7 +590,7 @@ class RootAgent:
             self.state = replace(self.state, excluded=excluded, attempts=0, offences=())
             yield from self._begin(at_s, cause="node_excluded", lost=[left])
         else:
-            yield from self._fail(at_s, verdict.reason, output=output)
+            yield from self._fail(at_s, verdict.reason, cause=verdict.cause, output=output)
 
     def _spares(self) -> list[str]:
         return self.state.seats.spares(self.living)
@@ -683,9 +691,14 @@ class RootAgent:
         yield from self._tell_ending()
 
     def _fail(
-        self, at_s: float, reason: str, *, output: tuple[str, ...] = ()
+        self,
+        at_s: float,
+        reason: str,
+        *,
+        cause: events.FailureCause = "machines",
+        output: tuple[str, ...] = (),
     ) -> Iterator[Instruction]:
-        ending = events.RunFailed(reason=reason, output=output)
+        ending = events.RunFailed(reason=reason, cause=cause, output=output)
         self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending)
         yield from self._enter("failed", at_s)
         yield from self._tell_ending()

@@ -32,6 +32,7 @@ class Saver:
         self.complete = 0
         self._next = 0  # the version that will be sent after `complete`
         self._failed: int | None = None  # the version that did not arrive last
+        self._is_wanted = False  # by a person, now
         self._last_s = last_s
         self._last_version = 0
         self._records: dict[str, Persisted] = {}
@@ -57,6 +58,10 @@ class Saver:
             return 0
         return self._whole.number
 
+    def want(self) -> None:
+        """Have the next version be saved, whenever the last one was; also if that takes tries."""
+        self._is_wanted = True
+
     def begin_if_due(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Begin to save the next version, if it is time to and none is on its way."""
         settings = state.read_settings()
@@ -66,6 +71,7 @@ class Saver:
         is_due = by_time is not None and at_s - self._last_s >= by_time
         coming = max(self.complete + 1, self._next)
         is_due |= by_count is not None and coming - self._last_version >= by_count
+        is_due |= self._is_wanted
         if is_due and coming != self._failed:  # the same once more would only fail once more
             yield from self.begin(at_s, coming, state=state)
 
@@ -106,7 +112,7 @@ class Saver:
                         duration_s=at_s - self._last_s,
                     )
                 )
-                self._last_version = said.version
+                self._last_version, self._is_wanted = said.version, False
                 self._forget()
             case Persisted():
                 self._records[node] = said

@@ -9,7 +9,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.pace import Pace
-from gemini_lab.report.values import Recovery, RunReport, Traffic, WastedTime
+from gemini_lab.report.values import Recovery, RunReport, Traffic, WastedTime, WorkerExit
 
 
 def load_report(folder: Path) -> RunReport:
@@ -57,7 +57,9 @@ def report_of(run: RunReducer) -> RunReport:
         ended_at_s=newest_s if course.ended_at_s is None else course.ended_at_s,
         outcome=course.outcome,
         reason=course.detail if course.outcome == "failed" else "",
+        cause=course.cause,
         output=course.output,
+        exits=_last_exits(run),
         iterations=run.iterations.counted(),
         recoveries=recoveries,
         injections=tuple(sorted(run.recoveries.injections, key=lambda one: one.at_s)),
@@ -83,6 +85,14 @@ def wasted_time(pace: Pace, recoveries: Sequence[Recovery]) -> WastedTime | None
         retrieval_s=fmean(retrieval_s for _, retrieval_s in measured),
         measured_s=tuple(wasted_s for wasted_s, _ in measured),
     )
+
+
+def _last_exits(run: RunReducer) -> tuple[WorkerExit, ...]:
+    """The workers that ended in the try because of which the run failed."""
+    if run.course.outcome != "failed" or not run.course.output:
+        return ()
+    newest = max((one.epoch for one in run.recoveries.exits), default=0)
+    return tuple(one for one in run.recoveries.exits if one.epoch == newest)
 
 
 def _traffic(run: RunReducer) -> Traffic:

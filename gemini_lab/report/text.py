@@ -1,12 +1,20 @@
 """A report as text for a terminal of 100 columns."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gemini_lab.report.culprits import culprit_of, culprits
 from gemini_lab.report.output import error_line, last_lines
-from gemini_lab.report.values import Recovery, RunReport, Step, Traffic, WastedTime
+from gemini_lab.report.values import (
+    Recovery,
+    RunReport,
+    Step,
+    Traffic,
+    WastedTime,
+    WorkerExit,
+)
 from gemini_lab.units import format_bytes, format_seconds
 
 WIDTH: Final = 100
@@ -39,7 +47,7 @@ def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
     """The whole report."""
     lines = [*_summary(report)]
     for recovery in report.recoveries:
-        lines += ["", *_recovery(recovery, ink, said=report.output)]
+        lines += ["", *_recovery(recovery, ink, shown=report.exits, said=report.output)]
     if report.wasted is not None:
         lines += ["", *_wasted(report.wasted, ink)]
     lines += ["", _heading("Traffic", ink), *_traffic(report.traffic)]
@@ -89,6 +97,7 @@ def _summary(report: RunReport) -> Iterator[str]:
         if (error := error_line(report.output)) not in report.reason:
             yield f"  ! {error}"
         yield from (f"    | {line}" for line in last_lines(report.output))
+    yield from culprits(report.exits)
 
 
 def _diverged(report: RunReport) -> Iterator[str]:
@@ -121,16 +130,23 @@ def _repeated(recovery: Recovery) -> Iterator[str]:
         yield "  nothing that the log knows was done again, so there was nothing to compare"
 
 
-def _recovery(recovery: Recovery, ink: Ink, *, said: Sequence[str]) -> Iterator[str]:
-    """One recovery; of a worker's output what was not `said` before."""
+def _exits(exits: Sequence[WorkerExit], said: Sequence[str]) -> Iterator[str]:
+    """Who ended, and the last lines of whom the others followed where they were not `said`."""
+    yield from culprits(exits)
+    first = culprit_of(exits)
+    if first is not None and first.error != error_line(said):
+        yield from (f"    | {line}" for line in last_lines(first.output))
+
+
+def _recovery(
+    recovery: Recovery, ink: Ink, *, shown: Collection[WorkerExit], said: Sequence[str]
+) -> Iterator[str]:
+    """One recovery; of workers that ended those that were not `shown`, and `said` all, before."""
     took_s = recovery.duration_s
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
-    for number, gone in enumerate(recovery.exits):
-        yield f"  {gone} ({gone.how})" if gone.error else f"  {gone}"
-        if number == 0 and gone.output != said:  # the others mostly follow from it
-            yield from (f"    | {line}" for line in last_lines(gone.output))
+    yield from _exits([one for one in recovery.exits if one not in shown], said)
     if recovery.version is None:
         yield "  nothing was planned"
         return

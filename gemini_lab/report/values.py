@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gemini_lab.log.events import Diverged
+from gemini_lab.log.events import Diverged, FailureCause
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -64,6 +64,7 @@ class WorkerExit:
         rank: Which it was.
         how: The signal's name, or the exit code.
         output: The last lines that it printed, in order.
+        epoch: The try in which it ran.
     """
 
     at_s: float
@@ -71,6 +72,7 @@ class WorkerExit:
     rank: int
     how: str
     output: tuple[str, ...]
+    epoch: int = 0
 
     @property
     def error(self) -> str:
@@ -283,7 +285,9 @@ class RunReport:
         ended_at_s: When it ended, or when the log does.
         outcome: How it ended; `"unfinished"` if the log does not say.
         reason: Why it failed.
+        cause: The same for programs; `None` where it did not fail.
         output: The last lines of the worker because of which it failed.
+        exits: Workers that ended in the try because of which it failed.
         iterations: In order of number, then rank.
         recoveries: In order of time.
         divergences: What was not the same when it was done again, in order of the log.
@@ -305,7 +309,9 @@ class RunReport:
     ended_at_s: float
     outcome: Outcome
     reason: str
+    cause: FailureCause | None
     output: tuple[str, ...]
+    exits: tuple[WorkerExit, ...]
     iterations: tuple[Iteration, ...]
     recoveries: tuple[Recovery, ...]
     injections: tuple[Injection, ...]

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from queue import Queue
 
 import pytest
-from lab_stand_in import begin, entry, step, tell
+from lab_stand_in import begin, entry, printed, step, tell
 
 from gemini_lab import Job
 from gemini_lab.errors import RunFailedError
@@ -44,7 +44,7 @@ def test_what_a_worker_prints_is_heard(run, cluster):
     with attached(run) as follower:
         follower.listen(lambda rank, lines: (heard.append((rank, lines)), has_come.set()))
         follower.catch_up(WAIT_S)
-        cluster.audience.take_output(0, ["hello"])
+        printed(cluster.audience, 0, "hello")
         assert has_come.wait(WAIT_S)
     assert heard == [(0, ["hello"])]
 

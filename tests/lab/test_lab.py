@@ -5,11 +5,12 @@ import time
 
 import pytest
 from full_disk import full_at
-from lab_stand_in import ClusterStandIn, begin, entry, lab_on, tell
+from lab_stand_in import ClusterStandIn, begin, entry, lab_on, printed, tell
 
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
 from gemini_lab.lab.control import CONTROL_FILE, ask
+from gemini_lab.lab.output import OutputFiles
 from gemini_lab.log.events import Note, RunFinished
 from gemini_lab.recovery.messages import InjectFailure, StopRun
 
@@ -118,8 +119,25 @@ def test_a_run_ends_after_what_other_nodes_said_before_its_end(lab, cluster, job
 
 def test_what_workers_print_is_kept_rank_by_rank(lab, cluster, job):
     run = lab.train(job)
-    cluster.audience.take_output(1, ["hello"])
-    assert (run.folder / "output" / "rank-1.log").read_text() == "hello\n"
+    printed(cluster.audience, 1, "hello")
+    printed(cluster.audience, 1, "again")
+    printed(cluster.audience, 1, "anew", epoch=2)
+    lines = (run.folder / "output" / "rank-1.log").read_text().splitlines()
+    assert lines[0].startswith("-- rank 1 on node-1, epoch 1, ")
+    assert lines[1:3] == ["hello", "again"]
+    assert lines[3].startswith("-- rank 1 on node-1, epoch 2, ")
+    assert lines[4:] == ["anew"]
+
+
+def test_what_a_worker_prints_never_fills_the_disk(tmp_path):
+    files = OutputFiles(tmp_path / "output", most_bytes=100)
+    for number in range(40):
+        files.write(0, [f"line {number:03} " + "." * 40], node="node-0", epoch=1)
+    kept = sorted((tmp_path / "output").iterdir())
+    assert [file.name for file in kept] == ["rank-0.log", *(f"rank-0.log.{n}" for n in (1, 2, 3))]
+    assert all(file.read_text().startswith("-- rank 0 on node-0, epoch 1") for file in kept)
+    assert "line 039" in kept[0].read_text()
+    assert "line 038" in kept[1].read_text()
 
 
 def test_closing_a_lab_gives_the_run_up_and_ends_its_nodes(lab, cluster, job):

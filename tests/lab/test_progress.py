@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from lab_stand_in import NODES, run_in, seated, step, tell
+from lab_stand_in import NODES, printed, run_in, seated, step, tell
 
 from gemini_lab.lab.progress import describe
 from gemini_lab.log.events import Note, RunFinished, WorkerExited
@@ -31,7 +31,7 @@ def once_followed(run, *acts):
 
 
 def test_what_rank_0_prints_is_shown_where_it_is_wanted(run, capsys):
-    said = lambda: (run.take_output(0, ["from rank 0"]), run.take_output(1, ["from rank 1"]))  # noqa: E731
+    said = lambda: (printed(run, 0, "from rank 0"), printed(run, 1, "from rank 1"))  # noqa: E731
     once_followed(run, said)
     run.progress(show_output=True)
     told = capsys.readouterr()
@@ -51,11 +51,11 @@ def test_who_has_seen_enough_is_told_nothing_more(run):
     seen, heard = [], []
     end_watch, end_listen = run.watch(seen.append), run.listen(lambda *said: heard.append(said))
     tell(run, Note(text="one"))
-    run.take_output(0, ["one"])
+    printed(run, 0, "one")
     end_watch()
     end_listen()
     tell(run, Note(text="two"))
-    run.take_output(0, ["two"])
+    printed(run, 0, "two")
     assert [entry.event.text for entry in seen] == ["one"]
     assert heard == [(0, ["one"])]
 

@@ -2,7 +2,7 @@
 
 import pytest
 from full_disk import full_at
-from lab_stand_in import NODES, begin, run_in, seated, step, tell
+from lab_stand_in import NODES, begin, printed, run_in, seated, step, tell
 
 from gemini_lab.errors import RunFailedError
 from gemini_lab.log.events import RunFailed, RunFinished
@@ -29,7 +29,7 @@ def test_a_run_goes_on_when_its_disk_is_full_and_says_so_also_afterwards(tmp_pat
     begin(run)
     with full_at(run.log.stat().st_size):
         tell(run, *(step(rank, 4) for rank in range(len(NODES))))
-        run.take_output(0, ["a line that finds no room"])
+        printed(run, 0, "a line that finds no room")
         assert run.iteration == 4
         assert run.events("note") == []
     tell(run, step(0, 5), RunFinished(iteration=5))

@@ -1,6 +1,7 @@
 """One reducer: however the entries arrive, all who read a run read the same figures."""
 
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -176,7 +177,7 @@ def test_a_report_ends_a_bug_with_the_tracebacks_last_lines() -> None:
     shown = [line for line in text.splitlines() if line.startswith("    | ")]
     assert f"    | {TRACEBACK[-1]}" in shown
     assert f"    | {TRACEBACK[-2]}" in shown
-    assert f"rank 1 on node-1: {TRACEBACK[-1]} (exit code 1)" in text
+    assert re.search(rf"> rank 1 on node-1 .* raised +{re.escape(TRACEBACK[-1][:20])}", text)
     assert [one.rank for one in report.recoveries[0].exits] == [1, 1, 1]
     assert max(map(len, text.splitlines())) <= WIDTH
 

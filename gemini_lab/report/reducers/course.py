@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    FailureCause,
     Iteration,
     LabStarted,
     Note,
@@ -59,6 +60,7 @@ class Course:
         phase: What the run does now.
         detail: More on that: a recovery's step, why the run failed, or nothing.
         ended_at_s: When it ended; `None` while it goes on, or where its log ends early.
+        cause: Why the run failed, for programs; `None` if it did not.
         output: The last lines of the worker because of which the run was given up.
         epoch: Of the newest plan.
         notes: Remarks: when, on which node, what.
@@ -71,6 +73,7 @@ class Course:
         self.phase: Phase = "waiting for events"
         self.detail = ""
         self.ended_at_s: float | None = None
+        self.cause: FailureCause | None = None
         self.output: tuple[str, ...] = ()
         self.epoch = 0
         self.notes: deque[tuple[float, str, str]] = deque(maxlen=most_notes)
@@ -108,6 +111,7 @@ class Course:
         self.ended_at_s = at_s
         if isinstance(event, RunFailed):
             self.phase, self.detail, self.output = "failed", event.reason, event.output
+            self.cause = event.cause
         else:
             self.phase, self.detail = "finished", ""
 

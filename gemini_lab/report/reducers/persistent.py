@@ -18,11 +18,13 @@ class Persistent:
         size_bytes: Of all that was written.
         versions: Which are whole there.
         written: When each was whole, and how long it took.
+        failed: Versions that did not get there.
         failures: Why a version did not get there, for people.
     """
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        self.failed = 0
         self.versions: set[int] = set()
         self.written: deque[tuple[float, float]] = deque(maxlen=TIMED)
         self.failures: deque[str] = deque(maxlen=MOST_KEPT)
@@ -36,4 +38,5 @@ class Persistent:
                 self.versions.add(version)
                 self.size_bytes += size_bytes
             case PersistFailed() as failed:
+                self.failed += 1
                 self.failures.append(f"version {failed.version}: {failed.reason}")

@@ -80,7 +80,7 @@ class Recoveries:
             case events.Injected():
                 self._inject(entry, event)
             case events.WorkerExited():
-                self.exits.append(_exit(entry, event))
+                self.exits.append(exit_of(entry, event))
             case events.ShardRestored():
                 self._restore(entry, event)
             case events.OfRecovery(recovery=number) if number > 0:
@@ -214,7 +214,8 @@ class Recoveries:
         return replace(recovery, failed_at_s=before[0], steps=(detect, *recovery.steps))
 
 
-def _exit(entry: Entry, event: events.WorkerExited) -> WorkerExit:
+def exit_of(entry: Entry, event: events.WorkerExited) -> WorkerExit:
+    """What was told of a worker that ended early."""
     how = event.signal or f"exit code {event.exit_code}"
     return WorkerExit(
         at_s=seconds(entry.at_s),
@@ -222,6 +223,7 @@ def _exit(entry: Entry, event: events.WorkerExited) -> WorkerExit:
         rank=whole(event.rank),
         how=how,
         output=event.output,
+        epoch=whole(event.epoch),
     )
 
 

@@ -1,5 +1,7 @@
 """Bytes that left a node for another one, and the plans that they followed."""
 
+from collections import Counter
+
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Profiled, ShardRestored, VersionComplete
 from gemini_lab.report.reducers.checks import whole
@@ -13,13 +15,13 @@ class Sums:
 
     Attributes:
         checkpoint_bytes: Replicas sent while training.
-        recovery_bytes: Shards that came from a peer in recoveries.
+        restored_bytes: Shards that were loaded, by the tier that they came from.
         versions: Versions that were whole at some time.
     """
 
     def __init__(self) -> None:
         self.checkpoint_bytes = 0
-        self.recovery_bytes = 0
+        self.restored_bytes: Counter[str] = Counter()
         self.versions: set[int] = set()
 
     def take(self, entry: Entry) -> None:
@@ -29,8 +31,13 @@ class Sums:
                 version, sent_bytes = whole(done.version), whole(done.sent_bytes)
                 self.versions.add(version)
                 self.checkpoint_bytes += sent_bytes
-            case ShardRestored(tier="peer", size_bytes=size_bytes):
-                self.recovery_bytes += whole(size_bytes)
+            case ShardRestored(tier=tier, size_bytes=size_bytes):
+                self.restored_bytes[tier] += whole(size_bytes)
+
+    @property
+    def recovery_bytes(self) -> int:
+        """Shards that came from a peer in recoveries."""
+        return self.restored_bytes["peer"]
 
 
 class Plans:

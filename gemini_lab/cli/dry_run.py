@@ -1,0 +1,170 @@
+"""`gemini-lab run --dry-run`: all that was decided, and by whom; nothing is started."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.job import Job
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.earlier import versions_at
+from gemini_lab.lab.submission import Submission
+from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.seats import Seats, node_name
+from gemini_lab.settings import Settings, SettingValue, origins
+from gemini_lab.units import format_bytes, format_seconds
+
+MOST_NODES: Final = 16
+_NAMED: Final = re.compile(r"""["']([^"'\s]+\.json)["']""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigBlock:
+    """The `"gemini"` block of the configuration that a script will read, as far as it is seen.
+
+    Attributes:
+        settings: What stands in it.
+        source: The file, or why none was found, for people.
+    """
+
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    source: str
+
+
+def find_block(job: Job) -> ConfigBlock:
+    """The block in a JSON file that the job's arguments name, or its script.
+
+    The script alone decides what it hands to `deepspeed.initialize`, so this is a guess, and says
+    so.
+    """
+    in_script: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        if not job.module:
+            in_script = _NAMED.findall((Path(job.cwd) / job.script).read_text(encoding="utf-8"))
+    given = [value for arg in job.args for value in (arg, arg.partition("=")[2])]
+    for where, names in (("its arguments name", given), (f"{job.script} names", in_script)):
+        for name in names:
+            block = _block_in(Path(job.cwd) / name) if name.endswith(".json") else None
+            if block is not None:
+                return ConfigBlock(settings=block, source=f"in {name}, which {where}")
+    return ConfigBlock(
+        source="not seen from here: what the script gives to deepspeed.initialize counts, and the "
+        "report has it"
+    )
+
+
+def _block_in(path: Path) -> dict[str, SettingValue] | None:
+    """The block in a file; `None` if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    block = content.get("gemini") if isinstance(content, dict) else None
+    return block if isinstance(block, dict) else None
+
+
+def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) -> Iterator[str]:
+    """Every decision on a line, for people.
+
+    Raises:
+        ConfigError: The script's block is impossible.
+    """
+    is_shared = not config.hosts.names and config.join is None
+    defaults = wanted.order(number=1, shared=config.folder / wanted.name if is_shared else None)
+    layers = (defaults.defaults, block.settings, wanted.settings)
+    settings = Settings.layered(*layers)
+    seats = wanted.seats.seated([node_name(number) for number in range(config.nodes)])
+    job = wanted.job
+    rows = {
+        "script": shlex.join([*(["-m"] if job.module else []), job.script, *job.args]),
+        "in": job.cwd,
+        "ranks": f"{seats.world_size}: {config.workers_per_node} on each of {config.nodes} nodes; "
+        f"standbys beside them: {config.standbys}",
+        "machines": _machines(config),
+        "store": _store(config),
+        "folder": str(config.folder / wanted.name),
+        "resumes": _resumes(wanted, settings),
+    }
+    yield from (f"{name:<10}{text}" for name, text in rows.items())
+    yield ""
+    yield from _seating(config, seats, settings)
+    yield ""
+    yield f"settings  the config block is {block.source}"
+    said = origins(*layers)
+    for name, value in settings.to_json().items():
+        yield f"  {name:<26}{said[name]:<14}{_shown(name, value)}"
+
+
+def _machines(config: LabConfig) -> str:
+    if config.join is not None:
+        return f"those that join as {config.join!r}, waited for {format_seconds(config.wait_s)}"
+    try:
+        by = f"started by {find_mpiexec()}"
+    except GeminiError as error:
+        by = f"NOT TO BE STARTED: {error}"
+    if not config.hosts.names:
+        return f"this one alone: every node is a process group here, {by}"
+    spare = len(config.hosts.names) - config.seats.machines
+    return f"{len(config.hosts.names)} hosts, {spare} of them spare, {by}"
+
+
+def _store(config: LabConfig) -> str:
+    if config.etcd is not None:
+        return ", ".join(config.etcd.endpoints)
+    return "an etcd of its own, on this machine"
+
+
+def _resumes(wanted: Submission, settings: Settings) -> str:
+    url = settings.persistent_url
+    if not wanted.is_resumed:
+        return "nothing: it begins at its start (--resume)"
+    if url is None:
+        return "nothing: no persistent tier is named (--persistent-url)"
+    versions = versions_at(url)
+    newest = f"version {versions[-1]}" if versions else "no version is there yet, so its start"
+    return f"{newest}, from {url}"
+
+
+def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[str]:
+    """Who is where, and keeps whose shards."""
+    placed = seats.placed(settings)
+    yield (
+        f"placement {placed.holders.strategy}: {settings.replicas} copies of each shard; "
+        + _survival(placed)
+    )
+    hosts = config.hosts.names
+    for number in range(min(seats.machines, MOST_NODES)):
+        host = f"on {hosts[number]}" if hosts else ""
+        if number >= seats.nodes:
+            role = "standby"
+        else:
+            ranks = placed.ranks_at(number)
+            kept = sorted({shard for rank in ranks for shard in placed.kept_shards(rank)})
+            role = f"ranks {_span(ranks)}, keeps shards {' '.join(map(str, kept))}"
+        yield f"  {node_name(number):<10}{host:<16}{role}".rstrip()
+    if seats.machines > MOST_NODES:
+        yield f"  ... and {seats.machines - MOST_NODES} more nodes in the same way"
+
+
+def _survival(placed: Seats) -> str:
+    singly = all(placed.holders.survives([position]) for position in range(placed.nodes))
+    return "any one node may be lost" if singly else "NO node may be lost: raise replicas"
+
+
+def _span(ranks: range) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def _shown(name: str, value: SettingValue) -> str:
+    if value is None:
+        return "none"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if name.endswith("_bytes_per_s") and isinstance(value, int | float):
+        return f"{format_bytes(value)}/s"
+    return str(value)

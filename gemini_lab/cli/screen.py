@@ -1,0 +1,157 @@
+"""A run on one screen of a terminal: what an operator asks first."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables import NodeRow, SpentRow, Status, losses_of
+from gemini_lab.report.tables.replicas import memory
+from gemini_lab.report.tables.spent import spent
+from gemini_lab.report.tables.status import status
+from gemini_lab.report.values import Recovery
+from gemini_lab.units import format_bytes, format_seconds
+
+RECENT: Final = 64
+"""Newest iterations whose median is the pace."""
+RECOVERIES: Final = 4
+PARTS_SHOWN: Final = 5
+COLOURS: Final = {
+    "training": "green",
+    "finished": "green",
+    "over": "green",
+    "standby": "cyan",
+    "failed": "red",
+    "lost": "red",
+}
+"""Of phases and of nodes' states; what is on its way is yellow."""
+
+
+def screen(run: RunReducer, now_s: float, beside: dict[str, str]) -> RenderableType:
+    """The run at the moment `now_s` of its log's clock.
+
+    Args:
+        run: What its log comes to.
+        now_s: The moment; a run that is over is shown as it ended.
+        beside: What else is known, in words, such as its folder.
+    """
+    if run.course.job is None:
+        return Text(f"{run.name}: nothing has been told yet")
+    now_s = now_s if run.course.ended_at_s is None else run.course.ended_at_s
+    told = status(run, now_s=now_s, losses=losses_of(run))
+    parts: list[RenderableType] = [_facts(run, told, now_s, beside), "", _nodes(run, told)]
+    recoveries = run.recoveries.recoveries()[-RECOVERIES:]
+    if recoveries:
+        parts += ["", _recoveries(recoveries, told.recoveries)]
+    loud = [*told.diverged, *([told.error] if told.error else [])]
+    parts += [Text(f"! {line}", style="red") for line in loud]
+    parts += [Text(f"note  {note}", style="dim") for note in told.notes[-3:]]
+    return Group(*parts)
+
+
+def _facts(run: RunReducer, told: Status, now_s: float, beside: dict[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    detail = f" ({told.detail})" if told.detail else ""
+    table.add_row("run", f"{told.run}, for {format_seconds(told.now_s)}")
+    table.add_row("phase", Text(f"{told.phase}{detail}", style=_colour(told.phase)))
+    table.add_row("iteration", f"{told.iteration}{_pace(run)}")
+    table.add_row("in memory", _in_memory(told))
+    table.add_row("persistent", _persistent(run, told, now_s))
+    table.add_row("time", ", ".join(_time(spent(run, now_s=now_s).rows)))
+    for name, text in beside.items():
+        table.add_row(name, Text(text))
+    return table
+
+
+def _colour(state: str) -> str:
+    return COLOURS.get(state, "yellow")
+
+
+def _pace(run: RunReducer) -> str:
+    starts_s, ends_s, _ = run.pace.spans()
+    if not ends_s.size:
+        return ""
+    newest = np.argsort(ends_s)[-RECENT:]
+    median_s = float(np.median((ends_s - starts_s)[newest]))
+    return f", one in {format_seconds(median_s)}"
+
+
+def _in_memory(told: Status) -> Text:
+    if told.whole_version is None:
+        return Text("no whole version", style="red")
+    age = "" if told.whole_age_s is None else f", {format_seconds(told.whole_age_s)} old"
+    text = Text(f"version {told.whole_version}{age}; ")
+    if not told.survivable or told.survivable < 0:
+        return text.append("NO node may be lost now", style="red")
+    nodes = "any node" if told.survivable == 1 else f"any {told.survivable} nodes"
+    return text.append(f"{nodes} may be lost")
+
+
+def _persistent(run: RunReducer, told: Status, now_s: float) -> Text:
+    settings = run.course.settings
+    url = settings.get("persistent_url")
+    if told.persistent_version is not None:
+        written = run.persistent.written
+        age = f", {format_seconds(max(0.0, now_s - written[-1][0]))} old" if written else ""
+        return Text(f"version {told.persistent_version}{age}{f', in {url}' if url else ''}")
+    if "persistent_url" not in settings:
+        return Text("not known before the script has called protect")
+    if url is None:
+        return Text("none: without one, a version that no memory has is lost", style="yellow")
+    return Text(f"nothing yet, in {url}")
+
+
+def _time(rows: Sequence[SpentRow]) -> Iterator[str]:
+    """The largest parts of the wall time; training comes first, however little it is."""
+    wall_s = sum(row.seconds for row in rows)
+    others = sorted((row for row in rows if row.part != "training"), key=lambda row: -row.seconds)
+    training = [row for row in rows if row.part == "training"]
+    for row in [*training, *others][:PARTS_SHOWN]:
+        yield f"{row.label} {100 * row.seconds / wall_s:.1f} %"
+
+
+def _nodes(run: RunReducer, told: Status) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("NODE", "STATE", "RANKS", "MEMORY"):
+        table.add_column(name)
+    taken = {row.node: format_bytes(row.taken_bytes) for row in memory(run).rows}
+    for node in told.nodes:
+        name = f"{node.name} (root)" if node.is_root else node.name
+        state = Text(node.health, style=_colour(node.health))
+        table.add_row(name, state, _ranks(run, node), taken.get(node.name, ""))
+    return table
+
+
+def _ranks(run: RunReducer, node: NodeRow) -> str:
+    if node.position is None:
+        return ""
+    per_node = run.copies.per_node
+    first = node.position * per_node
+    return str(first) if per_node == 1 else f"{first}-{first + per_node - 1}"
+
+
+def _recoveries(recoveries: Sequence[Recovery], total: int) -> Table:
+    title = f"{total} recover{'y' if total == 1 else 'ies'}, the newest last"
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), header_style="dim", title=title, title_justify="left"
+    )
+    for name in ("#", "CAUSE", "LOST", "TOOK", "VERSION", "FROM", "DONE AGAIN"):
+        table.add_column(name)
+    for one in recoveries:
+        took = "under way" if one.duration_s is None else format_seconds(one.duration_s)
+        table.add_row(
+            str(one.number),
+            one.cause.replace("_", " "),
+            ", ".join(one.lost_nodes),
+            took,
+            "" if one.version is None else str(one.version),
+            one.tier or "",
+            str(one.lost_iterations),
+        )
+    return table

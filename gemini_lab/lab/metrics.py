@@ -1,0 +1,82 @@
+"""An endpoint for Prometheus and whatever else reads OpenMetrics."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+
+from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.lab.watched import Watched
+from gemini_lab.report.metrics import metrics_of
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+class HasFolder(Protocol):
+    """A run whose log is here."""
+
+    name: str
+    folder: Path
+
+
+class RunCollector:
+    """Makes a run's metrics when it is asked for them."""
+
+    def __init__(self, run: Watched) -> None:
+        self._run = run
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them, as they are now."""
+        yield from self._run.ask(lambda run, now_s: list(metrics_of(run, now_s=now_s)))
+
+
+def text_of(run: Watched) -> str:
+    """A run's metrics as text."""
+    registry = CollectorRegistry()
+    registry.register(RunCollector(run))
+    return generate_latest(registry).decode()
+
+
+@contextmanager
+def serve_metrics(run: Watched, *, port: int, address: str = LOOPBACK) -> Iterator[int]:
+    """Serve a run's metrics at `/metrics` until the block ends; gives the port.
+
+    Raises:
+        LaunchError: The port is taken.
+    """
+    registry = CollectorRegistry()
+    registry.register(RunCollector(run))
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except (OSError, OverflowError) as error:
+        raise LaunchError(
+            f"cannot serve metrics on {address}:{port}: {error}; choose another port"
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def serving(run: HasFolder, where: str | None) -> Iterator[None]:
+    """Serve the metrics of a run whose log is here at `[address:]port`, if that was given.
+
+    Raises:
+        ConfigError: That is no port.
+        LaunchError: It is taken.
+    """
+    if where is None:
+        yield
+        return
+    address, _, port = where.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"cannot serve metrics at {where!r}; write PORT or ADDRESS:PORT")
+    with serve_metrics(Watched(run.name, run.folder), port=int(port), address=address or LOOPBACK):
+        yield

@@ -1,0 +1,57 @@
+"""Which rank's end came first and on its own account, and which only followed from it."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, Literal
+
+from gemini_lab.recovery.faults import is_of_the_network
+from gemini_lab.report.values import WorkerExit
+
+Part = Literal["raised", "was killed", "left", "lost its peers"]
+"""What a worker's end looks like: an error of its script's own, a signal, an end with status 0, or
+an error that ranks raise because another one is gone."""
+ORDER: Final[tuple[Part, ...]] = ("raised", "was killed", "left", "lost its peers")
+"""Who is blamed first."""
+MOST: Final = 12
+LONGEST: Final = 48
+
+
+def part_of(gone: WorkerExit) -> Part:
+    """What a worker's end looks like."""
+    if not gone.how.startswith("exit code"):
+        return "was killed"
+    if gone.how == "exit code 0":
+        return "left"
+    return "lost its peers" if is_of_the_network(gone.error) else "raised"
+
+
+def culprit_of(exits: Collection[WorkerExit]) -> WorkerExit | None:
+    """The worker that ended first of those that ended on their own account."""
+    return min(
+        exits, key=lambda one: (one.epoch, ORDER.index(part_of(one)), one.at_s), default=None
+    )
+
+
+def culprits(exits: Sequence[WorkerExit]) -> Iterator[str]:
+    """A table for people, try by try: who ended when and how, and whom the others followed."""
+    for epoch in sorted({one.epoch for one in exits}):
+        found = sorted((one for one in exits if one.epoch == epoch), key=lambda one: one.at_s)
+        first = culprit_of(found)
+        assert first is not None
+        if len(found) > 1:
+            yield f"  {len(found)} ranks ended; the others followed from the one that is marked:"
+        shown = found[:MOST] if first in found[:MOST] else [first, *found[: MOST - 1]]
+        for one in shown:
+            mark = ">" if one is first else " "
+            after = f"{one.at_s - found[0].at_s:+.2f} s"
+            who = f"rank {one.rank} on {one.node}"
+            yield f"  {mark} {who:<20}{after:>9}  {_how(one)}"
+        if len(found) > len(shown):
+            yield f"    ... and {len(found) - len(shown)} more"
+
+
+def _how(gone: WorkerExit) -> str:
+    part = part_of(gone)
+    if part in {"was killed", "left"}:
+        return f"{part} ({gone.how})"
+    error = gone.error or gone.how
+    return f"{part:<16}{error if len(error) <= LONGEST else error[: LONGEST - 1] + '…'}"

@@ -1,0 +1,203 @@
+"""A run's reducer as metrics in the words of Prometheus and OpenMetrics.
+
+A name ends with its unit, a counter with `_total`; seconds and bytes, never other units. All come
+from the run's log, so they are the numbers of report and dashboard.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+
+from gemini_lab.report.reducer import Keep, RunReducer
+from gemini_lab.report.reducers.copies import NONE
+from gemini_lab.report.reducers.course import Phase
+from gemini_lab.report.tables.replicas import memory
+from gemini_lab.report.tables.spent import PARTS, SHOWN, spent
+from gemini_lab.report.tables.status import seated, standbys
+
+PREFIX: Final = "gemini_lab"
+FOR_METRICS: Final = Keep(bars=0, recoveries=100, notes=5, ranks=False)
+STEP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+RECOVERY_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+PHASES: Final[tuple[Phase, ...]] = (
+    "waiting for events",
+    "starting",
+    "training",
+    "recovering",
+    "waiting for machines",
+    "finished",
+    "failed",
+)
+
+
+def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:
+    """All metrics of a run at the moment `now_s` of the log's clock."""
+    if run.course.job is None:
+        return
+    if run.course.ended_at_s is not None:
+        now_s = run.course.ended_at_s
+    yield from _course(run)
+    yield from _pace(run)
+    yield from _versions(run, now_s)
+    yield from _time(run, now_s)
+    yield from _recoveries(run)
+    yield from _bytes(run)
+    yield from _nodes(run)
+
+
+def _course(run: RunReducer) -> Iterator[Metric]:
+    job = run.course.job
+    assert job is not None
+    told = {
+        "run": run.name,
+        "script": job.script or "",
+        "nodes": str(job.nodes),
+        "workers_per_node": str(job.workers_per_node),
+        "standbys": str(job.standbys),
+        "scheme": str(run.course.settings.get("scheme", "")),
+        "replicas": str(run.course.settings.get("replicas", "")),
+    }
+    yield InfoMetricFamily(f"{PREFIX}_run", "The run, and what it runs", value=told)
+    phases: dict[str, bool] = {phase: phase == run.course.phase for phase in PHASES}
+    yield StateSetMetricFamily(f"{PREFIX}_phase", "What the run does now", value=phases)
+    yield _gauge("iteration", "Newest iteration that every rank has finished", run.reached.done())
+    logged = GaugeMetricFamily(
+        f"{PREFIX}_logged", "Newest value that the script logged, mean over ranks", labels=["name"]
+    )
+    for name in run.logged.names:
+        means = run.logged.told(name, until=run.reached.done()).means
+        if means.size:
+            logged.add_metric([name], float(means[-1]))
+    yield logged
+    yield _counter("divergences", "Iterations that came out otherwise", len(run.divergences.found))
+
+
+def _pace(run: RunReducer) -> Iterator[Metric]:
+    starts_s, ends_s, waited_s = run.pace.spans()
+    durations_s = ends_s - starts_s
+    text = "Time of an iteration on its slowest rank"
+    yield _histogram("step_seconds", text, durations_s, STEP_BUCKETS_S)
+    text = "Of that, how long the update waited for the version on its way"
+    yield _histogram("checkpoint_wait_seconds", text, waited_s, STEP_BUCKETS_S)
+    text = "Time from an update until its version was whole, by rank"
+    yield _histogram("checkpoint_seconds", text, run.pace.checkpoint_s, STEP_BUCKETS_S)
+
+
+def _versions(run: RunReducer, now_s: float) -> Iterator[Metric]:
+    copies = run.copies
+    version, survivable = copies.newest(), copies.survivable()
+    whole_at_s = copies.whole_at_s(version)
+    yield _gauge("version", "Newest version that is whole in memory", version)
+    age_s = None if whole_at_s is None else max(0.0, now_s - whole_at_s)
+    yield _gauge("version_age_seconds", "Time since it became whole", age_s)
+    kept = None if copies.persistent == NONE else copies.persistent
+    yield _gauge("persistent_version", "Newest version in the persistent tier", kept)
+    written = run.persistent.written
+    age_s = max(0.0, now_s - written[-1][0]) if written else None
+    yield _gauge("persistent_version_age_seconds", "Time since it was whole there", age_s)
+    text = "Nodes, whichever they are, that may be lost now; -1: memory has no whole version"
+    yield _gauge("survivable_nodes", text, None if survivable is None else survivable[0])
+
+
+def _time(run: RunReducer, now_s: float) -> Iterator[Metric]:
+    table = spent(run, now_s=now_s)
+    parts = GaugeMetricFamily(
+        f"{PREFIX}_time_seconds",
+        "Wall time of the run by what it went into; the parts sum to all of it",
+        labels=["part", "kind"],
+    )
+    seconds = {row.part: row.seconds for row in table.rows}
+    for part in SHOWN:
+        kind = "goodput" if part == "training" else "badput"
+        parts.add_metric([PARTS[part][0], kind], seconds.get(part, 0.0))
+    yield parts
+    share = seconds.get("training", 0.0) / table.wall_s if table.wall_s else None
+    yield _gauge("goodput_ratio", "Share of the wall time that trained", share)
+
+
+def _recoveries(run: RunReducer) -> Iterator[Metric]:
+    outages = run.spans.outages()
+    yield _counter("recoveries", "Recoveries that began", run.recoveries.total)
+    took_s = [one.resumed_s - one.failed_s for one in outages if np.isfinite(one.resumed_s)]
+    text = "Time from a failure to the end of the first iteration after it"
+    yield _histogram("recovery_seconds", text, took_s, RECOVERY_BUCKETS_S)
+    steps = CounterMetricFamily(
+        f"{PREFIX}_recovery_step_seconds", "Time that each step of recoveries took", labels=["step"]
+    )
+    total: defaultdict[str, float] = defaultdict(float)
+    for number, step, (start_s, end_s) in run.spans.steps:
+        if number:
+            total[step] += end_s - start_s
+    for step, seconds in sorted(total.items()):
+        steps.add_metric([step], seconds)
+    yield steps
+    restored = CounterMetricFamily(
+        f"{PREFIX}_restored_bytes", "Shards that were loaded, by where they were", labels=["tier"]
+    )
+    for tier in ("local", "peer", "persistent"):
+        restored.add_metric([tier], run.sums.restored_bytes[tier])
+    yield restored
+
+
+def _bytes(run: RunReducer) -> Iterator[Metric]:
+    text = "Replicas sent to other nodes while training"
+    yield _counter("replica_bytes", text, run.sums.checkpoint_bytes)
+    yield _counter("persistent_bytes", "Written to the persistent tier", run.persistent.size_bytes)
+    text = "Versions that did not get to the persistent tier"
+    yield _counter("persistent_failures", text, run.persistent.failed)
+    taken = GaugeMetricFamily(
+        f"{PREFIX}_memory_bytes", "CPU memory for checkpoints", labels=["node", "what"]
+    )
+    for row in memory(run).rows:
+        taken.add_metric([row.node, "own"], row.own_bytes)
+        taken.add_metric([row.node, "peers"], row.peers_bytes)
+        taken.add_metric([row.node, "writing"], row.writing_bytes)
+        taken.add_metric([row.node, "free"], row.free_bytes)
+    yield taken
+
+
+def _nodes(run: RunReducer) -> Iterator[Metric]:
+    states = GaugeMetricFamily(f"{PREFIX}_nodes", "Nodes by what they do", labels=["health"])
+    found = Counter(row.health for row in (*seated(run), *standbys(run.nodes)))
+    for health in ("training", "starting", "recovering", "failed", "lost", "standby"):
+        states.add_metric([health], found[health])
+    yield states
+    yield _counter("nodes_lost", "Nodes that were lost, all told", run.nodes.lost_count)
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    """A gauge that is left out while nothing is known."""
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text)
+    if value is not None:
+        family.add_metric([], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}_{name}", text, value=value)
+
+
+def _histogram(
+    name: str,
+    text: str,
+    values: Sequence[float] | npt.NDArray[np.float64],
+    buckets_s: Iterable[float],
+) -> Metric:
+    ordered = np.sort(np.asarray(values, np.float64))
+    edges = tuple(buckets_s)
+    counts = np.searchsorted(ordered, edges, side="right").tolist()
+    buckets = [*zip(map(str, edges), counts, strict=True), ("+Inf", int(ordered.size))]
+    return HistogramMetricFamily(
+        f"{PREFIX}_{name}", text, buckets=buckets, sum_value=float(ordered.sum())
+    )

@@ -1,0 +1,213 @@
+"""`gemini-lab run`: what it decides, what it ends with, and what it does when told to end."""
+
+import json
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from lab_stand_in import begin, run_in, tell
+
+from gemini_lab.cli.exits import EXIT_OF, Exit
+from gemini_lab.cli.main import main
+from gemini_lab.cli.run import follow, setting_of
+from gemini_lab.errors import ConfigError
+from gemini_lab.log.events import (
+    FailureCause,
+    PersistFailed,
+    PersistFinished,
+    PersistStarted,
+    RunFailed,
+    RunFinished,
+)
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "operate.md"
+TIER = "file:///tier"
+
+
+# -- the dry run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a script and its configuration, as in the README."""
+    (tmp_path / "train.py").write_text('deepspeed.initialize(config="ds_config.json")')
+    block = {"replicas": 2, "persistent_url": str(tmp_path / "tier"), "persist_every_s": 60}
+    (tmp_path / "ds_config.json").write_text(json.dumps({"gemini": block}))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def origin(text: str, name: str) -> tuple[str, str]:
+    """A setting's value, and who said it."""
+    (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
+    found = re.fullmatch(r"  \w+ +(\w+(?: \w+)?)  +(.+)", line)
+    return found[2], found[1]
+
+
+def test_a_dry_run_says_each_setting_with_its_origin_and_starts_nothing(project, capsys):
+    options = ["--nodes", "2", "--standbys", "1", "--replicas", "1", "--set", "mu=0.5"]
+    assert main(["run", "--dry-run", *options, "train.py", "--lr", "1"]) == 0
+    text = capsys.readouterr().out
+    assert origin(text, "replicas") == ("1", "command line")
+    assert origin(text, "mu") == ("0.5", "command line")
+    assert origin(text, "persist_every_s") == ("60", "config block")
+    assert origin(text, "idle_s") == ("300.0", "default")
+    assert "NO node may be lost" in text
+    assert "ds_config.json, which train.py names" in text
+    assert not (project / "gemini-runs").exists()
+
+
+def test_the_config_block_counts_for_more_than_the_labs_own_folder(project, capsys):
+    """And where the script says nothing, the lab's folder is the tier on one machine."""
+    assert main(["run", "--dry-run", "train.py"]) == 0
+    url = (str(project / "tier"), "config block")
+    assert origin(capsys.readouterr().out, "persistent_url") == url
+    (project / "ds_config.json").unlink()
+    assert main(["run", "--dry-run", "train.py"]) == 0
+    text = capsys.readouterr().out
+    value, said = origin(text, "persistent_url")
+    assert value.startswith(str(project / "gemini-runs"))
+    assert said == "lab"
+    assert "not seen from here" in text
+
+
+def test_a_configuration_that_the_arguments_name_is_found(project, capsys):
+    (project / "train.py").write_text("")
+    for given in (["--deepspeed_config", "ds_config.json"], ["--config=ds_config.json"]):
+        assert main(["run", "--dry-run", "train.py", *given]) == 0
+        assert origin(capsys.readouterr().out, "persist_every_s") == ("60", "config block")
+
+
+def test_an_impossible_setting_in_the_block_is_found_before_anything_starts(project, capsys):
+    (project / "ds_config.json").write_text('{"gemini": {"scheme": "fast"}}')
+    assert main(["run", "--dry-run", "train.py"]) == Exit.REFUSED
+    assert "no scheme 'fast'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_a_dry_run_says_which_node_is_on_which_host(capsys):
+    options = ["--nodes", "2", "--standbys", "1", "--hosts", "a,b,c,d"]
+    assert main(["run", "--dry-run", *options, "train.py"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"node-1 +on b +ranks 1, keeps shards 0 1", text)
+    assert re.search(r"node-2 +on c +standby", text)
+    assert "4 hosts, 1 of them spare" in text
+
+
+def test_a_setting_is_read_as_json_or_as_a_word():
+    assert setting_of("mu=0.5") == ("mu", 0.5)
+    assert setting_of("scheme=gemini") == ("scheme", "gemini")
+    assert setting_of("chunk_bytes=4 MiB") == ("chunk_bytes", "4 MiB")
+    assert setting_of("persist_every_s=null") == ("persist_every_s", None)
+    for bad in ("mu", "=1", 'mu={"a": 1}'):
+        with pytest.raises(ConfigError):
+            setting_of(bad)
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+def test_every_cause_has_an_exit_code_and_the_guide_has_them_all():
+    assert set(EXIT_OF) == set(get_args(FailureCause))
+    table = re.findall(r"^\| (\d+) \|", GUIDE.read_text(), re.MULTILINE)
+    assert [int(code) for code in table] == sorted(Exit)
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    """A process that was told to end minds SIGUSR1 no more."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = run_in(tmp_path / "run")
+    begin(run)
+    run.course.settings["persistent_url"] = TIER
+    return run
+
+
+@pytest.mark.parametrize("cause", get_args(FailureCause))
+def test_a_run_that_was_given_up_ends_with_the_code_of_its_cause(run, cause, capsys):
+    tell(run, RunFailed(reason="so it was", cause=cause))
+    assert follow(run, 1.0) == EXIT_OF[cause]
+    assert "so it was" in capsys.readouterr().err
+
+
+def test_a_run_that_finished_ends_with_0(run):
+    tell(run, RunFinished(iteration=3))
+    assert follow(run, 1.0) == Exit.FINISHED
+
+
+def told_to_end(run, number, *events, after_s=0.2):
+    """Signal this process; when the run has then been asked to save, it says these events."""
+
+    def play():
+        os.kill(os.getpid(), number)
+        while not run._owner.saved:
+            threading.Event().wait(0.01)
+        tell(run, *events)
+
+    threading.Timer(after_s, play).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_run_that_is_told_to_end_saves_a_version_first(run, number, capsys):
+    done = PersistFinished(version=9, url=TIER, size_bytes=1, duration_s=0.1)
+    told_to_end(run, number, PersistStarted(version=9, url=TIER), done)
+    assert follow(run, 20.0) == Exit.AGAIN
+    said = capsys.readouterr().err
+    assert f"version 9 is whole in {TIER}" in said
+    assert "--resume" in said
+    assert (run.cause, run.is_over) == ("notice", True)
+
+
+def test_a_batch_system_that_says_it_again_does_not_end_the_save(run):
+    def play():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            threading.Event().wait(0.2)
+        tell(run, PersistStarted(version=9, url=TIER))
+        tell(run, PersistFinished(version=9, url=TIER, size_bytes=1, duration_s=0.1))
+
+    threading.Timer(0.2, play).start()
+    assert follow(run, 20.0) == Exit.AGAIN
+
+
+def test_a_version_that_was_on_its_way_already_is_not_waited_for_alone(run, capsys):
+    """A newer one follows; it is the one to go on from."""
+    events = [
+        PersistFinished(version=4, url=TIER, size_bytes=1, duration_s=0.1),
+        PersistStarted(version=9, url=TIER),
+        PersistFinished(version=9, url=TIER, size_bytes=1, duration_s=0.1),
+    ]
+    told_to_end(run, signal.SIGTERM, *events)
+    assert follow(run, 20.0) == Exit.AGAIN
+    assert "version 9 is whole" in capsys.readouterr().err
+
+
+def test_a_notice_that_is_too_short_is_said(run, capsys):
+    failed = PersistFailed(version=9, url=TIER, reason="the disk is full")
+    told_to_end(run, signal.SIGTERM, PersistStarted(version=9, url=TIER), failed)
+    assert follow(run, 0.5) == Exit.TERMINATED
+    assert "no version was saved: the disk is full" in capsys.readouterr().err
+
+
+def test_without_a_persistent_tier_nothing_is_waited_for(run, capsys):
+    del run.course.settings["persistent_url"]
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert follow(run, 1000.0) == Exit.TERMINATED
+    assert "the run has no persistent tier" in capsys.readouterr().err
+    assert run._owner.saved == []
+
+
+def test_a_run_that_finishes_during_its_notice_has_finished(run):
+    told_to_end(run, signal.SIGTERM, RunFinished(iteration=4))
+    assert follow(run, 20.0) == Exit.FINISHED

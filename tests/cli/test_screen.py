@@ -1,0 +1,59 @@
+"""The screen of `status` and `top` says what an operator asks first, in a terminal of any width."""
+
+import io
+
+import pytest
+from rich.console import Console
+from told_runs import ToldRun, with_a_bug, with_one_loss
+
+from gemini_lab.cli.screen import screen
+from gemini_lab.report.metrics import FOR_METRICS
+from gemini_lab.report.reducer import RunReducer
+
+
+def shown(run: ToldRun, *, later_s: float = 0.0, width: int = 100, entries: int | None = None):
+    reducer = RunReducer(name="one", keep=FOR_METRICS)
+    reducer.extend(run.entries[:entries])
+    text = io.StringIO()
+    console = Console(file=text, width=width)
+    console.print(screen(reducer, (reducer.newest_s or 0.0) + later_s, {"folder": "/runs/one"}))
+    return text.getvalue()
+
+
+def line(text: str, name: str) -> str:
+    return next(one for one in text.splitlines() if one.startswith(name))
+
+
+def test_a_healthy_run_says_how_old_its_versions_are_and_what_may_be_lost():
+    run = ToldRun().protect().train(1, 6).persist(3)
+    text = shown(run, later_s=5.0)
+    assert "training" in line(text, "phase")
+    assert line(text, "iteration").split()[1] == "6,"
+    assert "any node may be lost" in line(text, "in memory")
+    assert "version 3" in line(text, "persistent")
+    assert "%" in line(text, "time")
+    assert "/runs/one" in line(text, "folder")
+    assert line(text, "node-0").split()[1:3] == ["training", "0"]
+
+
+def test_a_run_that_has_not_called_protect_does_not_say_that_it_has_no_tier():
+    assert "not known" in line(shown(ToldRun()), "persistent")
+
+
+def test_a_recovered_run_lists_its_recoveries():
+    text = shown(with_one_loss())
+    assert "1 recovery" in text
+    assert "node lost" in text
+
+
+def test_a_failed_run_says_why():
+    text = shown(with_a_bug())
+    assert "failed" in line(text, "phase")
+    assert "ValueError" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("entries", [0, 1, 2, 5, 20, None])
+def test_it_fits_its_terminal_at_any_moment_of_a_run(width, entries):
+    text = shown(with_a_bug(), width=width, entries=entries)
+    assert max(map(len, text.splitlines())) <= width

@@ -1,0 +1,146 @@
+"""Stories of a run's end: told to end soon, gone on with later, and for what cause it failed."""
+
+import msgspec
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
+from gemini_lab.recovery.messages import Commit, Persist, Persisted, PersistFailed, ScriptError
+from gemini_lab.recovery.protocol import JobCancelled, JobSubmitted, SaveWanted
+from gemini_lab.settings import Settings
+from gemini_lab.shard.layout import ShardRecord
+from gemini_lab.shard.lineage import Lineage
+
+from .story import JOB, Story
+
+TIER = "memory://runs"
+
+
+def saves(story: Story) -> list[int]:
+    """The versions that members were told to save, each once."""
+    sent = [one.order for one in story.orders if isinstance(one.order, Persist)]
+    return list(dict.fromkeys(order.version for order in sent))
+
+
+def arrive(story: Story, version: int) -> None:
+    """Every member has written its shard, and one of them the manifest."""
+    for shard, node in enumerate(story.members()):
+        record = ShardRecord(shard=shard, file=f"s{shard}", size_bytes=1, digest="d")
+        made = Lineage(run=JOB.run, epoch=1)
+        said = Persisted(epoch=story.epoch, version=version, records=[record], lineage=made)
+        story.say(node, said)
+    assert isinstance(story.orders[-1].order, Commit)
+
+
+def test_a_run_that_may_end_soon_saves_its_next_version_at_the_next_tick():
+    story = Story().start(3, persistent_url=TIER)
+    assert saves(story) == []
+    story.do(story.root.handle(SaveWanted()))
+    story.tick(story.now_s)
+    assert saves(story) == [4]
+
+
+def test_a_version_that_is_wanted_during_a_recovery_is_saved_when_training_goes_on():
+    story = Story().start(3, persistent_url=TIER)
+    story.lose("node-1")
+    story.do(story.root.handle(SaveWanted()))
+    story.tick(story.now_s)
+    assert saves(story) == []
+    story.protect()
+    story.iterate(4)
+    assert saves(story) == [5]
+
+
+def test_a_wanted_version_that_fails_is_tried_again_with_the_next_one():
+    story = Story().start(3, persistent_url=TIER)
+    story.do(story.root.handle(SaveWanted()))
+    story.tick(story.now_s)
+    story.say("node-2", PersistFailed(epoch=story.epoch, version=4, reason="no space left"))
+    story.iterate(4)
+    assert saves(story) == [4, 5]
+    arrive(story, 5)
+
+
+@pytest.mark.parametrize("known", [None, "memory://other"])
+def test_a_resumed_run_plans_anew_when_its_script_names_the_tier(known):
+    """The launcher did not know of it: the first plan was made without the versions there."""
+    story = Story()
+    story.settings = {"persistent_url": TIER}
+    defaults = {} if known is None else {"persistent_url": known}
+    order = msgspec.structs.replace(JOB, is_resumed=True, defaults=defaults)
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=order)))
+    assert story.plan().version is None
+    story.persistent = [7]
+    first = story.epoch
+    said = protected(story, rank=0)
+    story.event("node-0", said)
+    assert story.epoch == first + 1
+    assert (story.plan().version, story.plan().tier) == (7, "persistent")
+    assert story.root.state.recoveries == 0, "it is the job's start still"
+    story.protect()
+    story.iterate(8)
+    assert story.root.state.phase == "running"
+
+
+def protected(story: Story, *, rank: int) -> events.Protected:
+    settings = Settings.parse(story.settings)
+    return events.Protected(
+        rank=rank,
+        epoch=story.epoch,
+        shard_bytes=1,
+        settings=settings,
+        fingerprint="same",
+        placement=story.root.state.seats.placed(settings).holders,
+    )
+
+
+def test_a_resumed_run_whose_launcher_knew_the_tier_starts_once():
+    story = Story()
+    story.settings = {"persistent_url": TIER}
+    order = msgspec.structs.replace(JOB, is_resumed=True, settings={"persistent_url": TIER})
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=order)))
+    first = story.epoch
+    story.protect()
+    assert story.epoch == first
+
+
+# -- for what cause --------------------------------------------------------------------------------
+
+
+def cause(story: Story) -> str:
+    (failed,) = story.of(events.RunFailed)
+    assert isinstance(failed, events.RunFailed)
+    return failed.cause
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "expected"),
+    [
+        (1, ScriptError(error="ValueError", text="the batch is empty"), "script"),
+        (3, None, "script"),
+        (1, ScriptError(error="ConfigError", text="replicas"), "script"),
+        (1, ScriptError(error="RuntimeError", text="Connection closed by peer"), "machines"),
+        (1, ScriptError(error="DistBackendError", text="unhandled"), "machines"),
+    ],
+)
+def test_a_run_that_is_given_up_says_whether_its_script_or_its_machines_failed(
+    code, error, expected
+):
+    story = Story(nodes=4).start(1)
+    for _ in range(MAX_ATTEMPTS):
+        if story.root.state.phase != "failed":
+            story.exit(1, code, error=error)
+    assert cause(story) == expected
+
+
+def test_workers_that_are_killed_over_and_over_are_no_fault_of_the_script():
+    story = Story(nodes=4).start(1)
+    for _ in range(MAX_KILLS):
+        story.exit(1, -9)
+    assert cause(story) == "machines"
+
+
+def test_a_run_that_its_owner_stops_says_so():
+    story = Story().start(1)
+    story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
+    assert cause(story) == "owner"

@@ -1,0 +1,65 @@
+"""Of many ranks that end, the one that the others followed is named."""
+
+from told_runs import ToldRun
+
+from gemini_lab.report import build_report
+from gemini_lab.report.culprits import culprit_of, culprits, part_of
+from gemini_lab.report.text import WIDTH, render
+from gemini_lab.report.values import WorkerExit
+
+PEER_GONE = "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]"
+
+
+def exit_of(
+    rank: int, error: str, *, at_s: float, how: str = "exit code 1", epoch: int = 1
+) -> WorkerExit:
+    return WorkerExit(
+        at_s=at_s, node=f"node-{rank}", rank=rank, how=how, output=(error,), epoch=epoch
+    )
+
+
+def test_an_error_of_the_scripts_own_comes_before_those_that_follow_from_it():
+    """Clocks and agents differ by fractions of a second: who was heard first is not who failed."""
+    follower = exit_of(0, PEER_GONE, at_s=1.0)
+    culprit = exit_of(2, "ValueError: batch 7 is empty", at_s=1.2)
+    assert culprit_of([follower, culprit]) is culprit
+    assert (part_of(follower), part_of(culprit)) == ("lost its peers", "raised")
+
+
+def test_a_worker_that_was_killed_comes_before_those_that_lost_it():
+    killed = exit_of(1, "", at_s=5.0, how="SIGKILL")
+    assert culprit_of([exit_of(0, PEER_GONE, at_s=4.9), killed]) is killed
+
+
+def test_of_several_that_raised_the_first_is_marked():
+    first = exit_of(3, "KeyError: 'a'", at_s=1.0)
+    table = list(culprits([exit_of(1, "KeyError: 'a'", at_s=1.1), first]))
+    assert [line.strip()[0] for line in table[1:]] == [">", "r"]
+    assert "rank 3 on node-3" in table[1]
+
+
+def test_each_try_has_its_own_culprit():
+    tries = [exit_of(epoch, "KeyError: 'a'", at_s=float(epoch), epoch=epoch) for epoch in (1, 2)]
+    assert [line.strip()[0] for line in culprits(tries)] == [">", ">"]
+
+
+def test_of_a_thousand_ranks_the_culprit_is_shown():
+    exits = [exit_of(rank, PEER_GONE, at_s=1 + rank / 1e4) for rank in range(999)]
+    table = list(culprits([*exits, exit_of(999, "ValueError: bad", at_s=2.0)]))
+    assert len(table) < 20
+    assert any(line.startswith("  > rank 999") and "ValueError: bad" in line for line in table)
+    assert table[-1].strip() == "... and 988 more"
+
+
+def test_a_failed_runs_report_ends_with_the_table_and_fits_the_terminal():
+    run = ToldRun().protect().train(1, 3)
+    for rank in (0, 2, 3):
+        run.exit(rank, output=("Traceback", PEER_GONE))
+    run.exit(1, output=("Traceback", "ValueError: batch 7 is empty"))
+    run.give_up("rank 1 on node-1 raised", output=("ValueError: batch 7 is empty",))
+    report = build_report(run.entries)
+    text = render(report)
+    assert {one.rank for one in report.exits} == {0, 1, 2, 3}
+    assert "4 ranks ended; the others followed from the one that is marked:" in text
+    assert "\n  > rank 1 on node-1 " in text
+    assert max(map(len, text.splitlines())) <= WIDTH

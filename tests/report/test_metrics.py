@@ -1,0 +1,100 @@
+"""Metrics are the figures of report and dashboard, under names that docs and board know."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from told_runs import ToldRun, with_a_bug, with_one_loss
+
+from gemini_lab.report.build import report_of
+from gemini_lab.report.metrics import FOR_METRICS, metrics_of
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.spent import spent
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def reduced(run: ToldRun) -> RunReducer:
+    reducer = RunReducer(keep=FOR_METRICS)
+    reducer.extend(run.entries)
+    return reducer
+
+
+def scraped(run: RunReducer, *, now_s: float | None = None):
+    """Every sample's value by its name and labels, as a reader of OpenMetrics gets it."""
+
+    class Collector:
+        def collect(self):
+            return metrics_of(run, now_s=now_s or run.newest_s)
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    text = generate_latest(registry).decode()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    return {(one.name, *sorted(one.labels.values())): one.value for one in samples}
+
+
+@pytest.fixture
+def with_loss():
+    return reduced(with_one_loss())
+
+
+def test_the_parts_of_the_wall_time_sum_to_all_of_it(with_loss):
+    parts = [
+        value for key, value in scraped(with_loss).items() if key[0] == "gemini_lab_time_seconds"
+    ]
+    assert sum(parts) == pytest.approx(spent(with_loss).wall_s)
+
+
+def test_figures_are_those_of_the_report(with_loss):
+    report, found = report_of(with_loss), scraped(with_loss)
+    assert found["gemini_lab_recoveries_total",] == len(report.recoveries)
+    assert found["gemini_lab_replica_bytes_total",] == report.traffic.checkpoint_bytes
+    assert found["gemini_lab_restored_bytes_total", "peer"] == report.traffic.recovery_bytes
+    durations_s = [one.duration_s for one in report.recoveries]
+    assert found["gemini_lab_recovery_seconds_sum",] == pytest.approx(sum(durations_s))
+    assert found["gemini_lab_phase", "finished"] == 1
+    assert found["gemini_lab_nodes_lost_total",] == 1
+
+
+def test_the_age_of_a_version_grows_while_a_run_is_silent():
+    run = reduced(ToldRun().protect().train(1, 3))
+    now, later = (scraped(run, now_s=run.newest_s + s) for s in (1.0, 11.0))
+    name = ("gemini_lab_version_age_seconds",)
+    assert later[name] - now[name] == pytest.approx(10.0)
+    assert now["gemini_lab_survivable_nodes",] == 1
+
+
+def test_a_run_that_is_over_does_not_age(with_loss):
+    far_s = with_loss.newest_s + 1e6
+    assert scraped(with_loss, now_s=far_s) == scraped(with_loss)
+
+
+@pytest.mark.parametrize("entries", [0, 2, 3, 10, 40])
+def test_a_run_can_be_scraped_from_its_first_word_on(entries):
+    run = RunReducer(keep=FOR_METRICS)
+    run.extend(with_a_bug().entries[:entries])
+    scraped(run, now_s=run.newest_s or 0.0)
+
+
+def test_docs_and_board_name_the_metrics_that_there_are(with_loss):
+    families = {family.name: family.type for family in metrics_of(with_loss, now_s=0.0)}
+    ends = {"counter": "_total", "info": "_info"}
+    names = {name + ends.get(kind, "") for name, kind in families.items()}
+    told = set(re.findall(r"gemini_lab_\w+", (DOCS / "guide" / "operate.md").read_text()))
+    assert told == names
+    suffixes = {"histogram": ("_bucket", "_sum", "_count")}
+    asked = {
+        name + suffix
+        for name, kind in families.items()
+        for suffix in suffixes.get(kind, (ends.get(kind, ""),))
+    }
+    board = json.loads((DOCS / "examples" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    drawn = {name for query in queries for name in re.findall(r"gemini_lab_\w+", query)}
+    assert drawn <= asked
+    assert len(drawn) > 15
