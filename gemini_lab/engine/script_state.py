@@ -5,7 +5,7 @@ from typing import Any
 
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.keepsakes import keepsakes
-from gemini_lab.engine.loaders import KINDS, LoaderWatch, watch
+from gemini_lab.engine.loaders import KINDS, LoaderWatch, reads_ahead, watch
 from gemini_lab.engine.random_states import random_states
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
@@ -109,6 +109,8 @@ class ScriptState:
 
 def _position(source: Any) -> Stateful:
     """Where `source` stands: it says so itself, or its watch does."""
+    if reads_ahead(source):
+        return watch(source)
     if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
         if isinstance(source, KINDS):
             return watch(source)

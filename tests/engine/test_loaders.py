@@ -183,3 +183,33 @@ def test_an_iterator_that_was_made_too_early_is_refused_where_it_can_be_seen(mak
 def test_data_without_a_position_are_refused(data):
     with pytest.raises(ConfigError, match=r"give the DataLoader itself"):
         ScriptState(data=[data])
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 5, 8], ids=lambda taken: f"{taken} taken")
+@pytest.mark.parametrize("workers", [0, 1], ids=lambda workers: f"{workers} workers")
+def test_a_loader_that_reads_ahead_gives_what_was_drawn_for_the_batch_ahead(taken, workers):
+    """Accelerate's: training draws between two batches, and so before the one ahead is made."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+
+    def make():
+        loader = DataLoader(Samples(20), batch_size=2, shuffle=True, num_workers=workers)
+        return accelerate.prepare_data_loader(
+            loader, num_processes=2, process_index=1, use_seedable_sampler=True
+        )
+
+    def train(batches, count):
+        return [(next(batches), torch.rand(3), random.random()) for _ in range(count)]
+
+    loader, position = start(make, 1)
+    batches = endless(loader)
+    train(batches, taken)
+    script = ScriptState(data=[loader])
+    assert script.watches == [position]
+    kept = encode({"position": script.positions()[0], "random": random_states()})
+    expected = train(batches, 9)
+
+    other, position = start(make, 2)
+    small = decode(kept)
+    position.load_state_dict(small["position"])
+    restore_random_states(small["random"])
+    assert encode(train(endless(other), 9)) == encode(expected)
