@@ -88,7 +88,7 @@ class BoundariesAlone(Engine):
 
 
 @pytest.mark.parametrize("is_managed", [True, False], ids=["told", "left to the caller"])
-def test_each_step_is_an_update_where_it_is_called_at_boundaries_alone(is_managed: bool) -> None:
+def test_each_step_is_an_update_where_it_is_called_at_boundaries_alone(*, is_managed: bool) -> None:
     told: list[str] = []
     engine = BoundariesAlone(told, is_managed=is_managed)
     hook_step(engine, Hook(told))
