@@ -7,12 +7,13 @@ for its checkpoints, and its own count of micro-batches.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
 from gemini_lab.engine.arguments import as_sources
-from gemini_lab.engine.contract import Keepable, Protected, Source
+from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.protection import protect
 from gemini_lab.errors import UnsupportedError
 
@@ -46,6 +47,32 @@ def protect_accelerator(
         ConfigError: See `gemini_lab.protect`.
         CapacityError: See `gemini_lab.protect`.
     """
+    found = look_into(accelerator, data=data, also=also)
+    return protect(found.engine, data=found.data, client_state=client_state, also=found.also)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What an Accelerator has prepared, as `gemini_lab.protect` takes it.
+
+    Attributes:
+        engine: DeepSpeed's.
+        data: Where the data stand; `None` if that cannot be told.
+        also: Schedules, what was registered, the count of micro-batches, and the script's own.
+    """
+
+    engine: ZeroEngine
+    data: Source | Sequence[Source] | None
+    also: Mapping[str, Keepable]
+
+
+def look_into(
+    accelerator: Accelerator,
+    *,
+    data: Source | Sequence[Source] | None = None,
+    also: Mapping[str, Keepable] | None = None,
+) -> Prepared:
+    """What `protect_accelerator` protects; see there."""
     prepared: Any = accelerator
     if prepared.deepspeed_engine_wrapped is None:
         raise UnsupportedError(
@@ -58,12 +85,7 @@ def protect_accelerator(
         data = prepared._dataloaders[0]  # noqa: SLF001
     for source in as_sources(data):
         require_own_reading(source)
-    return protect(
-        engine,
-        data=data,
-        client_state=client_state,
-        also={**_found(prepared, engine), **(also or {})},
-    )
+    return Prepared(engine=engine, data=data, also={**_found(prepared, engine), **(also or {})})
 
 
 class _Count:

@@ -22,7 +22,6 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
-from gemini_lab.engine.session import WorkerSession
 from gemini_lab.errors import ConfigError, UnsupportedError
 
 _STAGES: Final = (
@@ -61,17 +60,40 @@ def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = N
         return
     for found, way_out in _obstacles(trainer):
         raise UnsupportedError(f"this Trainer cannot be protected: it {found}; {way_out}")
-    _Hooks(trainer, session, also or {})
+    TrainerHooks(
+        trainer,
+        start=partial(start_protection, session),
+        version=session.start.plan.version,
+        remark=remarks(session),
+        also=also,
+    )
 
 
-class _Hooks(TrainerCallback):  # type: ignore[misc]
-    """Stands around the stages of one Trainer's `train()`; first of its callbacks."""
+class TrainerHooks(TrainerCallback):  # type: ignore[misc]
+    """Stands around the stages of one Trainer's `train()`; first of its callbacks.
 
-    def __init__(self, trainer: Any, session: WorkerSession, also: Mapping[str, Keepable]) -> None:
+    Args:
+        trainer: Whose.
+        start: Protects its engine, and puts the version back into it.
+        version: Which one; `None` where training begins anew.
+        remark: Told what the script's author should know.
+        also: See `protect_trainer`.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        start: Callable[..., LiveProtection],
+        version: int | None,
+        remark: Callable[[str], None],
+        also: Mapping[str, Keepable] | None = None,
+    ) -> None:
         self._trainer = trainer
-        self._session = session
-        self._remark = remarks(session)
-        self._also = also
+        self._start = start
+        self._version = version
+        self._remark = remark
+        self._also = dict(also or {})
         self._state = TrainerState(trainer)
         self._protection: LiveProtection | None = None
         self._updates_done = 0  # of the epoch that is gone on with
@@ -86,10 +108,6 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
     def _protected(self) -> LiveProtection:
         assert self._protection is not None  # the Trainer prepares before it trains
         return self._protection
-
-    @property
-    def _version(self) -> int | None:
-        return self._session.start.plan.version
 
     # -- where training begins -------------------------------------------------------------------
 
@@ -145,7 +163,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
         schedule = trainer.lr_scheduler
         if engine.lr_scheduler is None and schedule is not None:
             also["the Trainer's schedule"] = schedule
-        self._protection = start_protection(self._session, engine, data=loader, also=also)
+        self._protection = self._start(engine, data=loader, also=also)
         self._protection.end_iterations_at_fetch()
         return model, loader
 

@@ -30,11 +30,6 @@ TRAINER = """
             torch.rand(3)
             random.random()
 
-        def on_train_end(self, args, state, control, **_):
-            if state.is_world_process_zero:
-                seen = [(e["step"], e.get("loss"), e.get("eval_loss")) for e in state.log_history]
-                print("HISTORY", state.epoch, seen)
-
     ds = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
           "zero_optimization": {"stage": 2}, "zero_force_ds_cpu_optimizer": False}
     arguments = TrainingArguments(
@@ -52,71 +47,18 @@ TRAINER = """
     trainer.train()
 """
 
-ACCELERATE = """
-    import torch
-    from accelerate import Accelerator
-    from accelerate.utils import DeepSpeedPlugin
-    from torch import nn
-    from gemini_lab.adapters.accelerate import protect_accelerator
 
-    class Noisy(torch.utils.data.Dataset):
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, index):
-            return torch.sin(torch.arange(6.0) * index) + 0.1 * torch.randn(6)
-
-    class Counter:
-        seen = 0
-
-        def state_dict(self):
-            return {"seen": self.seen}
-
-        def load_state_dict(self, state):
-            self.seen = state["seen"]
-
-    torch.manual_seed(1)
-    ds = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
-          "zero_optimization": {"stage": 2}, "zero_force_ds_cpu_optimizer": False}
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2,
-                              deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=ds))
-    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    loader = torch.utils.data.DataLoader(Noisy(), batch_size=2, shuffle=True)
-    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    accelerator.register_for_checkpointing(counter := Counter())
-    protected = protect_accelerator(accelerator)
-    for epoch in protected.epochs(4):  # 5 batches an epoch: the last step of each has one, not two
-        for batch in loader:
-            with accelerator.accumulate(model):
-                loss = model(batch).square().mean() * (1 + counter.seen)
-                protected.log(loss=loss.item())
-                accelerator.backward(loss)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-            counter.seen += 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("library", "text"),
-    [("transformers", TRAINER), ("accelerate", ACCELERATE)],
-    ids=["transformers", "accelerate"],
-)
-def test_a_librarys_own_loop_comes_back_bit_by_bit(lab, script, tmp_path, library, text):
-    pytest.importorskip(library)
-    path = str(script(textwrap.dedent(text)))
-    quiet = lab.train(Job(script=path, args=[str(tmp_path / "quiet")]), persistent_url=None)
+def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(lab, script, tmp_path):
+    """tests/engine/test_loops.py has it for more places; here it is started as users do."""
+    pytest.importorskip("transformers")
+    path = str(script(textwrap.dedent(TRAINER)))
+    arguments = {name: [str(tmp_path / name)] for name in ("quiet", "broken")}
+    quiet = lab.train(Job(script=path, args=arguments["quiet"]), persistent_url=None)
     expected = quiet.wait(200).report()
-    scenario = (
-        Scenario().add(WorkerCrash("rank-1"), iteration=3).add(NodeLoss("rank-2"), iteration=9)
-    )
-    broken = lab.train(
-        Job(script=path, args=[str(tmp_path / "broken")]), scenario=scenario, persistent_url=None
-    )
-    report = broken.wait(200).report()
+    failures = Scenario().add(WorkerCrash("rank-1"), iteration=3)
+    failures = failures.add(NodeLoss("rank-2"), iteration=9)
+    job = Job(script=path, args=arguments["broken"])
+    report = lab.train(job, scenario=failures, persistent_url=None).wait(200).report()
     assert len(report.recoveries) == 2
     assert len(expected.losses) == 12 * 4
     assert report.losses_match(expected)

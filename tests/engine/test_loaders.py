@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gemini_lab.engine.loaders import watch
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.script_state import ScriptState
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
 
@@ -213,3 +213,12 @@ def test_a_loader_that_reads_ahead_gives_what_was_drawn_for_the_batch_ahead(take
     position.load_state_dict(small["position"])
     restore_random_states(small["random"])
     assert encode(train(endless(other), 9)) == encode(expected)
+
+
+def test_a_stateful_loader_inside_one_that_reads_ahead_is_refused_with_the_way_out():
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    loader = accelerate.prepare_data_loader(
+        DataLoader(Samples(), batch_size=2), use_stateful_dataloader=True
+    )
+    with pytest.raises(UnsupportedError, match="leave use_stateful_dataloader out"):
+        ScriptState(data=[loader])
