@@ -8,7 +8,7 @@ after the step is in the version, and none of it is done again.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -58,8 +58,7 @@ def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = N
         if trainer.args.process_index == 0:
             warnings.warn(f"protect_trainer: {NOT_IN_A_LAB}", stacklevel=2)
         return
-    for found, way_out in _obstacles(trainer):
-        raise UnsupportedError(f"this Trainer cannot be protected: it {found}; {way_out}")
+    require_trainer(trainer)
     TrainerHooks(
         trainer,
         start=partial(start_protection, session),
@@ -251,36 +250,44 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         return end(*args, **kwargs)
 
 
-def _obstacles(trainer: Any) -> list[tuple[str, str]]:
+def require_trainer(trainer: Any) -> None:
+    """Refuse a Trainer whose state would not come back.
+
+    Raises:
+        UnsupportedError: It is one; says what it does, and the way out.
+    """
+    for found, way_out in _obstacles(trainer):
+        raise UnsupportedError(f"this Trainer cannot be protected: it {found}; {way_out}")
+
+
+def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
     """What stands against protecting `trainer`: what it does, and the way out."""
     names = {kind.__name__ for kind in type(trainer).__mro__}
     missing = [name for name in _STAGES if not hasattr(trainer, name)]
-    return [
-        (found, way_out)
-        for is_found, found, way_out in (
-            (
-                not trainer.is_deepspeed_enabled,
-                "trains without DeepSpeed",
-                "give TrainingArguments(deepspeed=...) a configuration with ZeRO stage 1, 2 or 3",
-            ),
-            (
-                bool(missing),
-                f"has no {', '.join(missing)}",
-                "use transformers 5.23 or a later 5.x",
-            ),
-            (
-                trainer.args.auto_find_batch_size,
-                "looks for a batch size that fits, and trains several times for it",
-                "set auto_find_batch_size=False",
-            ),
-            (
-                bool(names & _GENERATING),
-                "keeps samples that it generated from one step to the next",
-                "use a Trainer that reads its batches from a data set, such as SFTTrainer",
-            ),
-        )
-        if is_found
-    ]
+    for is_found, found, way_out in (
+        (
+            not trainer.is_deepspeed_enabled,
+            "trains without DeepSpeed",
+            "give TrainingArguments(deepspeed=...) a configuration with ZeRO stage 1, 2 or 3",
+        ),
+        (
+            bool(missing),
+            f"has no {', '.join(missing)}",
+            "use transformers 5.23 or a later 5.x",
+        ),
+        (
+            trainer.args.auto_find_batch_size,
+            "looks for a batch size that fits, and trains several times for it",
+            "set auto_find_batch_size=False",
+        ),
+        (
+            bool(names & _GENERATING),
+            "keeps samples that it generated from one step to the next",
+            "use a Trainer that reads its batches from a data set, such as SFTTrainer",
+        ),
+    ):
+        if is_found:
+            yield found, way_out
 
 
 def _require_length(loader: Any) -> None:
