@@ -7,34 +7,24 @@ ends where the next one's batches are asked for. Then all that the Trainer and i
 after the step is in the version, and none of it is done again.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from gemini_lab.adapters.accelerate import require_own_reading
+from gemini_lab.adapters.trainer_checks import STAGES, require_length, require_trainer
 from gemini_lab.adapters.trainer_state import TrainerState
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable
 from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.loaders import watch
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
 from gemini_lab.errors import ConfigError, UnsupportedError
-
-_STAGES: Final = (
-    "_inner_training_loop",
-    "_init_training_state",
-    "_prepare_for_training",
-    "_run_epoch",
-    "training_step",
-    "_evaluate",
-    "_save_checkpoint",
-    "_finalize_training",
-)
-_GENERATING: Final = {"GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "PPOTrainer", "GKDTrainer"}
 
 
 def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = None) -> None:
@@ -96,9 +86,10 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._state = TrainerState(trainer)
         self._protection: LiveProtection | None = None
         self._updates_done = 0  # of the epoch that is gone on with
+        self._begins_at: tuple[int, int] | None = None  # epoch and micro-batches, of a version
         self._epoch_at: Callable[[], float] | None = None  # in that epoch, the Trainer's fraction
         self._losses: list[torch.Tensor] = []
-        for name in _STAGES:
+        for name in STAGES:
             hook = getattr(self, f"around{name}" if name[0] == "_" else f"around_{name}")
             setattr(trainer, name, partial(hook, getattr(trainer, name)))
         trainer.callback_handler.callbacks.insert(0, self)
@@ -134,20 +125,20 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
                 "hyperparameter_search trains several times, and a run protects one training; "
                 "start a run for each trial"
             )
+        accumulate = int(self._trainer.args.gradient_accumulation_steps)
         if self._version is None:
-            if found[1]:
+            self._updates_done = found[1] // accumulate  # of a checkpoint that is gone on from
+            if self._trainer.state.global_step % updates_an_epoch != self._updates_done:
                 raise UnsupportedError(
-                    f"resume_from_checkpoint begins after {found[1]} batches of an epoch, which "
-                    "the Trainer skips with a loader of its own; go on from a checkpoint at the "
-                    "end of an epoch, set ignore_data_skip=True, or keep the run's persistent tier "
-                    "and go on with `gemini-lab run --resume`"
+                    "ignore_data_skip=True begins the epoch anew in whose middle the checkpoint "
+                    "lies, so that a count of steps no longer tells the epoch; leave it out"
                 )
             return found
         if self._version >= max_steps:
             return epochs, 0
-        self._updates_done = self._version % updates_an_epoch
-        steps = self._updates_done * int(self._trainer.args.gradient_accumulation_steps)
-        return self._version // updates_an_epoch, steps
+        epoch, self._updates_done = divmod(self._version, updates_an_epoch)
+        self._begins_at = epoch, self._updates_done * accumulate
+        return self._begins_at
 
     def around_prepare_for_training(
         self, prepare: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any
@@ -155,7 +146,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         """The engine is there: protect it, or put the version back into it."""
         model, loader = prepare(*args, **kwargs)
         require_own_reading(loader)
-        _require_length(loader)
+        require_length(loader)
         trainer = self._trainer
         also: dict[str, Any] = {"the Trainer": self._state, **self._also}
         engine = trainer.deepspeed
@@ -164,7 +155,21 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             also["the Trainer's schedule"] = schedule
         self._protection = self._start(engine, data=loader, also=also)
         self._protection.end_iterations_at_fetch()
+        self._require_place(len(loader))
         return model, loader
+
+    def _require_place(self, batches: int) -> None:
+        """Refuse to go on where the version is not in the epoch that its number tells."""
+        if self._begins_at is None:
+            return
+        epoch, steps = self._begins_at
+        expected, found = epoch + min(steps, batches) / batches, self._trainer.state.epoch
+        if not math.isclose(expected, found):
+            raise ConfigError(
+                f"version {self._version} was made at epoch {found:g} and its number tells "
+                f"{expected:g}: an epoch was ended early, or the data have another size now; let "
+                "epochs end by themselves, and start the script with the data as they were"
+            )
 
     def around_run_epoch(self, run: Callable[..., None], **kwargs: Any) -> None:
         """The epoch that is gone on with is run as a shorter one: its loader begins where it was.
@@ -173,22 +178,47 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         """
         done, self._updates_done = self._updates_done, 0
         if done:
-            steps = kwargs["steps_in_epoch"]
-            accumulate = int(self._trainer.args.gradient_accumulation_steps)
-            before = kwargs["epoch"] * kwargs["num_update_steps_per_epoch"]
-
-            def epoch_at() -> float:
-                updates = self._trainer.state.global_step - before
-                return float(kwargs["epoch"] + min(updates * accumulate, steps) / steps)
-
-            self._epoch_at = epoch_at
-            kwargs = {
-                **kwargs,
-                "steps_in_epoch": steps - done * accumulate,
-                "num_update_steps_per_epoch": kwargs["num_update_steps_per_epoch"] - done,
-            }
+            if kwargs["resume_from_checkpoint"] is not None:
+                self._skip(done, **kwargs)
+            kwargs = self._rest_of_epoch(done, kwargs)
         run(**kwargs)
         self._epoch_at = None
+
+    def _skip(
+        self,
+        done: int,
+        *,
+        train_dataloader: Any,
+        epoch: int,
+        resume_from_checkpoint: str,
+        **_: object,
+    ) -> None:
+        """Go to the checkpoint's place in the epoch, and take on its random states."""
+        sampler = getattr(getattr(train_dataloader, "batch_sampler", None), "batch_sampler", None)
+        parts: tuple[Any, ...] = (train_dataloader, sampler)
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        watch(train_dataloader).skip(done * int(self._trainer.args.gradient_accumulation_steps))
+        self._trainer._load_rng_state(resume_from_checkpoint)  # noqa: SLF001
+
+    def _rest_of_epoch(self, done: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What `_run_epoch` is called with for an epoch of which some updates are done."""
+        steps, updates = kwargs["steps_in_epoch"], kwargs["num_update_steps_per_epoch"]
+        accumulate = int(self._trainer.args.gradient_accumulation_steps)
+        before = kwargs["epoch"] * updates
+
+        def epoch_at() -> float:
+            micro_steps = (self._trainer.state.global_step - before) * accumulate
+            return float(kwargs["epoch"] + min(micro_steps, steps) / steps)
+
+        self._epoch_at = epoch_at
+        return {
+            **kwargs,
+            "steps_in_epoch": steps - done * accumulate,
+            "num_update_steps_per_epoch": updates - done,
+            "resume_from_checkpoint": None,
+        }
 
     # -- during training -------------------------------------------------------------------------
 
@@ -248,63 +278,3 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._protected.reach_top()
         self._protected.finish()
         return end(*args, **kwargs)
-
-
-def require_trainer(trainer: Any) -> None:
-    """Refuse a Trainer whose state would not come back.
-
-    Raises:
-        UnsupportedError: It is one; says what it does, and the way out.
-    """
-    for found, way_out in _obstacles(trainer):
-        raise UnsupportedError(f"this Trainer cannot be protected: it {found}; {way_out}")
-
-
-def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
-    """What stands against protecting `trainer`: what it does, and the way out."""
-    names = {kind.__name__ for kind in type(trainer).__mro__}
-    missing = [name for name in _STAGES if not hasattr(trainer, name)]
-    for is_found, found, way_out in (
-        (
-            not trainer.is_deepspeed_enabled,
-            "trains without DeepSpeed",
-            "give TrainingArguments(deepspeed=...) a configuration with ZeRO stage 1, 2 or 3",
-        ),
-        (
-            bool(missing),
-            f"has no {', '.join(missing)}",
-            "use transformers 5.23 or a later 5.x",
-        ),
-        (
-            trainer.args.auto_find_batch_size,
-            "looks for a batch size that fits, and trains several times for it",
-            "set auto_find_batch_size=False",
-        ),
-        (
-            bool(names & _GENERATING),
-            "keeps samples that it generated from one step to the next",
-            "use a Trainer that reads its batches from a data set, such as SFTTrainer",
-        ),
-    ):
-        if is_found:
-            yield found, way_out
-
-
-def _require_length(loader: Any) -> None:
-    """Refuse a loader whose place in an epoch cannot be told from a count of steps.
-
-    Raises:
-        UnsupportedError: It is one.
-    """
-    if not isinstance(loader, DataLoader):
-        raise UnsupportedError(
-            f"the training loader is a {type(loader).__name__}; let get_train_dataloader return a "
-            "torch DataLoader"
-        )
-    try:
-        len(loader)
-    except TypeError as error:
-        raise UnsupportedError(
-            "the training data have no length, so the place in them cannot be told from a count of "
-            "steps; use a data set with __len__ and __getitem__"
-        ) from error

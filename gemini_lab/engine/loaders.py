@@ -86,6 +86,11 @@ class LoaderWatch:
             self._replay(state["began"], state["taken"], asked=state.get("asked"))
         self._put_draws(state["now"])
 
+    def skip(self, batches: int) -> None:
+        """Have the next iterator begin after so many batches of its epoch."""
+        self._prepared = self._begin_epoch()
+        self._give_away(self._prepared, batches)
+
     def note_fetch(self) -> None:
         """A batch is asked for."""
         self.on_fetch()
@@ -99,17 +104,22 @@ class LoaderWatch:
         restore_random_states(began["random"])
         self._put_draws(began["draws"])
         self._prepared = self._begin_epoch()
-        for number in range(taken):
-            if asked and number == taken - 1:
-                restore_random_states(asked)
-            if self._prepared.skip():
-                continue
-            raise ConfigError(
-                f"the position in the data is after batch {taken} of an epoch, which has "
-                f"{number} now; start the script with the data as they were"
-            )
+        self._give_away(self._prepared, taken, asked=asked)
         self._asked = dict(asked or {})
         self.replayed, self.replay_s = taken, time.perf_counter() - started_s
+
+    @staticmethod
+    def _give_away(
+        prepared: "_Batches", batches: int, *, asked: Mapping[str, Any] | None = None
+    ) -> None:
+        for number in range(batches):
+            if asked and number == batches - 1:
+                restore_random_states(asked)
+            if not prepared.skip():
+                raise ConfigError(
+                    f"the position in the data is after batch {batches} of an epoch, which has "
+                    f"{number} now; start the script with the data as they were"
+                )
 
     def _begin_epoch(self) -> "_Batches":
         self._began = {"random": random_states(), "draws": self._draws()}

@@ -105,11 +105,25 @@ def test_training_begins_in_the_epoch_and_at_the_batch_of_the_version(version, b
     assert trainer._init_training_state(12, 4, 3, None, None) == begins
 
 
-def test_a_checkpoint_in_the_middle_of_an_epoch_is_refused_with_three_ways_out():
+def test_an_epoch_that_a_checkpoint_begins_anew_in_its_middle_is_refused():
     trainer = Trained()
-    trainer._init_training_state = lambda *_: (1, 6)
-    with pytest.raises(UnsupportedError, match=r"after 6 batches.*ignore_data_skip=True.*--resume"):
+    trainer.state.global_step = 7
+    with pytest.raises(UnsupportedError, match=r"ignore_data_skip=True begins the epoch anew"):
         hooked(trainer)._init_training_state(12, 4, 3, "checkpoint-7", None)
+
+
+@pytest.mark.parametrize(("epoch", "fits"), [(1.0, False), (1 + 6 / 7, True)])
+def test_a_version_that_is_not_where_its_number_tells_is_refused(epoch, fits):
+    """As after an epoch that a callback ended early."""
+    trainer = hooked(Trained(), version=7)
+    trainer._init_training_state(12, 4, 3, None, None)
+    trainer.state.epoch = epoch
+    hooks = trainer.callback_handler.callbacks[0]
+    if fits:
+        hooks._require_place(7)
+        return
+    with pytest.raises(ConfigError, match=r"at epoch 1 and its number tells 1.857.*ended early"):
+        hooks._require_place(7)
 
 
 def test_a_checkpoint_is_not_gone_on_from_where_there_is_a_version():
@@ -124,6 +138,28 @@ def test_a_checkpoint_is_not_gone_on_from_where_there_is_a_version():
 def test_a_search_over_hyperparameters_is_refused():
     with pytest.raises(UnsupportedError, match="start a run for each trial"):
         hooked(Trained())._init_training_state(12, 4, 3, None, object())
+
+
+def test_the_rest_of_a_checkpoints_epoch_is_run_on_the_same_loader_and_random_states():
+    """Of 7 batches, 4 are done in 2 steps: 3 batches and 2 steps are left."""
+    ran, trainer = {}, Trained()
+    trainer._init_training_state = lambda *_: (1, 4)
+    trainer.state.global_step = 6
+    trainer._run_epoch = lambda **kwargs: ran.update(kwargs)
+    trainer._load_rng_state = lambda folder: ran.update(random_from=folder)
+    loader = DataLoader(range(7))
+    hooked(trainer)._init_training_state(12, 4, 3, "checkpoint-6", None)
+    trainer._run_epoch(
+        epoch=1,
+        train_dataloader=loader,
+        steps_in_epoch=7,
+        num_update_steps_per_epoch=4,
+        resume_from_checkpoint="checkpoint-6",
+    )
+    assert ran["random_from"] == "checkpoint-6"
+    assert ran["resume_from_checkpoint"] is None
+    assert (ran["steps_in_epoch"], ran["num_update_steps_per_epoch"]) == (3, 2)
+    assert [int(batch) for batch in ran["train_dataloader"]] == [4, 5, 6]
 
 
 class Stream(IterableDataset):

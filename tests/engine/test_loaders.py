@@ -222,3 +222,15 @@ def test_a_stateful_loader_inside_one_that_reads_ahead_is_refused_with_the_way_o
     )
     with pytest.raises(UnsupportedError, match="leave use_stateful_dataloader out"):
         ScriptState(data=[loader])
+
+
+def test_a_loader_can_be_told_to_begin_after_some_batches_of_its_epoch():
+    loader, position = start(LOADERS["in order"], 1)
+    position.skip(3)
+    kept = decode(encode(position.state_dict()))
+    assert [batch[0, 0] for batch in loader] == [6, 8]
+    _, other = start(LOADERS["in order"], 2)
+    other.load_state_dict(kept)
+    assert next(other.begin())[0, 0] == 6
+    with pytest.raises(ConfigError, match="after batch 6 of an epoch, which has 5 now"):
+        position.skip(6)
