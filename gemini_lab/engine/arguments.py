@@ -17,8 +17,6 @@ _WAY_OUT = (
     "give what deepspeed.initialize returns first, under ZeRO stage 1, 2 or 3, or what trains in "
     "plain PyTorch: protect(model=model, optimizer=optimizer)"
 )
-
-
 _ADAPTERS: Final = {
     ("accelerate", "Accelerator"): "accelerate.protect_accelerator(accelerator)",
     ("transformers", "Trainer"): "transformers.protect_trainer(trainer)",
