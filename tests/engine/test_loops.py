@@ -13,7 +13,7 @@ OF_LIBRARIES = ("accelerated", "trainer")
         ("nested", [3, 5]),  # version 5 is the last of its epoch
         ("everything", [2, 5]),  # version 2 comes after an evaluation
         ("ranged", [6]),
-        ("accelerated", [1, 2, 3]),  # version 3 is the last of its epoch
+        ("accelerated", [1, 2, 5]),  # version 5 is the last of its epoch
         ("trainer", [3, 4, 6]),  # version 4 is evaluated after, and the last of its epoch
     ],
 )
