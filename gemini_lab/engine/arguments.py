@@ -1,7 +1,7 @@
 """What `protect` is called with, checked before anything is done with it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -17,6 +17,10 @@ _WAY_OUT = (
     "give what deepspeed.initialize returns first, under ZeRO stage 1, 2 or 3, or what trains in "
     "plain PyTorch: protect(model=model, optimizer=optimizer)"
 )
+_ADAPTERS: Final = {
+    ("accelerate", "Accelerator"): "accelerate.protect_accelerator(accelerator)",
+    ("transformers", "Trainer"): "transformers.protect_trainer(trainer)",
+}  # what is given to `protect` by mistake, and what is meant for it
 
 
 def as_engine(
@@ -87,6 +91,12 @@ def require_engine(engine: object) -> ZeroEngine:
             "protect was given all that deepspeed.initialize returned; give the engine alone, "
             "which is the first of it: engine, *_ = deepspeed.initialize(...)"
         )
+    for kind in type(engine).__mro__:
+        if meant := _ADAPTERS.get((kind.__module__.partition(".")[0], kind.__name__)):
+            raise ConfigError(
+                f"protect was given a {type(engine).__name__}; call gemini_lab.adapters.{meant} in "
+                "its place"
+            )
     if isinstance(inner := getattr(engine, "engine", None), DeepSpeedEngine):
         raise ConfigError(
             f"protect was given a {type(engine).__name__} around a {type(inner).__name__}; give "

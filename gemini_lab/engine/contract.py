@@ -35,7 +35,10 @@ class ZeroEngine(Engine, Protocol):
     """What `deepspeed.initialize` returns first, under ZeRO stage 1, 2 or 3."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next `step` updates the weights."""
+        """Whether the next `step` updates the weights, where DeepSpeed manages accumulation."""
+
+    def managed_gradient_accumulation(self) -> bool:
+        """Whether it does; otherwise each `step` updates them."""
 
     def step(self) -> object:
         """Take part in an optimizer step, after `backward`."""

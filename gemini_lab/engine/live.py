@@ -92,6 +92,7 @@ class LiveProtection:
         self._positions = b""
         self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
         self._said: set[str] = set()
+        self._is_finished = False
 
         for watch in state.script.watches:
             watch.on_fetch = self._see_fetch
@@ -106,22 +107,26 @@ class LiveProtection:
         """The script's loop; see `Protected`."""
         self._top_is_told = self._is_asked = True
         try:
-            self._reach_top()
+            self.reach_top()
             while self._state.version < total:
                 yield self._state.version
-                self._reach_top()
+                self.reach_top()
         finally:  # also where the script breaks off its loop
             self._top_is_told = False
             self._keep_drawn()
 
     def epochs(self, total: int, /) -> Iterator[int]:
         """The outer of the script's loops; see `Protected`."""
-        self._is_asked = True
-        for watch in self._state.script.watches[:1]:
-            watch.on_fetch = self._reach_top
+        self.end_iterations_at_fetch()
         while self._epoch < total:
             yield self._epoch
             self._epoch += 1
+
+    def end_iterations_at_fetch(self) -> None:
+        """Say that an iteration ends where the first of `data` is asked for the next batch."""
+        self._is_asked = True
+        for watch in self._state.script.watches[:1]:
+            watch.on_fetch = self.reach_top
 
     def log(self, **values: float) -> None:
         """Attach values to the iteration that is computed, or was just done; see `Protected`."""
@@ -158,7 +163,7 @@ class LiveProtection:
 
     # -- versions --------------------------------------------------------------------------------
 
-    def _reach_top(self) -> None:
+    def reach_top(self) -> None:
         """The script is at the top of its loop: what follows is of the next iteration."""
         self._state.restore_small_again()
         if self._unsealed is not None:
@@ -223,7 +228,10 @@ class LiveProtection:
         )
 
     def finish(self) -> None:
-        """Wait until the last version is whole everywhere."""
+        """Wait until the last version is whole everywhere; no more are made. Once is enough."""
+        if self._is_finished:
+            return
+        self._is_finished = True
         self._traffic.wait()
         if self._unsealed is not None:
             self._seal()

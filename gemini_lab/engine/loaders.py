@@ -5,6 +5,9 @@ iterator was made. So these are kept beside the number of batches taken since. A
 iterator is made in the same states and gives away as many batches; the script's next `iter(loader)`
 gets that one and goes on where it was. To load batches again takes time: a StatefulDataLoader does
 without where its data set can.
+
+Accelerate's loaders read a batch ahead, and what they draw for it lies among what training draws.
+So the random states in which the last batch was asked for are kept, too.
 """
 
 import time
@@ -23,6 +26,7 @@ from gemini_lab.errors import ConfigError
 KINDS: Final = (DataLoader, DeepSpeedDataLoader)
 """Classes of loaders that can be watched; their subclasses too."""
 _WATCH: Final = "_gemini_lab_watch"
+_COUNTS: Final = ("epoch", "iteration", "initial_seed")  # with which a sampler seeds its order
 
 
 class LoaderWatch:
@@ -44,12 +48,15 @@ class LoaderWatch:
         self.replay_s = 0.0
         self.replayed = 0
         self._began: dict[str, Any] = {}
+        self._reads_ahead = reads_ahead(loader)
+        self._asked: dict[str, Any] = {}  # if so, the random states at the latest fetch
         self._latest: Callable[[], _Batches | None] = lambda: None
         self._prepared: _Batches | None = None
         kind: Any = type(loader)
         self._make: Callable[[], Iterator[Any]] = partial(kind.__iter__, loader)
         loader.__dict__[_WATCH] = self
-        loader.__class__ = _watched(kind)
+        # Not `loader.__class__ =`: Accelerate's loaders pretend there to be of another class.
+        object.__dict__["__class__"].__set__(loader, _watched(kind))
 
     def begin(self) -> "_Batches":
         """An iterator for the script: the one that a position was put back into, or a new one."""
@@ -62,6 +69,7 @@ class LoaderWatch:
         is_under_way = latest is not None and not latest.is_over
         return {
             "began": self._began if is_under_way else None,
+            "asked": self._asked if is_under_way else {},
             "taken": latest.taken if latest is not None and is_under_way else 0,
             "now": self._draws(),
         }
@@ -75,22 +83,43 @@ class LoaderWatch:
         self._prepared = None
         self._latest = lambda: None
         if state["began"] is not None:
-            self._replay(state["began"], state["taken"])
+            self._replay(state["began"], state["taken"], asked=state.get("asked"))
         self._put_draws(state["now"])
 
-    def _replay(self, began: Mapping[str, Any], taken: int) -> None:
+    def skip(self, batches: int) -> None:
+        """Have the next iterator begin after so many batches of its epoch."""
+        self._prepared = self._begin_epoch()
+        self._give_away(self._prepared, batches)
+
+    def note_fetch(self) -> None:
+        """A batch is asked for."""
+        self.on_fetch()
+        if self._reads_ahead:
+            self._asked = random_states()
+
+    def _replay(
+        self, began: Mapping[str, Any], taken: int, *, asked: Mapping[str, Any] | None
+    ) -> None:
         started_s = time.perf_counter()
         restore_random_states(began["random"])
         self._put_draws(began["draws"])
         self._prepared = self._begin_epoch()
-        for number in range(taken):
-            if self._prepared.skip():
-                continue
-            raise ConfigError(
-                f"the position in the data is after batch {taken} of an epoch, which has "
-                f"{number} now; start the script with the data as they were"
-            )
+        self._give_away(self._prepared, taken, asked=asked)
+        self._asked = dict(asked or {})
         self.replayed, self.replay_s = taken, time.perf_counter() - started_s
+
+    @staticmethod
+    def _give_away(
+        prepared: "_Batches", batches: int, *, asked: Mapping[str, Any] | None = None
+    ) -> None:
+        for number in range(batches):
+            if asked and number == batches - 1:
+                restore_random_states(asked)
+            if not prepared.skip():
+                raise ConfigError(
+                    f"the position in the data is after batch {batches} of an epoch, which has "
+                    f"{number} now; start the script with the data as they were"
+                )
 
     def _begin_epoch(self) -> "_Batches":
         self._began = {"random": random_states(), "draws": self._draws()}
@@ -105,7 +134,7 @@ class LoaderWatch:
                 "generator": g.get_state()
                 if isinstance(g := getattr(part, "generator", None), torch.Generator)
                 else None,
-                "epoch": getattr(part, "epoch", None),
+                **{name: getattr(part, name, None) for name in _COUNTS},
             }
             for part in _parts(self.loader)
         ]
@@ -113,9 +142,12 @@ class LoaderWatch:
     def _put_draws(self, draws: list[dict[str, Any]]) -> None:
         for part, drawn in zip(_parts(self.loader), draws, strict=True):
             if drawn["generator"] is not None:
+                if part.generator is None:  # some are made when they are first needed
+                    part.generator = torch.Generator()
                 part.generator.set_state(drawn["generator"])
-            if drawn["epoch"] is not None:
-                part.epoch = drawn["epoch"]
+            for name in _COUNTS:
+                if drawn.get(name) is not None:
+                    setattr(part, name, drawn[name])
 
 
 class _Batches:
@@ -134,7 +166,7 @@ class _Batches:
         return len(self._watch.loader)
 
     def __next__(self) -> Any:
-        self._watch.on_fetch()
+        self._watch.note_fetch()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -151,6 +183,14 @@ class _Batches:
             return False
         self.taken += 1
         return True
+
+
+def reads_ahead(loader: object) -> bool:
+    """Whether it is no DataLoader, but passes for the one that it reads, as Accelerate's do.
+
+    What such a one says of its position leaves out what was drawn for the batch ahead.
+    """
+    return isinstance(loader, KINDS) and not issubclass(type(loader), KINDS)
 
 
 def watch(loader: Any) -> LoaderWatch:
@@ -173,12 +213,13 @@ def _watched(kind: type) -> type:
 
 def _parts(loader: Any) -> list[Any]:
     """The loader and its samplers, each once, in a fixed order."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found = (
-        loader,
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-        getattr(loader, "data_sampler", None),
-    )
-    return list({id(part): part for part in found if part is not None}.values())
+    found = {id(loader): loader}
+    waiting = [loader]
+    while waiting:
+        part = waiting.pop(0)
+        for name in ("sampler", "batch_sampler", "data_sampler"):
+            inner = getattr(part, name, None)
+            if inner is not None and id(inner) not in found:
+                found[id(inner)] = inner
+                waiting.append(inner)
+    return [*found.values()]

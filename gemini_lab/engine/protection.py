@@ -43,6 +43,9 @@ from gemini_lab.transfer.traffic import open_traffic
 from gemini_lab.transfer.version import Peers
 
 Value = TypeVar("Value")
+NOT_IN_A_LAB: Final = (
+    "this script was not started by `gemini-lab run`, so its checkpoints are not protected"
+)
 _LONG_REPLAY_S: Final = 1.0
 
 
@@ -100,8 +103,7 @@ def protect(
     if sessions.current is None:
         if trained.global_rank == 0:
             warnings.warn(
-                "gemini_lab.protect: this script was not started by `gemini-lab run`, so its "
-                "checkpoints are not protected",
+                f"gemini_lab.protect: {NOT_IN_A_LAB}",
                 stacklevel=2,
             )
         return Unprotected(trained)
@@ -136,7 +138,7 @@ def start_protection(
         also: The script's own, too.
     """
     start = session.start
-    remark = _remark(session)
+    remark = remarks(session)
     _require_all_ranks(start.seats.world_size)
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
     for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
@@ -203,7 +205,7 @@ def start_protection(
     return protection
 
 
-def _remark(session: WorkerSession) -> Callable[[str], None]:
+def remarks(session: WorkerSession) -> Callable[[str], None]:
     """Tells the script's author something: in the log, and on the terminal; one rank does."""
 
     def say(text: str) -> None:

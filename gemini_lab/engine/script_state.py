@@ -5,9 +5,9 @@ from typing import Any
 
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.keepsakes import keepsakes
-from gemini_lab.engine.loaders import KINDS, LoaderWatch, watch
+from gemini_lab.engine.loaders import KINDS, LoaderWatch, reads_ahead, watch
 from gemini_lab.engine.random_states import random_states
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.units import MIB
 
@@ -109,6 +109,8 @@ class ScriptState:
 
 def _position(source: Any) -> Stateful:
     """Where `source` stands: it says so itself, or its watch does."""
+    if reads_ahead(source):
+        return watch(source)
     if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
         if isinstance(source, KINDS):
             return watch(source)
@@ -122,8 +124,15 @@ def _position(source: Any) -> Stateful:
 
 def _require_no_iterator(loader: Any) -> None:
     """Refuse a loader that keeps an iterator already, where that can be seen."""
-    if getattr(loader, "_iterator", None) is not None:
-        raise ConfigError(
-            f"an iterator of the {type(loader).__name__} in data= was made before `protect`, and "
-            "a position only reaches iterators made after it; call iter(loader) after `protect`"
+    if getattr(loader, "_iterator", None) is None:
+        return
+    if reads_ahead(loader):
+        raise UnsupportedError(
+            f"the {type(loader).__name__} in data= reads a StatefulDataLoader, whose iterator it "
+            "made at once; leave use_stateful_dataloader out, as the position in a plain "
+            "DataLoader comes back as well"
         )
+    raise ConfigError(
+        f"an iterator of the {type(loader).__name__} in data= was made before `protect`, and "
+        "a position only reaches iterators made after it; call iter(loader) after `protect`"
+    )

@@ -8,6 +8,15 @@ import torch
 from gemini_lab.engine.contract import ZeroEngine
 
 
+def next_step_updates(engine: ZeroEngine) -> bool:
+    """Whether the next call of the engine's `step` changes the weights.
+
+    DeepSpeed counts micro-batches by the calls, or is told (as Accelerate does, which calls `step`
+    for the last of them alone), or leaves it to the caller: then each call is an update.
+    """
+    return not engine.managed_gradient_accumulation() or engine.is_gradient_accumulation_boundary()
+
+
 class StepHook(Protocol):
     """What is called on training's thread, in every iteration."""
 
@@ -45,7 +54,7 @@ def hook_step(engine: ZeroEngine, hook: StepHook) -> Callable[[], None]:
         nonlocal trains_in_mode
         trains_in_mode = module.training
         hook.begin_forward()  # also where the model is not called as a whole
-        is_update = engine.is_gradient_accumulation_boundary()  # the step itself goes on from it
+        is_update = next_step_updates(engine)
         waited_s = hook.before_update() if is_update else 0.0
         result = inner(*args, **kwargs)
         if is_update:

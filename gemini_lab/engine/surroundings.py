@@ -5,6 +5,7 @@ after a restart, so these are remarked on.
 """
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -97,10 +98,14 @@ def _left(
 def look_around(engine: Any, living: Iterable[object]) -> Surroundings:
     """What is there now; what the script makes later is not seen."""
     own = engine.training_dataloader
-    kinds = (DataLoader, LRScheduler, DeepSpeedEngine)
+    adapters = _loader_adapters()
+    kinds = (DataLoader, LRScheduler, DeepSpeedEngine, *adapters)
     # By their type alone: to ask an object of unknown kind anything may run its code.
     things = [thing for thing in living if issubclass(type(thing), kinds)]
-    loaders = _of(DataLoader, things)
+    prepared: list[Any] = [thing for thing in things if issubclass(type(thing), adapters)]
+    read = {id(one.base_dataloader) for one in prepared}
+    plain = [thing for thing in things if issubclass(type(thing), DataLoader)]
+    loaders = [*prepared, *(loader for loader in plain if id(loader) not in read)]
     return Surroundings(
         loaders=loaders if own is None else [own],
         schedules=_schedules(_of(LRScheduler, things), engine),
@@ -114,11 +119,26 @@ def look_around(engine: Any, living: Iterable[object]) -> Surroundings:
 
 def _schedules(found: Sequence[Any], engine: Any) -> list[Any]:
     """Those of the engine's optimizer that neither DeepSpeed nor another schedule steps."""
-    wrapper = engine.optimizer
-    optimizers = {id(wrapper), id(getattr(wrapper, "optimizer", None))}
+    optimizers = _with_wrapped(engine.optimizer)
     stepped = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     stepped.add(id(engine.lr_scheduler))
-    return [one for one in found if id(one) not in stepped and id(one.optimizer) in optimizers]
+    return [
+        one
+        for one in found
+        if id(one) not in stepped and not optimizers.isdisjoint(_with_wrapped(one.optimizer))
+    ]
+
+
+def _with_wrapped(optimizer: Any) -> set[int]:
+    """The identities of an optimizer and of the one that it wraps."""
+    inner = getattr(optimizer, "optimizer", None)
+    return {id(optimizer)} if inner is None else {id(optimizer), id(inner)}
+
+
+def _loader_adapters() -> tuple[type, ...]:
+    """Accelerate's loaders, if it is there: they wrap the DataLoader that they read."""
+    module = sys.modules.get("accelerate.data_loader")
+    return () if module is None else (module.DataLoaderAdapter,)
 
 
 def _of(kind: type[Kind], things: Sequence[object]) -> list[Kind]:

@@ -129,11 +129,16 @@ class ZeroFramework(Framework):
     def require_boundary(self) -> None:
         """Refuse a version between micro-batches."""
         engine = self._engine
+        if not engine.managed_gradient_accumulation():
+            return
+        # Who tells the engine of boundaries calls its step there alone: so it counts updates.
+        declared: bool | None = engine._is_gradient_accumulation_boundary  # noqa: SLF001
         steps: int = engine.gradient_accumulation_steps()
-        if engine.managed_gradient_accumulation() and engine.micro_steps % steps:
+        is_within = engine.micro_steps % steps if declared is None else not declared
+        if is_within:
             raise UnsupportedError(
-                f"a version was asked for after {engine.micro_steps % steps} of {steps} "
-                "micro-batches; call capture_small right after the step() that updates the weights"
+                f"a version was asked for in the middle of {steps} micro-batches; call "
+                "capture_small right after the step() that updates the weights"
             )
 
     def capture(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.process_exit import die_with_parent, leave
+from gemini_lab.engine.stepping import next_step_updates
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.transfer.clocks import DeviceClock, WallClock
@@ -68,7 +69,7 @@ class ProfiledSteps:
         if self._seam is None:
             self._attach()
         assert self._seam is not None
-        is_update = engine.is_gradient_accumulation_boundary()
+        is_update = next_step_updates(engine)
         if is_update:
             self._seam.begin_update()
         result = self._step(engine, *args, **kwargs)

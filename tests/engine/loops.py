@@ -3,7 +3,9 @@
 A loop gets `protect`, which is the real one but for the lab: versions are kept by `Keeper`.
 """
 
+import importlib
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,9 +30,11 @@ STEPS = 12
 class Job:
     """One start of a loop: its protection, what it computed, and what its author is told."""
 
-    def __init__(self, *, wanted, payload):
+    def __init__(self, *, wanted, payload, version, folder):
         self.keeper = Keeper(wanted)
         self.payload = payload
+        self.version = version
+        self.folder = folder
         self.remarks = []
         self.losses = {}
         self.protection = None
@@ -57,7 +61,11 @@ class Job:
         """Backward and step; the loss, and whatever else must come back, bit for bit."""
         engine.backward(loss)
         engine.step()
-        self.losses[engine.global_steps] = [float(one).hex() for one in (loss.detach(), *more)]
+        self.note(engine.global_steps, loss.detach(), *more)
+
+    def note(self, step, *values):
+        """What must come back, bit for bit; the last such for a step counts."""
+        self.losses[step] = [float(one).hex() for one in values]
 
 
 def settings(**more):
@@ -191,11 +199,23 @@ def endless(loader):
 LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, ranged)}
 
 
+def loop_of(request):
+    """The one that a request names."""
+    if request["loop"] in LOOPS:
+        return LOOPS[request["loop"]]
+    return importlib.import_module("library_loops").LOOPS[request["loop"]]
+
+
 def train(request, rank, payload):
     """Run a loop on this rank; gives what it found, and the versions that were to be kept."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(3 + rank)
-    job = Job(wanted=request.get("wanted", ()), payload=payload)
-    LOOPS[request["loop"]](job)
+    job = Job(
+        wanted=request.get("wanted", ()),
+        payload=payload,
+        version=request.get("load"),
+        folder=Path(request["folder"]) / f"run-{request['number']}",
+    )
+    loop_of(request)(job)
     job.protection.finish()
     return {"losses": job.losses, "remarks": job.remarks}, job.keeper.payloads

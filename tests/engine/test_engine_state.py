@@ -145,7 +145,7 @@ def test_what_cannot_be_protected_is_refused_with_the_way_out(server, tmp_path, 
 
 def test_a_version_in_the_middle_of_gradient_accumulation_is_refused(server, tmp_path):
     case = {"stage": 2, "optimizer": "Adam", "accumulation": 2}
-    with pytest.raises(RuntimeError, match="after 1 of 2 micro-batches"):
+    with pytest.raises(RuntimeError, match="in the middle of 2 micro-batches"):
         server.run(tmp_path, case=case, seed=1, capture_early=True)
 
 

@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gemini_lab.engine.loaders import watch
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.script_state import ScriptState
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
 
@@ -183,3 +183,54 @@ def test_an_iterator_that_was_made_too_early_is_refused_where_it_can_be_seen(mak
 def test_data_without_a_position_are_refused(data):
     with pytest.raises(ConfigError, match=r"give the DataLoader itself"):
         ScriptState(data=[data])
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 5, 8], ids=lambda taken: f"{taken} taken")
+@pytest.mark.parametrize("workers", [0, 1], ids=lambda workers: f"{workers} workers")
+def test_a_loader_that_reads_ahead_gives_what_was_drawn_for_the_batch_ahead(taken, workers):
+    """Accelerate's: training draws between two batches, and so before the one ahead is made."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+
+    def make():
+        loader = DataLoader(Samples(20), batch_size=2, shuffle=True, num_workers=workers)
+        return accelerate.prepare_data_loader(
+            loader, num_processes=2, process_index=1, use_seedable_sampler=True
+        )
+
+    def train(batches, count):
+        return [(next(batches), torch.rand(3), random.random()) for _ in range(count)]
+
+    loader, position = start(make, 1)
+    batches = endless(loader)
+    train(batches, taken)
+    script = ScriptState(data=[loader])
+    assert script.watches == [position]
+    kept = encode({"position": script.positions()[0], "random": random_states()})
+    expected = train(batches, 9)
+
+    other, position = start(make, 2)
+    small = decode(kept)
+    position.load_state_dict(small["position"])
+    restore_random_states(small["random"])
+    assert encode(train(endless(other), 9)) == encode(expected)
+
+
+def test_a_stateful_loader_inside_one_that_reads_ahead_is_refused_with_the_way_out():
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    loader = accelerate.prepare_data_loader(
+        DataLoader(Samples(), batch_size=2), use_stateful_dataloader=True
+    )
+    with pytest.raises(UnsupportedError, match="leave use_stateful_dataloader out"):
+        ScriptState(data=[loader])
+
+
+def test_a_loader_can_be_told_to_begin_after_some_batches_of_its_epoch():
+    loader, position = start(LOADERS["in order"], 1)
+    position.skip(3)
+    kept = decode(encode(position.state_dict()))
+    assert [batch[0, 0] for batch in loader] == [6, 8]
+    _, other = start(LOADERS["in order"], 2)
+    other.load_state_dict(kept)
+    assert next(other.begin())[0, 0] == 6
+    with pytest.raises(ConfigError, match="after batch 6 of an epoch, which has 5 now"):
+        position.skip(6)

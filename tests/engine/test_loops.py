@@ -3,6 +3,7 @@
 import pytest
 
 pytestmark = pytest.mark.slow
+OF_LIBRARIES = ("accelerated", "trainer")
 
 
 @pytest.mark.parametrize(
@@ -12,11 +13,16 @@ pytestmark = pytest.mark.slow
         ("nested", [3, 5]),  # version 5 is the last of its epoch
         ("everything", [2, 5]),  # version 2 comes after an evaluation
         ("ranged", [6]),
+        ("accelerated", [1, 2, 5]),  # version 5 is the last of its epoch
+        ("trainer", [3, 4, 6]),  # version 4 is evaluated after, and the last of its epoch
     ],
 )
 def test_a_loop_goes_on_with_the_numbers_of_one_that_never_stopped(
     server, tmp_path, loop, versions
 ):
+    if loop in OF_LIBRARIES:
+        pytest.importorskip("accelerate")
+        pytest.importorskip("transformers")
     whole = server.run(tmp_path, loop=loop, wanted=versions)
     for version in versions:
         resumed = server.run(tmp_path, loop=loop, load=version)

@@ -1,5 +1,6 @@
 """The hook in an engine's step: around updates, and not around other micro-batches."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,6 +25,9 @@ class Engine:
 
     def is_gradient_accumulation_boundary(self) -> bool:
         return self.micro_steps % 2 == 1
+
+    def managed_gradient_accumulation(self) -> bool:
+        return True
 
     def step(self, lr_kwargs: object = None) -> str:
         if self.is_gradient_accumulation_boundary():
@@ -63,6 +67,36 @@ def test_an_update_lies_between_its_two_calls_and_other_micro_batches_make_none(
     assert told == ["forward"] * 2
     micro_batch(engine)
     assert told[2:] == ["forward", "forward", "before", "update 1", "after 0.5"]
+
+
+class BoundariesAlone(Engine):
+    """An engine whose step is called at boundaries alone, which it counts or is told of."""
+
+    def __init__(self, told: list, *, is_managed: bool) -> None:
+        super().__init__(told)
+        self.is_managed = is_managed
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return self.is_managed
+
+    def managed_gradient_accumulation(self) -> bool:
+        return self.is_managed
+
+    def step(self, lr_kwargs: object = None) -> str:
+        self.told.append("update")
+        return f"stepped with {lr_kwargs}"
+
+
+@pytest.mark.parametrize("is_managed", [True, False], ids=["told", "left to the caller"])
+def test_each_step_is_an_update_where_it_is_called_at_boundaries_alone(*, is_managed: bool) -> None:
+    told: list[str] = []
+    engine = BoundariesAlone(told, is_managed=is_managed)
+    hook_step(engine, Hook(told))
+    for _ in range(2):
+        engine.module(torch.zeros(1))
+        engine.module(torch.zeros(1))
+        engine.step()
+    assert told == (["forward"] * 3 + ["before", "update", "after 0.5"]) * 2
 
 
 def test_evaluations_are_no_forward_passes_of_training() -> None:

@@ -233,6 +233,9 @@ def work(request, rank):
 def run_rank(request, rank):
     folder = Path(request["folder"])
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
+    # Read by Accelerate, which finds that all ranks have met already.
+    os.environ |= {"LOCAL_WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": "0"}
     store = f"file://{folder}/store-{request['number']}"
     try:
         if request.get("plain"):
@@ -275,6 +278,8 @@ def main():
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin:
         request = json.loads(line)
+        if "loop" in request:
+            loops.loop_of(request)  # its libraries are imported once, here
         pids = []
         for rank in range(request["ranks"]):
             pid = os.fork()

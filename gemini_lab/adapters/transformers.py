@@ -1,0 +1,280 @@
+"""transformers' Trainer with DeepSpeed: `protect_trainer(trainer)` before `trainer.train()`.
+
+The Trainer makes its engine inside `train()`, and decides before that in which epoch it begins. It
+counts, logs, evaluates and saves after the step. So some of its stages are hooked: the engine is
+protected as soon as it is there, training begins where the restored version was, and an iteration
+ends where the next one's batches are asked for. Then all that the Trainer and its callbacks did
+after the step is in the version, and none of it is done again.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+from gemini_lab.adapters.accelerate import require_own_reading
+from gemini_lab.adapters.trainer_checks import STAGES, require_length, require_trainer
+from gemini_lab.adapters.trainer_state import TrainerState
+from gemini_lab.engine import session as sessions
+from gemini_lab.engine.contract import Keepable
+from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.loaders import watch
+from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
+from gemini_lab.errors import ConfigError, UnsupportedError
+
+
+def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = None) -> None:
+    """Keep every optimizer step of `trainer.train()`, and go on from the newest after a failure.
+
+    Call it once, on every rank, after the Trainer was made and before `train()`. Model, optimizer,
+    schedule, random states, the place in the epoch, the Trainer's counters, sums and log, and what
+    callbacks say of themselves come back, so that the numbers that follow are those of a run that
+    never failed. Settings are the `"gemini"` block of the DeepSpeed configuration. Outside
+    `gemini-lab run` it warns once and does nothing.
+
+    Args:
+        trainer: A Trainer, or one of a subclass, that trains with DeepSpeed.
+        also: See `gemini_lab.protect`.
+
+    Raises:
+        UnsupportedError: It trains in a way whose state would not come back; says what to change.
+    """
+    session = sessions.current
+    if session is None:
+        if trainer.args.process_index == 0:
+            warnings.warn(f"protect_trainer: {NOT_IN_A_LAB}", stacklevel=2)
+        return
+    require_trainer(trainer)
+    TrainerHooks(
+        trainer,
+        start=partial(start_protection, session),
+        version=session.start.plan.version,
+        remark=remarks(session),
+        also=also,
+    )
+
+
+class TrainerHooks(TrainerCallback):  # type: ignore[misc]
+    """Stands around the stages of one Trainer's `train()`; first of its callbacks.
+
+    Args:
+        trainer: Whose.
+        start: Protects its engine, and puts the version back into it.
+        version: Which one; `None` where training begins anew.
+        remark: Told what the script's author should know.
+        also: See `protect_trainer`.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        start: Callable[..., LiveProtection],
+        version: int | None,
+        remark: Callable[[str], None],
+        also: Mapping[str, Keepable] | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._start = start
+        self._version = version
+        self._remark = remark
+        self._also = dict(also or {})
+        self._state = TrainerState(trainer)
+        self._protection: LiveProtection | None = None
+        self._updates_done = 0  # of the epoch that is gone on with
+        self._begins_at: tuple[int, int] | None = None  # epoch and micro-batches, of a version
+        self._epoch_at: Callable[[], float] | None = None  # in that epoch, the Trainer's fraction
+        self._losses: list[torch.Tensor] = []
+        for name in STAGES:
+            hook = getattr(self, f"around{name}" if name[0] == "_" else f"around_{name}")
+            setattr(trainer, name, partial(hook, getattr(trainer, name)))
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    @property
+    def _protected(self) -> LiveProtection:
+        assert self._protection is not None  # the Trainer prepares before it trains
+        return self._protection
+
+    # -- where training begins -------------------------------------------------------------------
+
+    def around_inner_training_loop(
+        self, loop: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """A checkpoint of the Trainer's is not gone on from where there is a version."""
+        if self._protection is not None:
+            raise ConfigError(
+                "train() was called a second time, and a run protects one training; start another "
+                "run for the second"
+            )
+        if self._version is not None:
+            kwargs["resume_from_checkpoint"] = None
+        return loop(*args, **kwargs)
+
+    def around_init_training_state(
+        self, init: Callable[..., tuple[int, int]], *args: Any
+    ) -> tuple[int, int]:
+        """The epoch that the version lies in, and the micro-batches that were done in it."""
+        max_steps, updates_an_epoch, epochs, _, trial = args
+        found = init(*args)
+        if trial is not None:
+            raise UnsupportedError(
+                "hyperparameter_search trains several times, and a run protects one training; "
+                "start a run for each trial"
+            )
+        accumulate = int(self._trainer.args.gradient_accumulation_steps)
+        if self._version is None:
+            self._updates_done = found[1] // accumulate  # of a checkpoint that is gone on from
+            if self._trainer.state.global_step % updates_an_epoch != self._updates_done:
+                raise UnsupportedError(
+                    "ignore_data_skip=True begins the epoch anew in whose middle the checkpoint "
+                    "lies, so that a count of steps no longer tells the epoch; leave it out"
+                )
+            return found
+        if self._version >= max_steps:
+            return epochs, 0
+        epoch, self._updates_done = divmod(self._version, updates_an_epoch)
+        self._begins_at = epoch, self._updates_done * accumulate
+        return self._begins_at
+
+    def around_prepare_for_training(
+        self, prepare: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """The engine is there: protect it, or put the version back into it."""
+        model, loader = prepare(*args, **kwargs)
+        require_own_reading(loader)
+        require_length(loader)
+        trainer = self._trainer
+        also: dict[str, Any] = {"the Trainer": self._state, **self._also}
+        engine = trainer.deepspeed
+        schedule = trainer.lr_scheduler
+        if engine.lr_scheduler is None and schedule is not None:
+            also["the Trainer's schedule"] = schedule
+        self._protection = self._start(engine, data=loader, also=also)
+        self._protection.end_iterations_at_fetch()
+        self._require_place(len(loader))
+        return model, loader
+
+    def _require_place(self, batches: int) -> None:
+        """Refuse to go on where the version is not in the epoch that its number tells."""
+        if self._begins_at is None:
+            return
+        epoch, steps = self._begins_at
+        expected, found = epoch + min(steps, batches) / batches, self._trainer.state.epoch
+        if not math.isclose(expected, found):
+            raise ConfigError(
+                f"version {self._version} was made at epoch {found:g} and its number tells "
+                f"{expected:g}: an epoch was ended early, or the data have another size now; let "
+                "epochs end by themselves, and start the script with the data as they were"
+            )
+
+    def around_run_epoch(self, run: Callable[..., None], **kwargs: Any) -> None:
+        """The epoch that is gone on with is run as a shorter one: its loader begins where it was.
+
+        The Trainer's own way, a second loader that skips batches, draws other random numbers.
+        """
+        done, self._updates_done = self._updates_done, 0
+        if done:
+            if kwargs["resume_from_checkpoint"] is not None:
+                self._skip(done, **kwargs)
+            kwargs = self._rest_of_epoch(done, kwargs)
+        run(**kwargs)
+        self._epoch_at = None
+
+    def _skip(
+        self,
+        done: int,
+        *,
+        train_dataloader: Any,
+        epoch: int,
+        resume_from_checkpoint: str,
+        **_: object,
+    ) -> None:
+        """Go to the checkpoint's place in the epoch, and take on its random states."""
+        sampler = getattr(getattr(train_dataloader, "batch_sampler", None), "batch_sampler", None)
+        parts: tuple[Any, ...] = (train_dataloader, sampler)
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        watch(train_dataloader).skip(done * int(self._trainer.args.gradient_accumulation_steps))
+        self._trainer._load_rng_state(resume_from_checkpoint)  # noqa: SLF001
+
+    def _rest_of_epoch(self, done: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What `_run_epoch` is called with for an epoch of which some updates are done."""
+        steps, updates = kwargs["steps_in_epoch"], kwargs["num_update_steps_per_epoch"]
+        accumulate = int(self._trainer.args.gradient_accumulation_steps)
+        before = kwargs["epoch"] * updates
+
+        def epoch_at() -> float:
+            micro_steps = (self._trainer.state.global_step - before) * accumulate
+            return float(kwargs["epoch"] + min(micro_steps, steps) / steps)
+
+        self._epoch_at = epoch_at
+        return {
+            **kwargs,
+            "steps_in_epoch": steps - done * accumulate,
+            "num_update_steps_per_epoch": updates - done,
+            "resume_from_checkpoint": None,
+        }
+
+    # -- during training -------------------------------------------------------------------------
+
+    def around_training_step(
+        self, step: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """A micro-batch's part of the loss."""
+        loss = step(*args, **kwargs)
+        self._losses.append(loss)
+        return loss
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Before the first step: say which callbacks have something that does not come back."""
+        if self._trainer.state.global_step == 0 and (names := self._state.forgotten()):
+            self._remark(
+                f"callbacks have attributes that do not come back after a failure ("
+                f"{', '.join(names)}); give them `state_dict` and `load_state_dict`, or make them "
+                "an ExportableState; if nothing in them changes, all is well"
+            )
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The Trainer has counted the step: log its loss."""
+        state = self._trainer.state
+        if self._epoch_at is not None:
+            state.epoch = self._epoch_at()
+        done = int(self._trainer.deepspeed.global_steps)
+        if done != state.global_step:
+            raise UnsupportedError(
+                f"the engine has done {done} steps and the Trainer counts {state.global_step}, so "
+                "a version could not be told apart; begin both together, or go on from a "
+                "checkpoint that both made"
+            )
+        loss = torch.stack(self._losses).sum()
+        self._losses.clear()
+        self._protected.log(loss=loss.item())
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """An epoch that a callback ended early is not found again by counting."""
+        if self._trainer.control.should_epoch_stop:
+            self._remark(
+                "a callback ended an epoch early (should_epoch_stop), so that a recovery does not "
+                "find the place in the epochs after it; let epochs end by themselves"
+            )
+
+    def around_evaluate(self, evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """However long that takes, it is no hang."""
+        with self._protected.pause("evaluation"):
+            return evaluate(*args, **kwargs)
+
+    def around_save_checkpoint(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same."""
+        with self._protected.pause("saving a checkpoint"):
+            return save(*args, **kwargs)
+
+    def around_finalize_training(self, end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The last version is made before the best model may be loaded over it."""
+        self._protected.reach_top()
+        self._protected.finish()
+        return end(*args, **kwargs)

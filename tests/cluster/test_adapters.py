@@ -1,0 +1,64 @@
+"""Libraries that loop by themselves, on real nodes: what they count comes back bit by bit."""
+
+import textwrap
+
+import pytest
+
+from gemini_lab import Job
+from gemini_lab.injector.failures import NodeLoss, WorkerCrash
+from gemini_lab.injector.scenario import Scenario
+
+TRAINER = """
+    import random, sys, torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback
+    from transformers import TrainingArguments
+    from gemini_lab.adapters.transformers import protect_trainer
+
+    class Noisy(torch.utils.data.Dataset):
+        def __init__(self, size):
+            self.size = size
+
+        def __len__(self):
+            return self.size
+
+        def __getitem__(self, index):
+            ids = (torch.arange(12) * (index + 1) + torch.randint(0, 3, (12,))) % 50
+            return {"input_ids": ids, "labels": ids}
+
+    class Drawing(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            torch.rand(3)
+            random.random()
+
+    ds = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+          "zero_optimization": {"stage": 2}, "zero_force_ds_cpu_optimizer": False}
+    arguments = TrainingArguments(
+        sys.argv[1], deepspeed=ds, use_cpu=True, per_device_train_batch_size=1,
+        gradient_accumulation_steps=2, num_train_epochs=3, learning_rate=1e-2, warmup_steps=3,
+        lr_scheduler_type="cosine", logging_steps=3, eval_strategy="steps", eval_steps=4,
+        save_steps=5, save_total_limit=1, save_only_model=True, report_to=[], disable_tqdm=True)
+    config = GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2,
+        bos_token_id=0, eos_token_id=0)
+    # 28 samples over 4 ranks: 7 batches an epoch, so that its last step has one of them, not two.
+    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Noisy(28),
+                      eval_dataset=Noisy(4), callbacks=[Drawing()])
+    protect_trainer(trainer)
+    trainer.train()
+"""
+
+
+def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(lab, script, tmp_path):
+    """tests/engine/test_loops.py has it for more places; here it is started as users do."""
+    pytest.importorskip("transformers")
+    path = str(script(textwrap.dedent(TRAINER)))
+    arguments = {name: [str(tmp_path / name)] for name in ("quiet", "broken")}
+    quiet = lab.train(Job(script=path, args=arguments["quiet"]), persistent_url=None)
+    expected = quiet.wait(200).report()
+    failures = Scenario().add(WorkerCrash("rank-1"), iteration=3)
+    failures = failures.add(NodeLoss("rank-2"), iteration=9)
+    job = Job(script=path, args=arguments["broken"])
+    report = lab.train(job, scenario=failures, persistent_url=None).wait(200).report()
+    assert len(report.recoveries) == 2
+    assert len(expected.losses) == 12 * 4
+    assert report.losses_match(expected)
