@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-import gemini_lab
 from gemini_lab.log.follow import LogFeed
 from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
 from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
@@ -154,7 +153,7 @@ def _proof(log: Path, read_bytes: int) -> dict[str, object]:
 def _reader() -> str:
     """What tells one state of this package from another: a pickle holds its very classes."""
     told = hashlib.sha256(f"{sys.version_info[:2]} {np.__version__}".encode())
-    package = Path(gemini_lab.__file__).parent
+    package = Path(__file__).parents[1]
     for source in sorted(package.rglob("*.py")):
         told.update(str(source.relative_to(package)).encode() + source.read_bytes())
     return told.hexdigest()

@@ -106,7 +106,9 @@ def test_an_export_of_another_form_is_refused_and_named(write):
 
 def test_the_timeline_has_the_colours_of_all_other_views():
     text = ENTRY.with_name("theme.js").read_text(encoding="utf-8")
-    themes = [dict(re.findall(r'(\w+): "(#\w+)"', part)) for part in text.split("export const")[1:3]]
+    themes = [
+        dict(re.findall(r'(\w+): "(#\w+)"', part)) for part in text.split("export const")[1:3]
+    ]
     same = {"checkpoint": BLUE, "exposed": FELT, "restore": PINK, "complete": IDLE, "failure": RED}
     for name, colour in same.items():
         assert [theme[name] for theme in themes] == [colour, ON_DARK[colour]], name
