@@ -78,7 +78,7 @@ export class Parts {
       const element = make("button", "", parent, text);
       element.type = "button";
       element.title = label;
-      element.setAttribute("aria-label", label);
+      if (text.length === 1) element.setAttribute("aria-label", label); // a sign is no name
       element.addEventListener("click", act);
       return element;
     };
