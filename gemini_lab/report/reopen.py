@@ -2,7 +2,7 @@
 
 It is kept in the user's cache folder (`$XDG_CACHE_HOME/gemini_lab`, else `~/.cache/gemini_lab`),
 never beside the run: it is a pickle, and who gets a run's folder from somebody else must be able to
-open it. What does not fit the log any more, or was kept by another version of this package, is left
+open it. What does not fit the log any more, or was kept by another state of this package, is left
 alone and the log is read from its start. All of it may be deleted at any time.
 """
 
@@ -14,16 +14,16 @@ import shutil
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from gemini_lab.log.follow import LogFeed
 from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
 from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
 
-FORM: Final = 1
-"""Of what is kept; another one is not read."""
 LONG: Final = 100_000
 """Entries of a log that is worth keeping."""
 PROOF_BYTES: Final = 1 << 16
@@ -146,8 +146,17 @@ def _proof(log: Path, read_bytes: int) -> dict[str, object]:
         last = file.read(min(PROOF_BYTES, read_bytes))
         is_long = file.seek(0, os.SEEK_END) >= read_bytes
     ends = hashlib.sha256(first + last).hexdigest()
-    reader = f"{version('gemini_lab')} {FORM} {sys.version_info[:2]}"
-    return {"reader": reader, "ends": ends, "is_long": is_long}
+    return {"reader": _reader(), "ends": ends, "is_long": is_long}
+
+
+@cache
+def _reader() -> str:
+    """What tells one state of this package from another: a pickle holds its very classes."""
+    told = hashlib.sha256(f"{sys.version_info[:2]} {np.__version__}".encode())
+    package = Path(__file__).parents[1]
+    for source in sorted(package.rglob("*.py")):
+        told.update(str(source.relative_to(package)).encode() + source.read_bytes())
+    return told.hexdigest()
 
 
 def _tidy(folder: Path, most_bytes: int, *, but: Path) -> None:

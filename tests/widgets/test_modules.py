@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gemini_lab_widgets.modules import joined
+from gemini_lab_widgets.pictures.palette import BLUE, FELT, IDLE, ON_DARK, PINK, RED
 from gemini_lab_widgets.timeline import ENTRY
 
 from gemini_lab.report.pyramid.bars import COLUMNS, Kind
@@ -101,6 +102,16 @@ def test_an_export_of_another_form_is_refused_and_named(write):
     entry = write(a="const a = 1;\nexport { a };\n", b='import { a } from "./a.js";\n')
     with pytest.raises(ValueError, match=r"a\.js: this form of export is not joined"):
         joined(entry)
+
+
+def test_the_timeline_has_the_colours_of_all_other_views():
+    text = ENTRY.with_name("theme.js").read_text(encoding="utf-8")
+    themes = [
+        dict(re.findall(r'(\w+): "(#\w+)"', part)) for part in text.split("export const")[1:3]
+    ]
+    same = {"checkpoint": BLUE, "exposed": FELT, "restore": PINK, "complete": IDLE, "failure": RED}
+    for name, colour in same.items():
+        assert [theme[name] for theme in themes] == [colour, ON_DARK[colour]], name
 
 
 def test_kinds_and_columns_have_the_same_numbers_in_both_languages():

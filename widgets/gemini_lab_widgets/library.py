@@ -1,5 +1,6 @@
 """The runs that a page offers: the one it shows, and those beside which it can be put."""
 
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import islice
@@ -15,6 +16,8 @@ from gemini_lab_widgets.follow import Follower
 
 NEWEST: Final = 50
 """Runs of a folder that are offered."""
+LISTED_S: Final = 1.5
+"""Between two looks for runs."""
 HEAD: Final = 50
 """Entries of a log among which the job is told."""
 
@@ -39,13 +42,22 @@ class Library:
         self.latest = Follower(newest)
         self._newest = newest
         self._beside, self._is_open = beside, is_open
+        self._listed: tuple[float, Path | None, dict[str, Path]] = float("-inf"), None, {}
         self._followers: WeakValueDictionary[Path, Follower] = WeakValueDictionary()
 
     def names(self) -> dict[str, Path]:
-        """The log of every run that may be chosen, by its name, newest first."""
-        log = self._newest()
-        if log is None:
-            return {}
+        """The log of every run that may be chosen, by its name, newest first.
+
+        The folder is looked through now and then, however many visitors ask.
+        """
+        log, now_s = self._newest(), time.monotonic()
+        seen_s, seen, found = self._listed
+        if log != seen or now_s - seen_s > LISTED_S:
+            found = {} if log is None else self._found(log)
+            self._listed = now_s, log, found
+        return found
+
+    def _found(self, log: Path) -> dict[str, Path]:
         found = []
         if self._is_open and log.name == LOG_FILE:
             found = sorted(log.parent.parent.glob(f"*/{LOG_FILE}"), key=_changed_s)[::-1][:NEWEST]

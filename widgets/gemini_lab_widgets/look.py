@@ -20,6 +20,8 @@ from gemini_lab.report.reducers.traffic import Traffic
 MOST_BARS: Final = 1 << 17
 """More are not sent one by one."""
 MOST_BINS: Final = 4096
+MANY_LANES: Final = 256
+"""With more, a bin costs so much that a quarter of them must do; who zooms in sees finer ones."""
 LARGEST_S: Final = 1e15
 
 
@@ -99,7 +101,7 @@ def coverage_of(pyramid: Pyramid, look: Look, fresh: Rows = NO_ROWS) -> Covered:
     covered = pyramid.coverage(
         look.from_s,
         look.to_s,
-        least_bins=look.bins,
+        least_bins=look.bins if len(look.row_of) <= MANY_LANES else -(-look.bins // 4),
         row_of=np.where(look.row_of < 0, rows, look.row_of),  # one row more for all the others
         fresh=fresh,
     )

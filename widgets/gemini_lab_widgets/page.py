@@ -68,6 +68,7 @@ class Page:
         self._pulse.sizing_mode = "stretch_width"
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
         self._drawn: object = None
+        self._offered: object = None
         self._due_s = self._offer_due_s = 0.0
         self._shown.pull()
         self._status = self._shown.tables().status
@@ -109,7 +110,7 @@ class Page:
     def _choose_run(self, name: str) -> None:
         log = self._library.names().get(name)
         self._shown = self._library.latest if log is None else self._library.follower(log)
-        self._at_s = None
+        self._at_s, self._offered = None, None
         self._keep_pace(TICK_MS)
 
     def _choose_beside(self, name: str) -> None:
@@ -119,7 +120,7 @@ class Page:
 
     def _put_beside(self, log: Path | None) -> None:
         self._beside = None if log is None else self._library.follower(log)
-        self._offer_due_s = 0.0
+        self._offer_due_s, self._offered = 0.0, None
 
     def _move(self, at_s: float | None) -> None:
         self._at_s = at_s
@@ -217,11 +218,12 @@ class Page:
 
     def _offer(self) -> None:
         is_latest = self._shown is self._library.latest
-        self._tools.offer(
-            self._library.names(),
-            run="" if is_latest else self._shown.name,
-            beside="" if self._beside is None else self._beside.name,
-        )
+        names = tuple(self._library.names())
+        run = "" if is_latest else self._shown.name
+        beside = "" if self._beside is None else self._beside.name
+        if self._offered != (names, run, beside):
+            self._offered = names, run, beside
+            self._tools.offer(names, run=run, beside=beside)
 
     # -- words ---------------------------------------------------------------------------------
 

@@ -4,12 +4,23 @@
 
 const AGAIN_MS = 3000;
 
+// Bokeh's sliders give their handle no name.
+function nameHandles(root) {
+  for (const element of root?.querySelectorAll("*") ?? []) {
+    if (element.matches(".noUi-handle")) element.setAttribute("aria-label", "Moment of the run");
+    nameHandles(element.shadowRoot);
+  }
+}
+
 export function render({ model, view }) {
   const line = document.createElement("p");
   line.setAttribute("role", "status");
   line.hidden = true;
 
-  const answer = () => requestAnimationFrame(() => { model.seen = model.beat; });
+  const answer = () => requestAnimationFrame(() => {
+    model.seen = model.beat;
+    nameHandles(document.querySelector("header .tools"));
+  });
   model.on("beat", answer);
   answer();
   model.on("title", () => { document.title = model.title; });

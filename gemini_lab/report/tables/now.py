@@ -24,12 +24,14 @@ class NodeRow:
         health: What it does; `"failed"` where its worker exited or hung and no other was started,
             `"over"` where the run is.
         is_root: Whether its agent is the root agent.
+        rack: Where its position is; empty where the log does not say.
     """
 
     name: str
     position: int | None
     health: NodeHealth
     is_root: bool = False
+    rack: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

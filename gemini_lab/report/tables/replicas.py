@@ -111,7 +111,8 @@ def what_if(copies: Copies) -> tuple[WhatIf, ...]:
     sole = {v: _sole_holders(there, holders) for v, there in whole.items()}
     now = max((v for v in sole if (sole[v] != NONE - 1).all()), default=None)
     return tuple(
-        _if_lost(copies, position, whole, sole, now) for position in range(copies.positions)
+        _if_lost(copies, position, whole, sole, now=now, holders=holders[position])
+        for position in range(copies.positions)
     )
 
 
@@ -120,7 +121,9 @@ def _if_lost(
     position: int,
     whole: Mapping[int, Whole],
     sole: Mapping[int, Versions],
+    *,
     now: int | None,
+    holders: Versions,
 ) -> WhatIf:
     assert copies.placement is not None
     left = [v for v, alone in sole.items() if ((alone != position) & (alone > NONE - 1)).all()]
@@ -128,7 +131,6 @@ def _if_lost(
     is_memory = version != NONE and version >= copies.persistent
     holder = None
     if is_memory:
-        holders = copies.holders()[position]
         holder = int(holders[(whole[version][position] & (holders != position)).argmax()])
     stored = version if is_memory else copies.persistent
     lost = () if now is None else tuple(np.flatnonzero(sole[now] == position).tolist())

@@ -76,12 +76,14 @@ def seated(run: RunReducer) -> tuple[NodeRow, ...]:
         busy = "recovering"
     if run.course.is_over:
         busy = "over"
+    racks = (run.course.job.racks if run.course.job else None) or ()
     return tuple(
         NodeRow(
             name=name or "no node",
             position=position,
             health="lost" if position in nodes.gone else "failed" if name in nodes.failed else busy,
             is_root=name == nodes.root,
+            rack=racks[position] if position < len(racks) else "",
         )
         for position, name in enumerate(nodes.members)
     )

@@ -14,6 +14,13 @@ function sumOf(kind) {
 // The same for the layers of cells: iterations and replicas read back stand in no sum.
 const SUM_OF_LAYER = [-1, 0, 2, 1, 2, -1];
 
+// Add to each column the part of what lies from `x0` to `x1` that is in it, and `least` of it.
+function spread(sums, x0, x1, weight, least = 0) {
+  for (let c = Math.max(0, Math.floor(x0)); c <= Math.min(OVERVIEW - 1, x1); c++) {
+    sums[c] += weight * (Math.min(c + 1, x1) - Math.max(c, x0)) + least;
+  }
+}
+
 // Every bar is added once, all again only when time outgrows the columns.
 export class Overview {
   constructor() {
@@ -39,7 +46,7 @@ export class Overview {
         const sums = this.sums[SUM_OF_LAYER[layer]], at = (line * cells.layers + layer) * cells.bins;
         if (!sums) continue;
         for (let bin = 0; bin < cells.bins; bin++) {
-          sums[Math.floor(bin * scale)] += cells.shades[at + bin] * share * Math.min(1, scale);
+          spread(sums, bin * scale, (bin + 1) * scale, cells.shades[at + bin] * share);
         }
       }
     }
@@ -60,10 +67,7 @@ export class Overview {
       const which = sumOf(bars.kind[i]);
       if (which < 0) continue;
       const x0 = (bars.start[i] - this.t0) * scale;
-      const x1 = x0 + bars.duration[i] * scale, sums = this.sums[which];
-      for (let c = Math.max(0, Math.floor(x0)); c <= Math.min(OVERVIEW - 1, x1); c++) {
-        sums[c] += Math.min(c + 1, x1) - Math.max(c, x0) + 1e-3;
-      }
+      spread(this.sums[which], x0, x0 + bars.duration[i] * scale, 1, 1e-3);
     }
     this.taken = end;
   }

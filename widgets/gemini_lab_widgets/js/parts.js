@@ -42,6 +42,7 @@ export class Parts {
       return { patch, colour };
     });
     this.canvas = make("canvas", "", root);
+    this.canvas.setAttribute("role", "img");
     this.said = make("div", "gl-said", root, HINT);
     this.said.setAttribute("aria-live", "polite");
     this.tip = make("div", "gl-tip", root);
@@ -77,7 +78,7 @@ export class Parts {
       const element = make("button", "", parent, text);
       element.type = "button";
       element.title = label;
-      element.setAttribute("aria-label", label);
+      if (text.length === 1) element.setAttribute("aria-label", label); // a sign is no name
       element.addEventListener("click", act);
       return element;
     };
@@ -85,6 +86,12 @@ export class Parts {
     this.followButton = button("Follow", "Follow the newest (End), pause (space)", acts.follow);
     button("−", "Zoom out (-)", acts.out);
     button("+", "Zoom in (+)", acts.in);
+  }
+
+  describe(words) {
+    for (const element of [this.root, this.canvas]) {
+      if (element.getAttribute("aria-label") !== words) element.setAttribute("aria-label", words);
+    }
   }
 
   showMode(mode) {

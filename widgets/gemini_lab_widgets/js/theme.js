@@ -7,8 +7,8 @@ export const LIGHT = {
 };
 export const DARK = {
   surface: "#15181c", text: "#e8ebee", muted: "#a3adb8", grid: "#30363d", training: "#262c33",
-  collective: "#a9b4c0", checkpoint: "#56b4e9", exposed: "#e69f00", restore: "#cc79a7",
-  complete: "#009e73", failure: "#f0752b", onBar: "#0b0d10", button: "#242a31",
+  collective: "#a9b4c0", checkpoint: "#4aa8e0", exposed: "#f0b030", restore: "#e09cc3",
+  complete: "#2fc79b", failure: "#f0793a", onBar: "#0b0d10", button: "#242a31",
 };
 
 export const STYLE = `

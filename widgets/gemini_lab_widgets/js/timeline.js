@@ -257,7 +257,7 @@ export class Timeline {
     parts.showRows(run.rows);
     this.address?.keep({ window: frame.window, mode: frame.mode, bar: this.chosen,
       lanes: run.rows.order, find: run.rows.find });
-    parts.root.setAttribute("aria-label", summary(run));
+    parts.describe(summary(run));
     Object.assign(parts.root.dataset, {
       events: run.total, shows: this.cells ? "cells" : run.seen === run.bars ? "bars" : "window",
       isWaiting: String(this.looks.asked !== null), last: run.newest.toFixed(3), draws: this.draws,

@@ -25,8 +25,30 @@ def questions(table: Replicas) -> dict[str, list[Any]]:
         "what_if": [what for what, _, _ in short],
         "lost": [lost for _, lost, _ in short],
         "comes_from": [origin for _, _, origin in short],
-        "html": [_html(name, *answer) for name, answer in zip(names, short, strict=True)],
+        "html": [
+            f"{_html(name, *answer)}{keeps}"
+            for name, answer, keeps in zip(names, short, _keepers(table), strict=True)
+        ],
     }
+
+
+def _keepers(table: Replicas) -> list[str]:
+    """For each position who keeps its shard, and whose it keeps, as HTML."""
+    kept_by: list[list[str]] = [[] for _ in table.nodes]
+    keeps: list[list[str]] = [[] for _ in table.nodes]
+    for copy in table.copies:
+        if not copy.is_own:
+            kept_by[copy.shard].append(_node(table, copy.position))
+            keeps[copy.position].append(_node(table, copy.shard))
+    return [
+        f"<p>Its shard is also on: <b>{', '.join(by) or 'no other node'}</b>.</p>"
+        f"<p>It keeps those of: <b>{', '.join(of) or 'no other node'}</b>.</p>"
+        for by, of in zip(kept_by, keeps, strict=True)
+    ]
+
+
+def _node(table: Replicas, position: int) -> str:
+    return f"{esc(shown(table.nodes[position].name))} ({position})"
 
 
 def answer_of(answer: WhatIf, table: Replicas) -> tuple[str, str, str]:
@@ -121,8 +143,9 @@ def key(*, is_round: bool) -> str:
     own, peer = _coloured("■", BLUE), _coloured("■", SKY)
     if not is_round:
         lines = [
-            f"Each column is a shard: on top its owner's copy {own}, beneath replicas {peer}",
-            f"{_coloured('◆', ORANGE)} not there yet &nbsp; {_coloured('⊠', RED)} node lost",
+            f"Each column is a shard: on top its owner's copy {own}, beneath replicas {peer};",
+            "a number says on which position a copy lies; the root agent's have a frame",
+            f"{_coloured('■', ORANGE)} not there yet &nbsp; {_coloured('■', RED)} node lost",
         ]
     else:
         lines = [

@@ -9,13 +9,13 @@ from bokeh.models import CustomJS, Div, Select, TapTool
 
 from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
 from gemini_lab_widgets.views import answers, ring
-from gemini_lab_widgets.views.palette import BLUE, FONT, GREY, ORANGE, RED, SKY, shown
-from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
+from gemini_lab_widgets.views.crowd_map import COLOURS, INPUT, CrowdMap, version_of, words_of
+from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
+from gemini_lab_widgets.views.view import CSS, hover, put, source, stretch
 
 ROUND: Final = 32
 """Nodes that are drawn as a ring, at most."""
 STANDBYS: Final = 5
-GRID_WIDTH: Final = 690
 MARKERS: Final[dict[NodeHealth, str]] = {
     "starting": "circle",
     "training": "circle",
@@ -25,9 +25,7 @@ MARKERS: Final[dict[NodeHealth, str]] = {
     "standby": "square",
     "lost": "square_x",
 }
-CELLS: Final[dict[CopyState, str]] = {"whole": "square", "missing": "diamond", "lost": "square_x"}
 DASHES: Final[dict[CopyState, list[int]]] = {"whole": [], "missing": [6, 4], "lost": [2, 4]}
-COLOURS: Final[dict[CopyState, str]] = {"whole": SKY, "missing": ORANGE, "lost": RED}
 DETAILS: Final = (
     CSS
     + """
@@ -38,12 +36,6 @@ td { padding: 1px 14px 1px 0; font-variant-numeric: tabular-nums; }
 .if { min-height: 8.4em; }
 """
 )
-SELECT: Final = """
-:host { font-family: FONT; }
-label, .bk-input-group { color: var(--gl-ink); font-size: 14px; }
-select.bk-input { color: var(--gl-ink); background-color: var(--gl-pale); font-size: 14px;
-  border-color: var(--gl-rule); }
-""".replace("FONT", FONT)
 PICK: Final = """
     const [picked] = nodes.selected.indices
     const key = picked == null ? "" : nodes.data.key[picked]
@@ -64,11 +56,11 @@ PICK_NAME: Final = """
     if (place < 0 && now.length) nodes.selected.indices = []
     if (place >= 0 && now[0] !== place) nodes.selected.indices = [place]
 """
-NOTHING: Final = "<p>Tap a node, or choose one above, to see what would follow if it died now.</p>"
+NOTHING: Final = "<p>Tap a node, or name one, to see what would follow if it died now.</p>"
 
 
-class ReplicasView(View):
-    """The replica map: a ring of up to 32 nodes, a grid of shards beyond that."""
+class ReplicasView(CrowdMap):
+    """The replica map: a ring of up to 32 nodes, every copy with its number beyond that."""
 
     title: ClassVar[str] = "Who keeps whose replica"
 
@@ -80,19 +72,21 @@ class ReplicasView(View):
         self.copies = source("x0 y0 x1 y1 cx cy angle dash colour head shard holder state version")
         self.bands = source("start end")
         self.standbys = source("x y text label_y")
-        self.cells = source(
-            "x y marker colour size position shard holder tier state version what_if"
-        )
+        self._build_crowd()
         self.select = Select(title="What if this node dies?", options=[("", "no node")], value="")
         self.select.width = 320
         self.details = Div(text=NOTHING, disable_math=True, stylesheets=[DETAILS], width=360)
         self.details.html_attributes = {"role": "status", "aria-live": "polite"}
         self.chances = Div(disable_math=True, stylesheets=[DETAILS], width=360)
-        self.select.stylesheets = [SELECT]
-        self.ring, self.grid = self._ring(), self._grid()
+        self.select.stylesheets = [INPUT]
+        self.ring = self._ring()
         self._connect()
-        side = column(self.select, self.details, self.chances, width=370)
-        both = row(column(self.ring, self.grid), side, sizing_mode="stretch_width")
+        side = column(self.select, self.details, self.chances, width=360)
+        tools = row(self.find, self.order, sizing_mode="stretch_width")
+        tools.styles = {"flex-wrap": "wrap"}
+        maps = column(tools, self.ring, self.grid)
+        maps.styles = {"max-width": "100%", "overflow-x": "auto"}
+        both = row(maps, side, sizing_mode="stretch_width")
         both.styles = {"flex-wrap": "wrap", "gap": "8px 24px"}
         return (both,)
 
@@ -208,32 +202,6 @@ class ReplicasView(View):
             text_baseline="top",
         )
 
-    def _grid(self) -> Any:
-        plot = self._figure(height=460)
-        plot.sizing_mode, plot.width, plot.visible = "fixed", GRID_WIDTH, False
-        plot.axis.visible = plot.grid.visible = False
-        cells = plot.scatter(
-            "x",
-            "y",
-            marker="marker",
-            size="size",
-            source=self.cells,
-            fill_color="colour",
-            line_width=1,
-            nonselection_alpha=0.22,
-        )
-        self._follow(cells.glyph, line_color="paper")
-        hover(
-            plot,
-            [cells],
-            ("shard", "@shard"),
-            ("copy", "@tier on @holder, @state"),
-            ("version", "@version"),
-            ("if this node dies", "@what_if"),
-        )
-        plot.add_tools(TapTool(renderers=[cells]))
-        return plot
-
     def _connect(self) -> None:
         args = {
             "nodes": self.nodes,
@@ -256,7 +224,9 @@ class ReplicasView(View):
         table = tables.replicas
         is_round = len(table.nodes) <= ROUND
         self.ring.visible, self.grid.visible = is_round, not is_round
-        left_out = self._draw_ring(table) if is_round else self._draw_grid(table)
+        self.select.visible = is_round
+        self.find.visible = self.order.visible = not is_round
+        left_out = self._draw_ring(table) if is_round else self._draw_many(table)
         notes = [f"{left_out} shards whose copies are all whole are not drawn"] if left_out else []
         self._say(answers.describe(table), notes=notes)
         names = [(str(n.position), shown(n.name)) for n in table.nodes]
@@ -305,28 +275,12 @@ class ReplicasView(View):
         )
         return 0
 
-    def _draw_grid(self, table: Replicas) -> int:
-        plan = ring.grid(table)
-        size = min(18.0, 0.86 * (GRID_WIDTH - 20) / plan.columns)
-        what = {answer.position: answers.answer_of(answer, table)[0] for answer in table.what_if}
-        put(
-            self.cells,
-            {
-                "x": plan.x,
-                "y": plan.y,
-                "size": [size] * len(plan.x),
-                "marker": [CELLS[copy.state] for copy in plan.copies],
-                "colour": [_tier_colour(copy) for copy in plan.copies],
-                "position": [copy.position for copy in plan.copies],
-                "shard": [copy.shard for copy in plan.copies],
-                "holder": [shown(copy.holder) for copy in plan.copies],
-                "tier": ["own" if copy.is_own else "replica" for copy in plan.copies],
-                "state": [_words(copy) for copy in plan.copies],
-                "version": [_version(copy.version) for copy in plan.copies],
-                "what_if": [what.get(copy.position, "") for copy in plan.copies],
-            },
-        )
+    def _draw_many(self, table: Replicas) -> int:
+        left_out = self._draw_crowd(table)
         count = len(table.nodes)
+        touched: list[list[int]] = [[] for _ in range(count)]
+        for number, position in enumerate(self.cells.data["position"]):
+            touched[position].append(number)
         put(
             self.nodes,
             {
@@ -335,16 +289,11 @@ class ReplicasView(View):
                 "marker": ["circle"] * count,
                 "colour": [BLUE] * count,
                 "touches": [[] for _ in table.nodes],
-                "cells": _touched(plan.copies, count),
+                "cells": touched,
                 **answers.questions(table),
             },
         )
-        stretch(self.grid.x_range, -1.0, float(plan.columns))
-        stretch(self.grid.y_range, plan.rows, -1.0)
-        self.grid.height = max(
-            120, min(900, round((plan.rows + 1) * (GRID_WIDTH - 20) / (plan.columns + 1)))
-        )
-        return plan.left_out
+        return left_out
 
 
 def _touched(copies: Sequence[CopyRow], nodes: int) -> list[list[int]]:
@@ -363,24 +312,9 @@ def _strokes(copies: Sequence[CopyRow]) -> dict[str, list[Any]]:
         "head": [None if copy.is_writing else COLOURS[copy.state] for copy in copies],
         "shard": [copy.shard for copy in copies],
         "holder": [shown(copy.holder) for copy in copies],
-        "state": [_words(copy) for copy in copies],
-        "version": [_version(copy.version) for copy in copies],
+        "state": [words_of(copy) for copy in copies],
+        "version": [version_of(copy.version) for copy in copies],
     }
-
-
-def _words(copy: CopyRow) -> str:
-    state = "not there yet" if copy.state == "missing" else copy.state
-    return f"{state}, a newer one is being written" if copy.is_writing else state
-
-
-def _version(version: int | None) -> str:
-    return "none" if version is None else f"{version:,}"
-
-
-def _tier_colour(copy: CopyRow) -> str:
-    if copy.state != "whole":
-        return COLOURS[copy.state]
-    return BLUE if copy.is_own else SKY
 
 
 def _labels(table: Replicas, where: dict[int, ring.Place]) -> dict[str, list[Any]]:

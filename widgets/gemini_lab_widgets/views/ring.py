@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gemini_lab.report.tables import CopyRow, Replicas
+from gemini_lab.report.tables import CopyRow
 
 GAP: Final = 0.5
 """Between two groups, as a share of the distance between two nodes."""
@@ -15,7 +15,6 @@ BEND: Final = 0.16
 """How far an arrow is from a straight line, by its length: so there and back part."""
 PULL: Final = 0.35
 """How far an arrow is drawn towards the middle."""
-MOST_CELLS: Final = 1_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,52 +79,3 @@ def _towards(point: tuple[float, float], goal: tuple[float, float]) -> tuple[flo
     away = math.hypot(goal[0] - point[0], goal[1] - point[1]) or 1.0
     share = NODE_RADIUS / away
     return point[0] + share * (goal[0] - point[0]), point[1] + share * (goal[1] - point[1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The map of many nodes: each shard is a short column of its copies, wrapped like text.
-
-    Attributes:
-        copies: Those that are drawn.
-        x: Column of each.
-        y: Row of each, from the top down.
-        columns: Shards in a line.
-        rows: Rows in all.
-        left_out: Shards that are not drawn; damaged ones are drawn first.
-    """
-
-    copies: tuple[CopyRow, ...]
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    columns: int
-    rows: float
-    left_out: int
-
-
-def grid(replicas: Replicas) -> Grid:
-    """Place the copies of up to about `MOST_CELLS` in lines of shards."""
-    by_shard: dict[int, list[CopyRow]] = {}
-    for copy in replicas.copies:
-        by_shard.setdefault(copy.shard, []).append(copy)
-    most = max(map(len, by_shard.values()), default=1)
-    fit = max(1, MOST_CELLS // most)
-    harmed = sorted(by_shard, key=lambda s: all(copy.state == "whole" for copy in by_shard[s]))
-    drawn = sorted(harmed[:fit])
-    columns = max(16, math.ceil(math.sqrt(len(drawn) * (most + 0.7) * 1.7)))
-    copies, xs, ys = [], [], []
-    for number, shard in enumerate(drawn):
-        line, column = divmod(number, columns)
-        for row, copy in enumerate(by_shard[shard]):
-            copies.append(copy)
-            xs.append(float(column))
-            ys.append(line * (most + 0.7) + row)
-    lines = -(-len(drawn) // columns)
-    return Grid(
-        copies=tuple(copies),
-        x=tuple(xs),
-        y=tuple(ys),
-        columns=columns,
-        rows=lines * (most + 0.7),
-        left_out=len(by_shard) - len(drawn),
-    )
