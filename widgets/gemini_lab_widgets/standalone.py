@@ -47,13 +47,13 @@ def standalone_html(
     Raises:
         ConfigError: The window has too many bars.
     """
-    rows, whole_s = _window(traffic, window, most_bars)
+    rows, first, whole_s = _window(traffic, window, most_bars)
     cells, shading = (None, "") if whole_s == (None, None) else _bins(traffic)
     meta = {
         **state(traffic),
         "reset": True,
         "is_recorded": True,
-        "first": traffic.bars.end - len(rows),
+        "first": first,
         "count": len(rows),
         "whole_s": whole_s,
         "is_deep": cells is not None,
@@ -79,19 +79,23 @@ def standalone_html(
 
 def _window(
     traffic: Traffic, window: Window | None, most_bars: int
-) -> tuple[Rows, tuple[float | None, float | None]]:
-    """The bars that are saved one by one, and from when to when they are all; `None` for no end."""
+) -> tuple[Rows, int, tuple[float | None, float | None]]:
+    """The bars that are saved one by one, and the first one's number.
+
+    Then between which moments they are all there are; `None` for no end.
+    """
     bars, pyramid = traffic.bars, traffic.pyramid
     if window is None or pyramid is None or not pyramid.end:
-        return bars.between(bars.first, bars.end), (bars.gone_s if bars.first else None, None)
+        since_s = bars.gone_s if bars.first else None
+        return bars.between(bars.first, bars.end), bars.first, (since_s, None)
     from_s, to_s = (at_s + (traffic.origin_s or 0.0) for at_s in window)
-    rows, _ = pyramid.rows(from_s, to_s, fresh=bars.between(pyramid.end, bars.end))
+    rows, numbers = pyramid.rows(from_s, to_s, fresh=bars.between(pyramid.end, bars.end))
     if len(rows) > most_bars:
         raise ConfigError(
             f"from {window[0]:g} to {window[1]:g} s the run has {len(rows):,} bars, and a page "
             f"takes {most_bars:,}; name a shorter window"
         )
-    return rows, (from_s, to_s)
+    return rows, int(numbers[0]) if len(numbers) else 0, (from_s, to_s)
 
 
 def _bins(traffic: Traffic) -> tuple[dict[str, Any] | None, str]:
