@@ -14,7 +14,7 @@ quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
 
 test: set-up
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest
 
 lint: set-up
 	$(VENV)/bin/ruff format --check .
