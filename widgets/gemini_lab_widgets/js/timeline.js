@@ -87,9 +87,10 @@ export class Timeline {
       this.strips.forget();
     }
     if (this.run.take(meta, buffer)) this.resize();
-    if (this.isFresh && meta.count) {
+    if (this.isFresh && (meta.count || meta.is_deep)) {
       this.isFresh = false;
       this.frame.startWith(this.run.newest, meta.is_over);
+      if (this.address) this.arrive();
     }
     if (drawn) this.waiting.push(drawn);
     this.dirty();
@@ -154,10 +155,10 @@ export class Timeline {
   // Show what the page's address says, and keep it as the timeline is.
   keepAddress(address) {
     this.address = address;
-    this.arrive();
+    if (!this.isFresh) this.arrive();
   }
 
-  // Go to where the address says, once there is a run.
+  // Go to where the address says, now that there is a run.
   arrive() {
     const { window, follows, bar, lanes, find } = this.address.read();
     if (window) this.look(...window);
@@ -165,7 +166,6 @@ export class Timeline {
     this.chosen = bar;
     this.isFound = bar === null;
     this.arrange({ find, order: [NAME, WORST, RACK].find((order) => order === lanes) ?? NAME });
-    if (window || follows) this.isFresh = false;
   }
 
   toggle(row) {
@@ -255,8 +255,10 @@ export class Timeline {
     parts.lag.textContent = lag(run);
     parts.showMode(frame.mode);
     parts.showRows(run.rows);
-    this.address?.keep({ window: frame.window, mode: frame.mode, bar: this.chosen,
-      lanes: run.rows.order, find: run.rows.find });
+    if (!this.isFresh) {
+      this.address?.keep({ window: frame.window, mode: frame.mode, bar: this.chosen,
+        lanes: run.rows.order, find: run.rows.find });
+    }
     parts.describe(summary(run));
     Object.assign(parts.root.dataset, {
       events: run.total, shows: this.cells ? "cells" : run.seen === run.bars ? "bars" : "window",
