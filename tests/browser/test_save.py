@@ -60,7 +60,7 @@ def test_a_saved_run_still_answers_what_if(saved: Path, page: Any) -> None:
     """A node is chosen, and the answer names from where its shard would come."""
     open_alone(page, saved)
     section = page.locator("section.replicas")
-    section.locator("select").select_option(label="node-2")
+    section.get_by_label("What if this node dies?").select_option(label="node-2")
     section.get_by_text("Its own shard would come from").wait_for()
 
 
