@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.units import MIB, format_bytes, parse_bandwidth, parse_bytes
@@ -181,14 +183,44 @@ class Settings:
         for name in ("link_bytes_per_s", "copy_bytes_per_s"):
             if values.get(name) is not None:
                 values[name] = parse_bandwidth(values[name])
-        try:
-            return replace(self, **values)
-        except TypeError as error:
-            raise ConfigError(f"a gemini setting has the wrong type: {error}") from error
+        hints = get_type_hints(type(self))
+        for name, value in values.items():
+            _require_type(name, value, hints[name])
+        return replace(self, **values)
 
     def to_json(self) -> dict[str, SettingValue]:
         """The settings as plain JSON values; `parse` reads them."""
         return asdict(self)
+
+
+def _require_type(name: str, value: object, hint: Any) -> None:
+    """Refuse a value of another type than its setting's, before it is used for anything."""
+    allowed = get_args(hint) or (hint,)
+    fits = any(
+        isinstance(value, _ACCEPTED[kind]) and (kind is bool or not isinstance(value, bool))
+        for kind in allowed
+    )
+    if not fits:
+        words = " or ".join(_WORDS[kind] for kind in allowed)
+        raise ConfigError(
+            f"the gemini setting {name}={value!r} has the wrong type; it has to be {words}"
+        )
+
+
+_ACCEPTED: Final[Mapping[type, type]] = {
+    int: Integral,
+    float: Real,
+    str: str,
+    bool: bool,
+    NoneType: NoneType,
+}
+_WORDS: Final[Mapping[type, str]] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
 
 
 def origins(*layers: Mapping[str, SettingValue]) -> dict[str, str]:

@@ -28,6 +28,26 @@ def test_an_impossible_setting_is_refused(block, message) -> None:
         Settings.parse(block)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("replicas", 2.5, "a whole number"),
+        ("replicas", "two", "a whole number"),
+        ("replicas", True, "a whole number"),
+        ("log_collectives", "no", "true or false"),
+        ("persist_every_s", "soon", "a number or null"),
+        ("strategy", None, "text"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(name, value, words):
+    with pytest.raises(ConfigError, match=f"{name}={value!r} has the wrong type.* {words}$"):
+        Settings.parse({name: value})
+
+
+def test_whole_numbers_will_do_where_any_number_does():
+    assert Settings.parse({"persist_every_s": 60, "mu": 1}).persist_every_s == 60
+
+
 def test_of_two_who_say_a_setting_the_later_one_is_heard():
     lab = {"persistent_url": "/lab", "mu": 0.1}
     block = {"persistent_url": "/block", "replicas": 3}
