@@ -21,7 +21,6 @@ from gemini_lab.placement.adaptive import loss_chance, propose_placement
 from gemini_lab.simulator import FailureRate, poisson_failures, simulate
 from gemini_lab.simulator.peers import shrink
 from gemini_lab.simulator.policy import gemini
-from gemini_lab.simulator.traffic import chunk_schedule
 
 # %% [markdown]
 # Your cluster. Replace these by your own, here or with `papermill ... -p params 13B -p nodes 32`.
@@ -101,8 +100,11 @@ job = answer.workload
 
 
 # %%
+from gemini_lab.simulator.traffic import chunk_schedule
+
+
 def delay_s(gbit_per_s, replicas=2):
-    """How much longer an iteration takes when it sends a version (Algorithm 2's schedule)."""
+    """How much longer an iteration takes when it sends a version."""
     nominal = gbit_per_s * 1e9 / 8
     rates = {"network_bytes_per_s": 0.6 * nominal, "copy_bytes_per_s": nominal}
     return chunk_schedule(replace(job, **rates), replicas=replicas).delay_s
