@@ -79,11 +79,10 @@ calls = [e.event for e in lab.run.events("collectives") if e.event.rank == 0]
 sent = {e.event.version for e in lab.run.events("version_complete")}
 _, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 axes.set(xlabel="ms since the iteration began (orange: a version travels)", ylabel="iteration")
-for call in calls:
-    pairs = zip(call.starts_s, call.ends_s, strict=True)
-    bars = [(1000 * start, 1000 * (end - start)) for start, end in pairs]
-    is_loaded = call.iteration - 1 in sent
-    axes.broken_barh(bars, (call.iteration - 0.4, 0.8), color="C1" if is_loaded else "C0")
+for each in calls:
+    bars = [(1000 * c.start_s, 1000 * (c.end_s - c.start_s)) for c in each.calls()]
+    is_loaded = each.iteration - 1 in sent
+    axes.broken_barh(bars, (each.iteration - 0.4, 0.8), color="C1" if is_loaded else "C0")
 
 # %% [markdown]
 # **Explain.** Blue lines are what the profile is made of. Orange ones show why a checkpoint should

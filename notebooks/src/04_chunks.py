@@ -214,7 +214,7 @@ def draw(axes, run):
     chunks = [e.event for e in run.events("transfer") if e.event.rank == 0]
     mine = [chunk for chunk in chunks if chunk.version == call.iteration - 1]
     sent = [(chunk.start_s - call.began_s, chunk.end_s - call.began_s) for chunk in mine]
-    training = [*zip(call.starts_s, call.ends_s, strict=True)]
+    training = [(each.start_s, each.end_s) for each in call.calls()]
     for y, colour, spans in ((1, "C0", training), (0, "C1", sent)):
         bars = [(1000 * start, 1000 * (end - start)) for start, end in spans]
         axes.broken_barh(bars, (y - 0.4, 0.8), color=colour)
