@@ -18,7 +18,7 @@ from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabConfig, hosts_from
+from gemini_lab.lab.config import LabConfig, LabOptions, config_of
 from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.metrics import serving
@@ -26,7 +26,6 @@ from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.run import Run
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
-from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 
@@ -127,22 +126,20 @@ def command(arguments: list[str]) -> int:
     settings = settings_of(options)
     Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
-    if options.dry_run:
-        return dry_run(options, job, scenario, settings)
-    if options.detach:
-        return detach(options, job, scenario, settings)
-    with Lab(
-        options.nodes,
-        options.standbys,
-        workers_per_node=options.workers_per_node,
-        hosts=None if options.join else hosts_of(options),
-        join=options.join,
-        token=find_token(options.token_file) if options.join else None,
-        wait_s=options.wait,
-        etcd=options.etcd,
-        folder=options.folder,
-        lease_s=options.lease,
-    ) as lab:
+    asked = lab_options(options)
+    if options.dry_run or options.detach:
+        config = config_of(asked)
+        wanted = Submission.checked(
+            config,
+            job,
+            scenario=scenario,
+            name=options.name,
+            resume=options.resume,
+            settings=settings,
+            claims=not options.dry_run,
+        )
+        return dry_run(config, wanted) if options.dry_run else detach(config, wanted)
+    with Lab(**asked) as lab:
         run = lab.train(
             job,
             scenario=scenario,
@@ -214,60 +211,31 @@ def end_at(notice: NoticeGiven, run: Run, notice_s: float) -> Exit:
     return Exit.TERMINATED if saved.version is None else Exit.AGAIN
 
 
-def config_of(options: argparse.Namespace) -> LabConfig:
-    """The lab that the options ask for."""
-    return LabConfig(
-        nodes=options.nodes,
-        standbys=options.standbys,
-        workers_per_node=options.workers_per_node,
-        hosts=hosts_from(None if options.join else hosts_of(options)),
-        etcd=EtcdAddress.parse(options.etcd) if options.etcd else None,
-        folder=Path(options.folder).absolute(),
-        lease_s=options.lease,
-        join=options.join,
-        token=find_token(options.token_file) if options.join else "",
-        wait_s=options.wait,
-    )
+def lab_options(options: argparse.Namespace) -> LabOptions:
+    """What the command line asks of the lab."""
+    return {
+        "nodes": options.nodes,
+        "standbys": options.standbys,
+        "workers_per_node": options.workers_per_node,
+        "hosts": None if options.join else hosts_of(options),
+        "etcd": options.etcd,
+        "folder": options.folder,
+        "lease_s": options.lease,
+        "join": options.join,
+        "token": find_token(options.token_file) if options.join else None,
+        "wait_s": options.wait,
+    }
 
 
-def dry_run(
-    options: argparse.Namespace,
-    job: Job,
-    scenario: Scenario | None,
-    settings: dict[str, SettingValue],
-) -> int:
+def dry_run(config: LabConfig, wanted: Submission) -> int:
     """Say all that was decided."""
-    config = config_of(options)
-    wanted = Submission.checked(
-        config,
-        job,
-        scenario=scenario,
-        name=options.name,
-        resume=options.resume,
-        settings=settings,
-        claims=False,
-    )
-    for line in describe_decided(config, wanted, find_block(job)):
+    for line in describe_decided(config, wanted, find_block(wanted.job)):
         print(line)  # noqa: T201
     return Exit.FINISHED
 
 
-def detach(
-    options: argparse.Namespace,
-    job: Job,
-    scenario: Scenario | None,
-    settings: dict[str, SettingValue],
-) -> int:
+def detach(config: LabConfig, wanted: Submission) -> int:
     """Start the run, and leave it to its nodes."""
-    config = config_of(options)
-    wanted = Submission.checked(
-        config,
-        job,
-        scenario=scenario,
-        name=options.name,
-        resume=options.resume,
-        settings=settings,
-    )
     folder = start_detached(config, wanted)
     print(f"the run's folder is {folder}")  # noqa: T201
     print(f"follow it with: gemini-lab attach {folder}")  # noqa: T201

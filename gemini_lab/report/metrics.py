@@ -6,7 +6,7 @@ from the run's log, so they are the numbers of report and dashboard.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,7 @@ PREFIX: Final = "gemini_lab"
 FOR_METRICS: Final = Keep(bars=0, recoveries=100, notes=5, ranks=False)
 STEP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RECOVERY_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
-PHASES: Final[tuple[Phase, ...]] = (
-    "waiting for events",
-    "starting",
-    "training",
-    "recovering",
-    "waiting for machines",
-    "finished",
-    "failed",
-)
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 
 def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:
