@@ -71,5 +71,5 @@ def _machine(harder: object) -> dict[str, float]:
     rate = parse_bandwidth(link) if isinstance(link, str) else link
     rate = number(rate, name="link_bytes_per_s", words="a number of bytes a second")
     need(layer_ms >= 0, f"layers cannot take {layer_ms:g} ms")
-    need(rate >= _SLOWEST_BYTES_PER_S, f"stay above 10 MB/s, or it takes too long ({rate:g})")
+    need(rate >= _SLOWEST_BYTES_PER_S, f"choose 10 MB/s or more, or it takes too long ({rate:g})")
     return {"layer_ms": layer_ms, "link_bytes_per_s": rate}

@@ -1,7 +1,9 @@
 """A cluster of agents: an operator brings them, etcd introduces them, the lab talks to each."""
 
 import asyncio
+import secrets
 import time
+import traceback
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -74,7 +76,10 @@ class AgentCluster:
         beside: str | None = None,
     ) -> None:
         self._beside = beside
-        self._taken: dict[Channel, int] = {}
+        self._owner = secrets.token_hex(8)
+        self._opening: set[str] = set()
+        self._taken: dict[Channel, int] = {}  # messages, those on earlier connections included
+        self._left: dict[str, int] = {}  # the same, of connections that have ended
         self._are_met = asyncio.Event()
         self._record = msgspec.json.encode(record).decode()
         self.root: str | None = None
@@ -239,7 +244,15 @@ class AgentCluster:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         future = self._loop.spawn(work)
         self._work.add(future)
-        future.add_done_callback(self._work.discard)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, work: Future[None]) -> None:
+        """Nobody waits for this work: what went wrong with it would be lost."""
+        self._work.discard(work)
+        error = None if work.cancelled() else work.exception()
+        if error is not None:
+            traceback.print_exception(error)
+            self._audience.take_note(f"the lab's own error: {type(error).__name__}: {error}")
 
     # -- who is there ----------------------------------------------------------------------------
 
@@ -287,16 +300,33 @@ class AgentCluster:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _open(self, name: str, address: str) -> None:
-        if name in self._channels:
+        if name in self._channels or name in self._opening:
             return
-        hello = LabHello(at_s=time.time())
-        channel = await connect(address, self._operator.token, hello, timeout_s=CONNECT_S / 3)
+        self._opening.add(name)
+        try:
+            taken = self._left.get(name, 0)
+            hello = LabHello(at_s=time.time(), owner=self._owner, taken=taken)
+            channel = await connect(address, self._operator.token, hello, timeout_s=CONNECT_S / 3)
+        finally:
+            self._opening.discard(name)
         self._channels[name] = channel
-        self._taken[channel] = 0
+        self._taken[channel] = taken
         self._spawn(self._listen(name, channel))
 
     async def _listen(self, name: str, channel: Channel) -> None:
+        """Take what an agent says; without an end of its own, it is connected to again."""
+        try:
+            await self._take_all(name, channel)
+        finally:
+            channel.close()
+            self._left[name] = self._taken.pop(channel)
+            if self._channels.get(name) is channel:
+                del self._channels[name]
+                self._ready.discard(name)
+
+    async def _take_all(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
+            self._taken[channel] += 1  # also one that the lab breaks on: it is not sent again
             match message:
                 case EventSaid() if self._is_heard(message.term):
                     self._follow(message.entry.event)
@@ -305,11 +335,6 @@ class AgentCluster:
                     self._audience.take_output(message, node=name)
                 case NeedNodes():
                     self._spawn(self._bring(message.wanted))
-            self._taken[channel] += 1
-        del self._taken[channel]
-        if self._channels.get(name) is channel:
-            del self._channels[name]
-            self._ready.discard(name)
 
     def _is_heard(self, term: int | None) -> bool:
         """Whether this is not a deposed root's word, which came too late."""

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ class EventLog:
 
     The first line says with which schema the log is written, at the moment of the first entry. Its
     owner alone can read it, and secrets never enter it. What a full disk does not take waits in
-    memory, in order, until it does: a line is written whole or not at all.
+    memory, in order, until it does: a line is written whole or not at all. Threads may share it.
 
     Attributes:
         trouble: Why the newest lines wait; `None` if none does.
@@ -41,6 +42,7 @@ class EventLog:
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._known: frozenset[bytes] = frozenset()  # lines that may be said again
         self._waiting: deque[bytes] = deque()
+        self._writes = threading.Lock()
         self.trouble: OSError | None = None
 
     @classmethod
@@ -70,14 +72,15 @@ class EventLog:
 
     def append(self, entry: Entry) -> bool:
         """Add one entry, which is on its way to the disk then; says whether it was a new one."""
-        if self._file.tell() == 0 and not self._waiting:
-            opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
-            self._waiting.append(encode_entry(opened) + b"\n")
         line = line_of(entry)
-        if line in self._known:
-            return False
-        self._waiting.append(line + b"\n")
-        self._write()
+        with self._writes:
+            if self._file.tell() == 0 and not self._waiting:
+                opened = Entry(at_s=entry.at_s, node=entry.node, event=LogOpened(schema=SCHEMA))
+                self._waiting.append(encode_entry(opened) + b"\n")
+            if line in self._known:
+                return False
+            self._waiting.append(line + b"\n")
+            self._write()
         return True
 
     @property
@@ -92,10 +95,11 @@ class EventLog:
             LogTakenError: Another writer has taken it over.
             OSError: The disk does not take it now.
         """
-        self._write()
-        if self.trouble is not None:
-            raise self.trouble
-        os.fsync(self._file.fileno())
+        with self._writes:
+            self._write()
+            if self.trouble is not None:
+                raise self.trouble
+        os.fsync(self._file.fileno())  # it may take long: nobody waits for it but who asks
         if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
             raise LogTakenError(f"another owner of the run goes on with {self.path}")
 
@@ -105,14 +109,15 @@ class EventLog:
         Raises:
             OSError: The disk does not take what still waits, which is lost.
         """
-        if not self._file.closed:
-            self._write()
-            self._file.close()
-        if self.trouble is not None:
-            raise self.trouble
+        with self._writes:
+            if not self._file.closed:
+                self._write()
+                self._file.close()
+            if self.trouble is not None:
+                raise self.trouble
 
     def _write(self) -> None:
-        """Write what waits, as far as the disk takes it."""
+        """Write what waits, as far as the disk takes it; one thread at a time."""
         self.trouble = None
         while self._waiting:
             end, rest = self._file.seek(0, os.SEEK_END), memoryview(self._waiting[0])

@@ -17,8 +17,9 @@ CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way o
 class LabLink:
     """The connection to the lab's owner, and what it has not heard for certain.
 
-    A message is kept until the owner says that it is on disk. An owner that takes another one's
-    place is told again what the last one may have missed; what it has already, it knows by itself.
+    A message is kept until the owner says that it is on disk. An owner that was cut off hears the
+    rest when it is back. One that takes another one's place is told again what the last one may
+    have missed; what it has already, it knows by itself.
 
     Args:
         name: This node's.
@@ -31,7 +32,8 @@ class LabLink:
         self._channel: Channel | None = None
         self._was_opened = False
         self._unheard: deque[Message] = deque()
-        self._heard_here = 0  # of those that were sent on this connection
+        self._owner = ""
+        self._first = 0  # how many messages the owner took before the first of these
         self._dropped = 0
         self._clock_offset_s = 0.0
 
@@ -49,7 +51,9 @@ class LabLink:
         """The lab is here: say what has waited, and follow its clock from now on."""
         self.close()
         self._channel, self._was_opened = channel, True
-        self._heard_here = 0
+        if hello.owner == self._owner:
+            self.heard(hello.taken)
+        self._owner, self._first = hello.owner, hello.taken
         offset_s = hello.at_s - time.time()
         if abs(offset_s) > CLOCK_TRUST_S:
             self._clock_offset_s = offset_s
@@ -61,10 +65,10 @@ class LabLink:
             self.emit(Note(text=text))
 
     def heard(self, count: int) -> None:
-        """The first `count` messages that were sent on this connection are on disk."""
-        while self._heard_here < count and self._unheard:
+        """The owner needs the first `count` messages that it was sent no more."""
+        while self._first < count and self._unheard:
             self._unheard.popleft()
-            self._heard_here += 1
+            self._first += 1
 
     def close(self, channel: Channel | None = None) -> None:
         """Forget the connection, or only `channel` if that is still the one."""
@@ -80,7 +84,7 @@ class LabLink:
             self._channel.send(message)
         if len(self._unheard) > self._most:
             self._unheard.popleft()
-            self._heard_here += self.is_open
+            self._first += 1
             self._dropped += not self.is_open
 
     def emit(self, event: AnyEvent, *, term: int | None = None) -> None:

@@ -54,9 +54,17 @@ class Message(
 
 
 class LabHello(Message, frozen=True, kw_only=True):
-    """The lab's owner is here; `at_s` is its clock, to which agents set their events."""
+    """The lab's owner is here.
+
+    Attributes:
+        at_s: Its clock, to which agents set their events.
+        owner: Who it is; another process has another name.
+        taken: Messages of this agent that it has taken before, on connections that are gone.
+    """
 
     at_s: float
+    owner: str
+    taken: int
 
 
 class RootHello(Message, frozen=True, kw_only=True):
@@ -127,7 +135,7 @@ class NeedNodes(Message, frozen=True, kw_only=True):
 
 
 class Heard(Message, frozen=True, kw_only=True):
-    """To an agent: so many of the messages that you sent on this connection are on disk."""
+    """To an agent: so many of the messages that you sent to this owner are on disk."""
 
     messages: int
 

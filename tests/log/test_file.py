@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,29 @@ def test_a_last_line_that_was_cut_short_is_left_out(path):
     write(path, note(1), note(2))
     path.write_bytes(path.read_bytes()[:-5])
     assert list(read_log(path)) == [note(1)]
+
+
+def test_a_thread_that_settles_disturbs_none_that_appends(path):
+    """A lab takes entries on one thread and settles on another."""
+    log, most, is_done = EventLog(path), 1000, threading.Event()
+
+    def settle():
+        while not is_done.is_set():
+            log.settle()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor() as threads:
+        settling = [threads.submit(settle) for _ in range(2)]
+        try:
+            for number in range(most):
+                log.append(note(number))
+        finally:
+            is_done.set()
+            sys.setswitchinterval(before)
+    assert [each.result() for each in settling] == [None, None]
+    log.close()
+    assert list(read_log(path)) == [note(number) for number in range(most)]
 
 
 # -- a full disk -----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What an agent says to the lab's owner is kept until it is on disk, whoever the owner is."""
 
+import secrets
+
 import pytest
 
 from gemini_lab.log.events import Note
@@ -36,9 +38,10 @@ def say(link, *numbers):
         link.emit(Note(text=str(number)))
 
 
-def opened(link):
+def opened(link, name=None, taken=0):
+    """The next owner, or the one of this name once more."""
     owner = Owner()
-    link.open(owner, LabHello(at_s=0.0))
+    link.open(owner, LabHello(at_s=0.0, owner=name or secrets.token_hex(8), taken=taken))
     return owner
 
 
@@ -74,3 +77,25 @@ def test_a_slow_disk_keeps_the_count_right(link):
     assert len(owner.texts) == 8
     link.heard(6)
     assert opened(link).texts == ["6", "7"]
+
+
+def test_an_owner_that_was_cut_off_hears_the_rest_and_nothing_twice(link):
+    before = opened(link, "lab")
+    say(link, 1, 2, 3)
+    link.heard(1)
+    before.close()
+    say(link, 4)
+    again = opened(link, "lab", taken=2)  # the third was on its way
+    assert again.texts == ["3", "4"]
+    link.heard(3)
+    assert opened(link, "lab", taken=3).texts == ["4"]
+    assert opened(link, "another lab").texts == ["4"]
+
+
+def test_what_was_dropped_while_an_owner_was_cut_off_confuses_no_count(link):
+    opened(link, "lab").close()
+    say(link, *range(7))
+    again = opened(link, "lab", taken=0)
+    assert again.texts[:5] == ["2", "3", "4", "5", "6"]
+    link.heard(4)
+    assert opened(link, "lab", taken=4).texts[0] == "6"

@@ -344,7 +344,7 @@ async def _lab(size: int, standbys: int, *, period_s: float) -> AsyncIterator[Co
             async def join(line: bytes) -> None:
                 up = msgspec.json.decode(line, type=AgentUp)
                 async with gate:
-                    hello = LabHello(at_s=time.time())
+                    hello = LabHello(at_s=time.time(), owner="bench", taken=0)
                     channel = await connect(up.address, token, hello, timeout_s=30)
                 listening.add(asyncio.create_task(owner.listen(up.name, channel)))
 
