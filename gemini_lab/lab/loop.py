@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self, TypeVar
 
@@ -49,12 +50,21 @@ class LoopThread:
         self.call(self._loop.call_later, delay_s, act, *arguments)
 
     def call_every(self, period_s: float, act: Callable[[], object]) -> None:
-        """Call `act` on the thread again and again, until the thread ends."""
+        """Call `act` on the thread again and again, until the thread ends.
+
+        What goes wrong with it is said once, and it is called again.
+        """
 
         async def repeat() -> None:
+            told = set()
             while True:
                 await asyncio.sleep(period_s)
-                act()
+                try:
+                    act()
+                except Exception as error:  # noqa: BLE001 - nobody waits who could be told
+                    if repr(error) not in told:
+                        traceback.print_exc()
+                    told.add(repr(error))
 
         self.spawn(repeat())
 

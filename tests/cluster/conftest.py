@@ -72,6 +72,18 @@ def pair(tmp_path_factory) -> Iterator[Lab]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def no_run_goes_on(request) -> Iterator[None]:
+    """A test that failed may leave its run going: the next one is to be judged by itself."""
+    yield
+    for name in {"lab", "pair"} & {*request.fixturenames}:
+        run = request.getfixturevalue(name).run
+        if run is not None and not run.is_over:
+            run.stop()
+            if not run.is_over_within(30):
+                run.give_up("a test left it behind", "machines")
+
+
 @pytest.fixture(scope="package")
 def undisturbed(lab, pair) -> Callable[..., RunReport]:
     """The report of a job that never fails, by its arguments."""
