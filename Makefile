@@ -1,5 +1,6 @@
 # make quickstart   set everything up and run the main job
 # make test         set everything up and run the tests
+# make test-long    the long ones, too
 # make lint         formatter, linter, types and import contracts
 # make docs         the site, into build/docs
 # make notebooks    make the labs from notebooks/src, without solutions
@@ -8,13 +9,16 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: quickstart test lint docs notebooks solutions set-up
+.PHONY: quickstart test test-long lint docs notebooks solutions set-up
 
 quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
 
 test: set-up
 	$(VENV)/bin/python -m pytest
+
+test-long: set-up
+	$(VENV)/bin/python -m pytest --long
 
 lint: set-up
 	$(VENV)/bin/ruff format --check .

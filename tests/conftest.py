@@ -24,6 +24,19 @@ YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave the long ones out, unless they are asked for: all of them, or one by its name."""
+    if config.getoption("--long") or any("::" in each for each in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 def room_of(nodeid: str) -> str:
     """The folder of a test, below `tests`."""
     return nodeid.split("/")[1]

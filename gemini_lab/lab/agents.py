@@ -23,6 +23,8 @@ from gemini_lab.log.events import (
     NodeLost,
     NodeReady,
     RootElected,
+    RunFailed,
+    RunFinished,
 )
 from gemini_lab.log.file import LogTakenError
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
@@ -32,10 +34,13 @@ from gemini_lab.node.network import remarks_on
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
+    Flush,
+    Flushed,
     Heard,
     Inject,
     JobOrder,
     LabHello,
+    Message,
     NeedNodes,
     OutputSaid,
 )
@@ -45,6 +50,7 @@ LAB_LEASE_S: Final = 15
 CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
+FLUSH_S: Final = 3.0  # for a node to say the last that it has to say of a run
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
@@ -79,6 +85,7 @@ class AgentCluster:
         self._owner = secrets.token_hex(8)
         self._opening: set[str] = set()
         self._taken: dict[Channel, int] = {}  # messages, those on earlier connections included
+        self._flushes: dict[Channel, asyncio.Event] = {}
         self._left: dict[str, int] = {}  # the same, of connections that have ended
         self._are_met = asyncio.Event()
         self._record = msgspec.json.encode(record).decode()
@@ -319,6 +326,7 @@ class AgentCluster:
             await self._take_all(name, channel)
         finally:
             channel.close()
+            self._was_flushed(channel)
             self._left[name] = self._taken.pop(channel)
             if self._channels.get(name) is channel:
                 del self._channels[name]
@@ -326,15 +334,39 @@ class AgentCluster:
 
     async def _take_all(self, name: str, channel: Channel) -> None:
         while (message := await channel.receive()) is not None:
-            self._taken[channel] += 1  # also one that the lab breaks on: it is not sent again
-            match message:
-                case EventSaid() if self._is_heard(message.term):
-                    self._follow(message.entry.event)
-                    self._audience.take(message.entry)
-                case OutputSaid():
-                    self._audience.take_output(message, node=name)
-                case NeedNodes():
-                    self._spawn(self._bring(message.wanted))
+            try:
+                await self._take(message, name, channel)
+            finally:  # also one that the lab breaks on: it is not to be sent again
+                self._taken[channel] += 1
+
+    async def _take(self, message: Message, name: str, channel: Channel) -> None:
+        match message:
+            case EventSaid() if self._is_heard(message.term):
+                self._follow(message.entry.event)
+                if isinstance(message.entry.event, RunFinished | RunFailed):
+                    await self._hear_all_but(channel)
+                self._audience.take(message.entry)
+            case OutputSaid():
+                self._audience.take_output(message, node=name)
+            case NeedNodes():
+                self._spawn(self._bring(message.wanted))
+            case Flushed():
+                self._was_flushed(channel)
+
+    async def _hear_all_but(self, channel: Channel) -> None:
+        """Wait until all is here that the other nodes have said; one may be silent for good."""
+        others = {each: asyncio.Event() for each in self._channels.values() if each is not channel}
+        self._flushes |= others
+        for each in others:
+            each.send(Flush())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                for flushed in others.values():
+                    await flushed.wait()
+
+    def _was_flushed(self, channel: Channel) -> None:
+        if channel in self._flushes:
+            self._flushes.pop(channel).set()
 
     def _is_heard(self, term: int | None) -> bool:
         """Whether this is not a deposed root's word, which came too late."""

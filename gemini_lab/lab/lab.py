@@ -97,7 +97,7 @@ class Lab:
         self._is_closed = False
         with ExitStack() as undo:  # what was started is ended again if the rest does not start
             loop = undo.enter_context(LoopThread())
-            self._runs = Runs(loop)
+            self._runs = Runs()
             self._control = undo.enter_context(
                 ControlServer(loop, self._runs.act, lambda: self._runs.newest)
             )

@@ -98,7 +98,7 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
     folder = Path(record.detached.folder)
     with ExitStack() as undo:
         loop = undo.enter_context(LoopThread())
-        runs = Runs(loop)
+        runs = Runs()
         config = told.config(store, start.token, folder.parent)
         operator = own_operator(config, store, record, token=start.token)
         cluster = AgentCluster(

@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
@@ -12,7 +11,6 @@ from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Cluster
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.control import Request
-from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -21,8 +19,6 @@ from gemini_lab.log.events import (
     LabClosed,
     LabStarted,
     Note,
-    RunFailed,
-    RunFinished,
     RunStarted,
 )
 from gemini_lab.log.file import OWNERS_FOLDER
@@ -35,9 +31,6 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.seats import in_order
 
-STRAGGLERS_S: Final = 0.3
-"""After its end, for what other nodes said before it to arrive."""
-
 
 class Runs:
     """Hands what happens on a lab's nodes to the run under way; implements `Audience`.
@@ -46,9 +39,8 @@ class Runs:
         newest: The run under way, or the last one.
     """
 
-    def __init__(self, loop: LoopThread) -> None:
+    def __init__(self) -> None:
         self.newest: Run | None = None
-        self._loop = loop
         self._numbers = itertools.count(1)
 
     @property
@@ -66,13 +58,8 @@ class Runs:
 
     def take(self, entry: Entry) -> None:
         """Something happened on a node."""
-        run = self.newest
-        if run is None:
-            return
-        if isinstance(entry.event, RunFinished | RunFailed):
-            self._loop.call_later(STRAGGLERS_S, run.take, entry)
-        else:
-            run.take(entry)
+        if self.newest is not None:
+            self.newest.take(entry)
 
     def take_output(self, said: OutputSaid, *, node: str) -> None:
         """A worker on `node` printed something."""

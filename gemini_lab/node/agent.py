@@ -53,6 +53,8 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
     Fenced,
+    Flush,
+    Flushed,
     Heard,
     HoldPort,
     Inject,
@@ -364,6 +366,8 @@ class Agent:
                     self._stop.set()
                 case Heard():
                     self.lab.heard(message.messages)
+                case Flush():
+                    self.lab.say(Flushed())
                 case Inject():
                     await strike(self, message.action)
         self.lab.close(channel)

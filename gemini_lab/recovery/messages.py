@@ -127,6 +127,14 @@ class OutputSaid(Message, frozen=True, kw_only=True):
     lines: list[str]
 
 
+class Flush(Message, frozen=True, kw_only=True):
+    """To an agent: say `Flushed` behind all that you have said."""
+
+
+class Flushed(Message, frozen=True, kw_only=True):
+    """To the lab: what was said before your question lies before this."""
+
+
 class NeedNodes(Message, frozen=True, kw_only=True):
     """To the lab: have the operator bring machines until `wanted` agents live."""
 

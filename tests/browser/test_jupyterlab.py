@@ -158,7 +158,6 @@ def left_in(folder: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_notebook_in_jupyterlab_shows_pictures_and_its_buttons_work(

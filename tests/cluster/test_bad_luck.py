@@ -21,6 +21,8 @@ from gemini_lab.node.control_store import StoreUnavailableError
 
 from .conftest import processes_of_labs, shell
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
+"""From which a process can still clean up."""
 TINY_SCRIPT = """
     import sys, torch, deepspeed, gemini_lab
 
@@ -187,6 +189,7 @@ def test_memory_that_does_not_suffice_is_refused_with_the_numbers(lab, script):
 # -- bad luck ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_full_store_disturbs_nothing_but_is_told(lab, undisturbed):
     job = gpt_job(size="tiny", iterations=16)
     scenario = Scenario().add(StoreFull(), iteration=3)
@@ -219,6 +222,7 @@ def is_etcd(process: psutil.Process, endpoint: str) -> bool:
     return process.name() == "etcd" and f"http://{endpoint}" in process.cmdline()
 
 
+@pytest.mark.long
 def test_etcd_that_is_away_for_seconds_does_not_stop_training(lab, undisturbed):
     job = gpt_job(size="tiny", iterations=60)
     run = lab.train(job, persistent_url=None)
@@ -235,6 +239,7 @@ def test_etcd_that_is_away_for_seconds_does_not_stop_training(lab, undisturbed):
     assert report.losses_match(undisturbed(iterations=60))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_two_labs_run_at_once_on_one_machine(tmp_path):
     with Lab(2, 0, folder=tmp_path / "a") as one, Lab(2, 0, folder=tmp_path / "b") as other:
@@ -246,7 +251,9 @@ def test_two_labs_run_at_once_on_one_machine(tmp_path):
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("deadly", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "deadly", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.long) for n in ENDINGS)]
+)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_killed_owner_leaves_no_process(tmp_path, deadly):
     code = textwrap.dedent("""

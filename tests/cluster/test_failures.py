@@ -132,6 +132,7 @@ def _reason(entry: Entry) -> str:
     return entry.event.reason if isinstance(entry.event, RecoveryWaiting) else ""
 
 
+@pytest.mark.long
 def test_a_group_that_was_silent_comes_back_with_its_memory(lab, undisturbed):
     """Two frozen nodes thaw after their leases ran out: nothing of what they had is lost."""
     job = gpt_job(size="tiny", iterations=60)
@@ -174,6 +175,7 @@ def _log(agent: psutil.Process) -> Path:
     return Path(f"/proc/{agent.pid}/fd/2").readlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", random_seeds(2))
 def test_random_failures_at_random_moments_leave_the_losses_alone(lab, undisturbed, seed):
     """The seed stands in the test's name: the same one draws the same failures."""

@@ -51,6 +51,7 @@ def test_every_scheme_gives_the_same_losses(pair, undisturbed, settings):
         assert set(sent.values()) == {size_bytes}
 
 
+@pytest.mark.long
 def test_two_workers_of_a_node_share_its_link_and_change_no_loss(undisturbed, tmp_path):
     """Together they send no faster than the one link that their node has."""
     job = gpt_job(size="tiny", iterations=ITERATIONS)
@@ -77,6 +78,7 @@ def test_a_naive_piece_larger_than_the_buffer_is_refused_and_training_goes_on(pa
     assert any("refused" in note and "in one piece" in note for note in run.report().notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", random_seeds(1))
 def test_a_worker_killed_at_a_random_chunk_changes_no_loss(pair, undisturbed, seed):
     """A slow link keeps chunks on the way nearly all the time; the seed stands in the name."""

@@ -92,6 +92,7 @@ def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undis
     assert report.traffic.persistent_versions[-1] == 16
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_lab_closes_while_its_store_hangs(hold, tmp_path):
     with Lab(2, 0, folder=tmp_path / "lab") as lab:
@@ -106,6 +107,7 @@ def test_a_lab_closes_while_its_store_hangs(hold, tmp_path):
     assert hold.exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tmp_path):
     code = f"""

@@ -43,7 +43,9 @@ def written(page: str, after: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("parallel", ["DistributedDataParallel", "fully_shard"])
+@pytest.mark.parametrize(
+    "parallel", [pytest.param("DistributedDataParallel", marks=pytest.mark.long), "fully_shard"]
+)
 def test_the_guides_script_loses_a_worker_and_a_node_and_no_bit(lab, script, parallel):
     text = written("docs/guide/script.md", "## In plain PyTorch")
     text = text.replace("DistributedDataParallel(build_model())", f"{parallel}(build_model())")

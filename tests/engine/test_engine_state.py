@@ -8,9 +8,6 @@ import pytest
 
 from gemini_lab.shard.layout import ShardLayout
 
-pytestmark = pytest.mark.slow
-
-
 CASES = [
     {"stage": stage, "optimizer": optimizer, "accumulation": accumulation}
     for stage in (1, 2, 3)

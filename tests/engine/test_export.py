@@ -16,7 +16,6 @@ from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.storage.export import command, export_weights, tier_url
 from gemini_lab.storage.persistent import PersistentTier
 
-pytestmark = pytest.mark.slow
 CASES = [{"stage": stage, "optimizer": "Adam"} for stage in (1, 2, 3)]
 CASES += [
     {"stage": 1, "optimizer": "Adam", "dtype": "bfloat16"},

@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 CASES = [
     {"parallel": "DDP", "optimizer": "AdamW"},
     {"parallel": "DDP", "optimizer": "Adam", "accumulation": 2},

@@ -15,7 +15,6 @@ def test_memory_is_measured_beside_plain_memcpy() -> None:
     assert rows["slab / memcpy"].values[0] == pytest.approx(ratio)
 
 
-@pytest.mark.slow
 def test_the_wire_is_measured_beside_bare_gloo() -> None:
     rows = {row.name: row for row in wire_rows(2, payload_bytes=MIB, chunk_bytes=MIB // 4)}
     beside = {

@@ -209,7 +209,6 @@ def test_a_peer_that_comes_with_us_runs_on_this_python(tmp_path):
 # -- real processes --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_ours_keeps_a_copy_on_the_peer_and_loads_no_flipped_bit():
     turn = run_turn(OURS, Path(sys.executable), CONDITIONS, flips=5, seed=1)
     assert turn.findings.error == ""
@@ -219,7 +218,6 @@ def test_ours_keeps_a_copy_on_the_peer_and_loads_no_flipped_bit():
     assert turn.peak_bytes > 4 * 2 * CONDITIONS.size_bytes
 
 
-@pytest.mark.slow
 def test_a_peer_that_checks_nothing_loads_flipped_bits_silently():
     turn = run_turn("replication_stager", Path(sys.executable), CONDITIONS, flips=5, seed=1)
     assert turn.findings.error == ""

@@ -54,7 +54,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two micro-batches make one iteration; the link's rate is named in the result."""
     code = main(["profile", "--iterations=3", "--skip=2", "--link=1GB/s", str(script), "1000000"])
@@ -72,7 +71,6 @@ def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixtu
     assert 0 < profile.update_s < profile.iteration_s
 
 
-@pytest.mark.slow
 def test_watching_and_pacing_leave_the_losses_bit_identical(script: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     plain = [*torchrun, "--nproc-per-node=2", str(script), "8", "plain.txt"]
@@ -86,7 +84,6 @@ def test_watching_and_pacing_leave_the_losses_bit_identical(script: Path) -> Non
     assert watched == expected[: len(watched)]
 
 
-@pytest.mark.slow
 def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
     script: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +94,6 @@ def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
     assert not Path("profile.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("script")
 def test_a_script_is_profiled_on_links_that_the_kernel_shapes() -> None:
     if reason := why_not():
@@ -119,7 +115,6 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
         profile_script(tmp_path / "nothing.py")
 
 
-@pytest.mark.slow
 def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None:
     """Cut off from each other, they would wait for half an hour."""
     if reason := why_not():

@@ -5,13 +5,13 @@ import time
 
 import pytest
 from full_disk import full_at
-from lab_stand_in import ClusterStandIn, begin, entry, lab_on, printed, tell
+from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
 
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
 from gemini_lab.lab.control import CONTROL_FILE, ask
 from gemini_lab.lab.output import OutputFiles
-from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.log.events import RunFinished
 from gemini_lab.recovery.messages import InjectFailure, StopRun
 
 THREE_OF_ONE = Placement(
@@ -106,15 +106,6 @@ def test_one_run_at_a_time(lab, job):
         lab.train(job)
     tell(run, RunFinished(iteration=1))
     assert lab.train(job).number == run.number + 1
-
-
-def test_a_run_ends_after_what_other_nodes_said_before_its_end(lab, cluster, job):
-    """Their events travel on connections of their own, and some are behind."""
-    run = lab.train(job)
-    cluster.audience.take(entry(RunFinished(iteration=1)))
-    cluster.audience.take(entry(Note(text="late"), node="node-1"))
-    run.wait(10)
-    assert [entry.kind for entry in run.events()][-2:] == ["note", "run_finished"]
 
 
 def test_what_workers_print_is_kept_rank_by_rank(lab, cluster, job):

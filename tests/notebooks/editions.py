@@ -55,4 +55,6 @@ def to_run(source: Path) -> object:
         return pytest.param(source, id=source.stem)
     why = missing_programs()
     marks = [pytest.mark.cluster, pytest.mark.skipif(bool(why), reason=why or "all there")]
+    if source != SOURCES[0]:
+        marks.append(pytest.mark.long)
     return pytest.param(source, id=source.stem, marks=marks)

@@ -146,7 +146,6 @@ def verdict_of(check: nbformat.NotebookNode) -> list[str]:
     return [line for out in check.outputs if "traceback" in out for line in out.traceback]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("source", [to_run(source) for source in SOURCES])
 def test_each_check_asks_for_an_answer_and_then_takes_the_solution(source, tmp_path):
@@ -173,7 +172,6 @@ def test_each_check_asks_for_an_answer_and_then_takes_the_solution(source, tmp_p
     assert processes_in(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_the_students_edition_runs_to_its_end_without_an_answer(tmp_path):
     """One is run for all: that only checks need an answer is read from each one's cells above."""
     notebook = read(ALONE[0])

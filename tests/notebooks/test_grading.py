@@ -53,14 +53,12 @@ def solutions(course):
     return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells}
 
 
-@pytest.mark.slow
 def test_nbgrader_releases_the_notebook_that_students_open(course):
     nbgrader(course, "generate_assignment", LAB)
     released = nbformat.read(course / "release" / LAB / f"{LAB}.ipynb", as_version=4)
     assert released == nbformat.read(FOLDER / f"{LAB}.ipynb", as_version=4)
 
 
-@pytest.mark.slow
 def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solutions):
     ring = 'five = plan_placement(nodes=5, strategy="ring")'
     cheated = {f"check-{number}": "print('right: I say so')" for number in (1, 2, 3)}

@@ -31,7 +31,7 @@ def _train(text, *more):
     return [line for line in done.stdout.splitlines() if line.startswith("iteration")], done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_under_plain_torchrun_give_bit_identical_losses_and_say_they_are_unprotected(text):
     first, complaint = _train(text)
     second, _ = _train(text)

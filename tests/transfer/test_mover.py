@@ -73,7 +73,6 @@ def test_what_broke_on_the_movers_thread_is_raised_where_training_waits(alone):
             assert isinstance(caught.value.__cause__, OSError)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])
 def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how, tried):
     done = subprocess.run(

@@ -34,7 +34,6 @@ def test_a_picture_is_found_by_its_value():
         display.picture(3)
 
 
-@pytest.mark.slow
 def test_a_cell_that_ends_in_a_placement_shows_its_picture():
     pytest.importorskip("ipykernel")
     cell = "from gemini_lab.placement import plan_placement\nplan_placement(nodes=4, replicas=2)"

@@ -1,0 +1,135 @@
+"""The lab hears every word of its agents once, whatever breaks and whoever is slow."""
+
+import asyncio
+import json
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from gemini_lab.lab.agents import AgentCluster
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.node.config import LabRecord
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.recovery.messages import Flush, Flushed, Heard
+from gemini_lab.wire.tcp import serve
+
+TOKEN = "secret"
+
+
+class AgentStandIn:
+    """Talks to the lab as an agent does, and says `late` only when it is asked to say it all."""
+
+    def __init__(self, name, *, late=()):
+        self.name, self.link, self.late = name, LabLink(name), list(late)
+        self.heard = 0
+
+    async def open(self):
+        self.server, port = await serve("127.0.0.1", TOKEN, self.welcome)
+        return f"127.0.0.1:{port}"
+
+    async def welcome(self, channel):
+        self.channel = channel
+        self.link.open(channel, channel.peer)
+        while (message := await channel.receive()) is not None:
+            match message:
+                case Heard():
+                    self.heard = message.messages
+                    self.link.heard(message.messages)
+                case Flush():
+                    for event in self.late:
+                        self.link.emit(event)
+                    self.link.say(Flushed())
+        self.link.close(channel)
+
+
+class AudienceStandIn:
+    """Keeps what it is told, and breaks on what it is told to break on."""
+
+    def __init__(self, *, breaks_on=()):
+        self.texts, self.notes = [], []
+        self.breaks_on = {*breaks_on}
+
+    def take(self, entry: Entry):
+        text = getattr(entry.event, "text", entry.kind)
+        self.texts.append(text)
+        if text in self.breaks_on:
+            raise IndexError("pop from an empty deque")
+
+    def take_note(self, text):
+        self.notes.append(text)
+
+    def settle(self):
+        pass
+
+
+@pytest.fixture
+def meet():
+    """Has a lab meet agents; gives its loop."""
+    with ExitStack() as undo:
+
+        def start(audience, *agents):
+            loop = undo.enter_context(LoopThread())
+            addresses = {each.name: loop.finish(each.open(), timeout_s=10) for each in agents}
+            nodes = {f"nodes/{n}": json.dumps({"address": at}) for n, at in addresses.items()}
+            cluster = AgentCluster(
+                store=SimpleNamespace(items=lambda: nodes),
+                record=LabRecord(
+                    identity="1", machines=2, lease_s=2.0, warm=True, threads=1, detached=None
+                ),
+                operator=SimpleNamespace(token=TOKEN),
+                loop=loop,
+                audience=audience,
+            )
+            cluster.take_over()
+            return loop
+
+        yield start
+
+
+def wait_for(loop, what):
+    """Wait until something is so; for half a minute at most."""
+
+    async def look():
+        while not what():
+            await asyncio.sleep(0.01)
+
+    loop.finish(look(), timeout_s=30)
+
+
+def test_a_runs_end_is_taken_behind_the_last_words_of_every_node(meet):
+    audience = AudienceStandIn()
+    slow = AgentStandIn("node-1", late=[Note(text="iteration 100 on rank 1")])
+    root = AgentStandIn("node-0")
+    loop = meet(audience, root, slow)
+    loop.call(root.link.emit, RunFinished(iteration=100))
+    wait_for(loop, lambda: "run_finished" in audience.texts)
+    assert audience.texts == ["iteration 100 on rank 1", "run_finished"]
+
+
+def test_a_lab_that_breaks_on_a_message_says_so_and_goes_on_listening(meet, capfd):
+    audience = AudienceStandIn(breaks_on=["2"])
+    agent = AgentStandIn("node-0")
+    loop = meet(audience, agent)
+    for number in range(1, 5):
+        loop.call(agent.link.emit, Note(text=str(number)))
+    wait_for(loop, lambda: "4" in audience.texts)
+    assert audience.texts == ["1", "2", "3", "4"]
+    assert audience.notes == ["the lab's own error: IndexError: pop from an empty deque"]
+    assert "IndexError" in capfd.readouterr().err
+    wait_for(loop, lambda: agent.heard == 4)
+
+
+def test_what_was_said_while_a_connection_was_cut_is_heard_once(meet):
+    audience = AudienceStandIn()
+    agent = AgentStandIn("node-0")
+    loop = meet(audience, agent)
+    for number in range(1, 4):
+        loop.call(agent.link.emit, Note(text=str(number)))
+    wait_for(loop, lambda: "3" in audience.texts)
+    loop.call(agent.channel.close)
+    loop.call(agent.link.emit, Note(text="4"))
+    wait_for(loop, lambda: "4" in audience.texts)
+    assert audience.texts == ["1", "2", "3", "4"]
