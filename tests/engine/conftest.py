@@ -1,6 +1,8 @@
 """Shared by the tests that need real ranks, of DeepSpeed or of plain PyTorch."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +13,17 @@ SERVER = Path(__file__).with_name("zero_server.py")
 
 
 class Server:
-    """Runs requests on fresh ranks each."""
+    """Runs requests on fresh ranks each; one that a test gave up is replaced by another."""
 
     def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = None
         self.number = 0
 
     def run(self, folder, **request):
         """What each rank found; raises with a rank's error text if one failed."""
         self.number += 1
         request = {"ranks": 2, **request, "folder": str(folder), "number": self.number}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
+        answer = self.ask(json.dumps(request))
         assert answer, "the server ended"
         errors = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
         for path in folder.glob("error-*.txt"):
@@ -38,9 +33,28 @@ class Server:
         ranks = range(request["ranks"])
         return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in ranks]
 
+    def ask(self, request):
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, SERVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            self.process.stdin.write(request + "\n")
+            self.process.stdin.flush()
+            return self.process.stdout.readline()
+        except BaseException:  # the test's time is up: its answer would be taken for the next one's
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            self.process = None
+            raise
+
     def close(self):
-        self.process.stdin.close()
-        self.process.wait(30)
+        if self.process is not None:
+            self.process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="session")
