@@ -1,7 +1,6 @@
 """A cluster of agents: an operator brings them, etcd introduces them, the lab talks to each."""
 
 import asyncio
-import secrets
 import time
 import traceback
 from collections.abc import Collection, Coroutine, Mapping, Sequence
@@ -14,6 +13,7 @@ import msgspec
 from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Audience
+from gemini_lab.lab.connections import Connections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import (
@@ -23,10 +23,7 @@ from gemini_lab.log.events import (
     NodeLost,
     NodeReady,
     RootElected,
-    RunFailed,
-    RunFinished,
 )
-from gemini_lab.log.file import LogTakenError
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
@@ -34,27 +31,20 @@ from gemini_lab.node.network import remarks_on
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
-    Flush,
-    Flushed,
-    Heard,
     Inject,
     JobOrder,
-    LabHello,
     Message,
     NeedNodes,
     OutputSaid,
 )
-from gemini_lab.wire.tcp import Channel, connect
 
 LAB_LEASE_S: Final = 15
 CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
-FLUSH_S: Final = 3.0  # for a node to say the last that it has to say of a run
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 LOOK_S: Final = 1.0
-SETTLE_S: Final = 0.5
 LOST_S: Final = 3.0  # after this long without any agent, new machines are asked for
 ALONE_S: Final = 60.0  # after this long without any, and none on its way, a run has ended
 
@@ -82,17 +72,12 @@ class AgentCluster:
         beside: str | None = None,
     ) -> None:
         self._beside = beside
-        self._owner = secrets.token_hex(8)
-        self._opening: set[str] = set()
-        self._taken: dict[Channel, int] = {}  # messages, those on earlier connections included
-        self._flushes: dict[Channel, asyncio.Event] = {}
-        self._left: dict[str, int] = {}  # the same, of connections that have ended
+        self._connections = Connections(operator.token, self, self._spawn)
         self._are_met = asyncio.Event()
         self._record = msgspec.json.encode(record).decode()
         self.root: str | None = None
         self._ready: set[str] = set()
         self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
-        self._channels: dict[str, Channel] = {}
         self._store, self._operator = store, operator
         self._loop, self._audience = loop, audience
         self._networks: dict[str, Network] = {}
@@ -127,7 +112,7 @@ class AgentCluster:
     def _go_on(self) -> None:
         self._loop.call(self._are_met.set)
         self._spawn(self._watch())
-        self._spawn(self._acknowledge())
+        self._spawn(self._connections.acknowledge(self._audience.settle))
 
     def ends_with(self, undo: ExitStack) -> None:
         """`undo` is what `close` has to do."""
@@ -146,16 +131,14 @@ class AgentCluster:
 
     def leave_beside(self) -> None:
         """Have the agent end beside which this owner runs, as the last: it ends the owner, too."""
-        channel = self._channels.get(self._beside or "")
-        if channel is not None:
-            self._loop.call(channel.send, CloseLab())
+        if self._beside is not None:
+            self._loop.call(self._connections.send, self._beside, CloseLab())
 
     async def _say_goodbye(self) -> None:
-        for name, channel in self._channels.items():
-            if name != self._beside:
-                channel.send(CloseLab())
+        for name in {*self.members} - {self._beside}:
+            self._connections.send(name, CloseLab())
         deadline_s = time.monotonic() + GOODBYE_S
-        while self._channels.keys() - {self._beside} and time.monotonic() < deadline_s:
+        while {*self.members} - {self._beside} and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         for work in self._work.copy():
             work.cancel()
@@ -192,24 +175,6 @@ class AgentCluster:
                 if not await asyncio.to_thread(self._store.keep_alive, self._lease):
                     self._lease = await asyncio.to_thread(self._announce)
 
-    async def _acknowledge(self) -> None:
-        """Tell agents what is on disk, so that they need not keep it."""
-        told: dict[Channel, int] = {}
-        while True:
-            taken = self._taken.copy()
-            await asyncio.sleep(SETTLE_S)  # a run's end is written a little after it is taken
-            if taken == told:
-                continue
-            try:
-                await asyncio.to_thread(self._audience.settle)
-            except OSError:
-                continue  # a full disk: agents keep what they said
-            except LogTakenError:
-                return  # they are to tell it the next owner
-            for channel, count in taken.items():
-                channel.send(Heard(messages=count))
-            told = taken
-
     async def _watch(self) -> None:
         """Say when what a run cannot do without is away, and end the wait when all is lost."""
         alone_s, away_since_s = 0.0, None
@@ -230,7 +195,7 @@ class AgentCluster:
                 await self._meet(addresses)
                 if not addresses and LOST_S <= alone_s < LOST_S + LOOK_S:
                     self._bring_anew()
-            if self._channels:
+            if self.members:
                 alone_s = 0.0
             elif not self._bringing:  # a machine that is on its way takes its time
                 alone_s += LOOK_S
@@ -266,12 +231,12 @@ class AgentCluster:
     @property
     def members(self) -> Collection[str]:
         """Names of the nodes whose agents are connected."""
-        return tuple(self._channels)
+        return self._connections.names
 
     @property
     def living(self) -> tuple[str, ...]:
         """Names of the nodes whose agents live, standbys included."""
-        return tuple(name for name in self._channels if name not in self._silent)
+        return tuple(name for name in self.members if name not in self._silent)
 
     @property
     def ready(self) -> Collection[str]:
@@ -293,7 +258,7 @@ class AgentCluster:
     async def _connect(self, agents: Sequence[AgentUp]) -> None:
         for agent in agents:
             try:
-                await self._open(agent.name, agent.address)
+                await self._connections.open(agent.name, agent.address)
             except (OSError, EOFError, TimeoutError) as error:
                 raise LaunchError(
                     f"{agent.name} listens on {agent.address}, which this machine does not "
@@ -303,70 +268,22 @@ class AgentCluster:
     async def _meet(self, addresses: Mapping[str, str]) -> None:
         """Connect to agents that have joined by themselves; who does not answer is tried again."""
         if not self._is_closing:
-            work = (self._open(name, address) for name, address in addresses.items())
-            await asyncio.gather(*work, return_exceptions=True)
+            await self._connections.meet(addresses)
 
-    async def _open(self, name: str, address: str) -> None:
-        if name in self._channels or name in self._opening:
-            return
-        self._opening.add(name)
-        try:
-            taken = self._left.get(name, 0)
-            hello = LabHello(at_s=time.time(), owner=self._owner, taken=taken)
-            channel = await connect(address, self._operator.token, hello, timeout_s=CONNECT_S / 3)
-        finally:
-            self._opening.discard(name)
-        self._channels[name] = channel
-        self._taken[channel] = taken
-        self._spawn(self._listen(name, channel))
-
-    async def _listen(self, name: str, channel: Channel) -> None:
-        """Take what an agent says; without an end of its own, it is connected to again."""
-        try:
-            await self._take_all(name, channel)
-        finally:
-            channel.close()
-            self._was_flushed(channel)
-            self._left[name] = self._taken.pop(channel)
-            if self._channels.get(name) is channel:
-                del self._channels[name]
-                self._ready.discard(name)
-
-    async def _take_all(self, name: str, channel: Channel) -> None:
-        while (message := await channel.receive()) is not None:
-            try:
-                await self._take(message, name, channel)
-            finally:  # also one that the lab breaks on: it is not to be sent again
-                self._taken[channel] += 1
-
-    async def _take(self, message: Message, name: str, channel: Channel) -> None:
+    def hear(self, name: str, message: Message) -> None:
+        """An agent said something."""
         match message:
             case EventSaid() if self._is_heard(message.term):
                 self._follow(message.entry.event)
-                if isinstance(message.entry.event, RunFinished | RunFailed):
-                    await self._hear_all_but(channel)
                 self._audience.take(message.entry)
             case OutputSaid():
                 self._audience.take_output(message, node=name)
             case NeedNodes():
                 self._spawn(self._bring(message.wanted))
-            case Flushed():
-                self._was_flushed(channel)
 
-    async def _hear_all_but(self, channel: Channel) -> None:
-        """Wait until all is here that the other nodes have said; one may be silent for good."""
-        others = {each: asyncio.Event() for each in self._channels.values() if each is not channel}
-        self._flushes |= others
-        for each in others:
-            each.send(Flush())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                for flushed in others.values():
-                    await flushed.wait()
-
-    def _was_flushed(self, channel: Channel) -> None:
-        if channel in self._flushes:
-            self._flushes.pop(channel).set()
+    def miss(self, name: str) -> None:
+        """An agent is not connected any more."""
+        self._ready.discard(name)
 
     def _is_heard(self, term: int | None) -> bool:
         """Whether this is not a deposed root's word, which came too late."""
@@ -444,8 +361,7 @@ class AgentCluster:
         Raises:
             ConfigError: No such node is there.
         """
-        channel = self._channels.get(order.node)
-        if channel is None:
-            known = ", ".join(self._channels)
+        if order.node not in self.members:
+            known = ", ".join(self.members)
             raise ConfigError(f"no node {order.node!r} is there; there are {known}")
-        self._loop.call(channel.send, Inject(action=order.action))
+        self._loop.call(self._connections.send, order.node, Inject(action=order.action))
