@@ -6,8 +6,8 @@ longer than they may, those are hung that do not wait for the others; where all 
 furthest behind. A worker that says nothing at all is judged by itself.
 
 Ranks meet in `protect`. While some are there, those that are not are named, and no more than that:
-they may still load a model. Once all of these wait in a collective, where those in `protect` will
-never join them, or have ended, they have gone past it.
+they may still load a model. Once all of these stand in a collective, where those in `protect` will
+never join them, or have done nothing at all for long, or have ended, they have gone past it.
 """
 
 from collections.abc import Collection, Iterable
@@ -102,7 +102,7 @@ class Pulses:
             finished: Those whose scripts have ended.
         """
         seen = self._seen(at_s, limits, ranks=ranks, finished=finished)
-        if past := _past_protect(seen, finished):
+        if past := _past_protect(seen, finished, limits):
             return past
         culprits = [one for one in seen if one.is_overdue and one.pulse.silent_s > 0]
         if not culprits and seen and all(one.quiet_s >= STILL_S for one in seen):
@@ -211,7 +211,7 @@ def _met(seen: list[_Standing]) -> tuple[list[_Standing], list[_Standing]]:
     return here, [one for one in seen if one.pulse.doing != "meeting"]
 
 
-def _past_protect(seen: list[_Standing], finished: Collection[int]) -> list[Hung]:
+def _past_protect(seen: list[_Standing], finished: Collection[int], limits: Limits) -> list[Hung]:
     """Those that will never come to `protect`, where others wait; nobody if that is not certain."""
     here, away = _met(seen)
     if not here or min(one.quiet_s for one in here) < PAST_S:
@@ -220,7 +220,8 @@ def _past_protect(seen: list[_Standing], finished: Collection[int]) -> list[Hung
         ended = _listed([f"rank {rank}" for rank in sorted(finished)])
         told = f"{_told_of_waiting(here)}; the script of {ended} has ended without calling it"
         return [_gone_past(one, told) for one in here]
-    if all(one.pulse.waits_in and one.idle_s >= PAST_S for one in away):
+    # A backward pass may wait for other ranks without being seen in a collective.
+    if all(one.idle_s >= (PAST_S if one.pulse.waits_in else limits.idle_s) for one in away):
         places = _listed([_absent(one) for one in away])
         told = f"{_told_of_waiting(here)}, which was not called by {places}"
         return [_gone_past(one, told) for one in away]

@@ -205,6 +205,12 @@ def test_ranks_that_wait_in_a_collective_where_others_are_in_protect_have_gone_p
     )
 
 
+def test_a_rank_that_does_nothing_for_long_is_not_waited_for_in_protect_either():
+    away = [pulse(1, "starting", where="t.py:9 in f"), pulse(2, "starting", waits_in="barrier")]
+    assert hung([*in_protect(0), *away], at_s=290, limits=FIRST_STEP) == []
+    assert ranks(hung([*in_protect(0), *away], at_s=298, limits=FIRST_STEP)) == [1, 2]
+
+
 def test_a_script_that_ended_without_protect_holds_up_nobody_for_long():
     found = hung(in_protect(0, 2), at_s=60, limits=FIRST_STEP, finished=[1])
     assert ranks(found) == [0, 2]
