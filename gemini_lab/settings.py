@@ -85,6 +85,8 @@ class Settings:
         link_bytes_per_s: Paces each node's link to this rate, training and checkpoints alike.
         log_collectives: Whether the log has every training collective, for the traffic timeline.
             On CUDA only the schemes that profile the job can say them.
+        import_ahead: Whether warm parents import what the script's libraries were seen to be, so
+            that a later start does not wait for that.
         copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
     """
 
@@ -111,6 +113,7 @@ class Settings:
     link_bytes_per_s: float | None = None
     copy_bytes_per_s: float | None = None
     log_collectives: bool = True
+    import_ahead: bool = True
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:

@@ -16,6 +16,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "four nodes train, three failures, the same numbers",
     ),
     "run": ("gemini_lab.cli.run:command", "run your own script, protected"),
+    "torchrun": ("gemini_lab.cli.torchrun:command", "the same, with torchrun's own arguments"),
     "node": ("gemini_lab.cli.node:command", "make this machine a node of a lab"),
     "list": ("gemini_lab.cli.runs:list_command", "which runs are under way"),
     "attach": ("gemini_lab.cli.runs:attach_command", "follow a run that is under way"),

@@ -115,7 +115,11 @@ def parser() -> argparse.ArgumentParser:
 
 def command(arguments: list[str]) -> int:
     """Launch, show progress and the first rank's output, and clean up."""
-    options = parser().parse_args(arguments)
+    return launch(parser().parse_args(arguments))
+
+
+def launch(options: argparse.Namespace) -> int:
+    """The same, with what `parser` read."""
     job = Job(
         script=options.script,
         args=options.args,

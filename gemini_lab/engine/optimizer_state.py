@@ -1,6 +1,6 @@
 """A torch optimizer's state: which tensors it is made of, and what is small beside them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import DTYPE_BYTES
 
 _PLAIN: Final = (bool, int, float, str, type(None))
+_SCRATCH: Final = {"state", "param_groups", "defaults", "_dummy_overflow_buf"}
+"""Attributes with tensors that are no state beside `state`; the last is FusedAdam's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class OptimizerState:
             for name in sorted(state):
                 if self._is_large(name, state[name]):
                     yield self._form(number, name, state[name])
-        self._require_none_beside()
+        require_none_beside(self._optimizer, trained=self.weights)
 
     def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
         """A large tensor, live; None if it does not exist yet."""
@@ -165,8 +167,8 @@ class OptimizerState:
         dtype = str(part.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES or part.layout != torch.strided:
             raise UnsupportedError(
-                f"{self._called} keeps {name!r} as a tensor of type {dtype} ({part.layout}); known "
-                f"are dense tensors of {', '.join(DTYPE_BYTES)}"
+                f"{called(self._optimizer)} keeps {name!r} as a tensor of type {dtype} "
+                f"({part.layout}); known are dense tensors of {', '.join(DTYPE_BYTES)}"
             )
         return TensorForm(parameter=number, name=name, dtype=dtype, numel=part.numel())
 
@@ -178,43 +180,60 @@ class OptimizerState:
         """
         if isinstance(value, torch.Tensor):
             return isinstance(value, DTensor) or value.numel() > 1
-        values = value if isinstance(value, list | tuple) else (value,)
-        if all(isinstance(one, _PLAIN) for one in values):
-            return False
-        raise UnsupportedError(
-            f"{self._called} keeps {name!r} of a parameter as a {type(value).__name__}, which is "
-            "no tensor or number; use an optimizer whose state is tensors, such as torch's AdamW, "
-            "SGD, Adagrad, RMSprop or Muon"
-        )
-
-    def _require_none_beside(self) -> None:
-        """Refuse what an optimizer keeps in attributes of its own, beside its state."""
-        trained = {id(weight) for weight in self.weights}
-        for name, value in vars(self._optimizer).items():
-            held = value.values() if isinstance(value, Mapping) else value
-            held = held if isinstance(held, Collection) and not isinstance(held, str) else [held]
-            if any(isinstance(one, torch.optim.Optimizer) for one in held):
-                raise UnsupportedError(
-                    f"{self._called} has another optimizer inside ({name!r}), whose state would "
-                    "not be kept; use one that keeps all of it in its own `state`"
-                )
-            found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in trained]
-            if found and name not in {"state", "param_groups", "defaults"}:
-                raise UnsupportedError(
-                    f"{self._called} keeps tensors in its attribute {name!r}, beside its state; "
-                    "keep them in optimizer.state, where checkpoints find them"
-                )
+        require_plain(self._optimizer, name, value)
+        return False
 
     def _new_tensor(self, number: int, name: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{self._called} made a tensor {name!r} for parameter {number} that was not there when "
-            "`protect` was called; change its options before, not after, or take a first step "
-            "before `protect`"
+            f"{called(self._optimizer)} made a tensor {name!r} for parameter {number} that was not "
+            "there when `protect` was called; change its options before, not after, or take a "
+            "first step before `protect`"
         )
 
-    @property
-    def _called(self) -> str:
-        return f"the optimizer {type(self._optimizer).__name__}"
+
+def require_plain(optimizer: torch.optim.Optimizer, name: str, value: object) -> None:
+    """Refuse a value of an optimizer's state that is no tensor, number or text, or list of these.
+
+    Raises:
+        UnsupportedError: It is not.
+    """
+    values = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(one, _PLAIN) for one in values):
+        raise UnsupportedError(
+            f"{called(optimizer)} keeps {name!r} of a parameter as a {type(value).__name__}, which "
+            "is no tensor or number; use an optimizer whose state is tensors, such as torch's "
+            "AdamW, SGD, Adagrad, RMSprop or Muon"
+        )
+
+
+def require_none_beside(
+    optimizer: torch.optim.Optimizer, *, trained: Iterable[torch.Tensor]
+) -> None:
+    """Refuse what an optimizer keeps in attributes of its own, beside its state.
+
+    Raises:
+        UnsupportedError: It keeps something there.
+    """
+    known = {id(weight) for weight in trained}
+    for name, value in vars(optimizer).items():
+        held = value.values() if isinstance(value, Mapping) else value
+        held = held if isinstance(held, Collection) and not isinstance(held, str) else [held]
+        if any(isinstance(one, torch.optim.Optimizer) for one in held):
+            raise UnsupportedError(
+                f"{called(optimizer)} has another optimizer inside ({name!r}), whose state would "
+                "not be kept; use one that keeps all of it in its own `state`"
+            )
+        found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in known]
+        if found and name not in _SCRATCH:
+            raise UnsupportedError(
+                f"{called(optimizer)} keeps tensors in its attribute {name!r}, beside its state; "
+                "keep them in optimizer.state, where checkpoints find them"
+            )
+
+
+def called(optimizer: torch.optim.Optimizer) -> str:
+    """How an error speaks of it."""
+    return f"the optimizer {type(optimizer).__name__}"
 
 
 def _by_parameter(small: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

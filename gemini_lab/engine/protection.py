@@ -140,6 +140,7 @@ def start_protection(
     start = session.start
     remark = remarks(session)
     _require_all_ranks(start.seats.world_size)
+    session.meet()
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
     for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
         remark(text)
@@ -202,6 +203,8 @@ def start_protection(
     if start.plan.version is None and not traffic.is_sent(state.version):
         protection.send_version()
     session.pulse.enter("between steps")
+    if settings.import_ahead:
+        session.tell_imports()
     return protection
 
 

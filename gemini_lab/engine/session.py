@@ -1,17 +1,22 @@
 """The tie between a worker and its agent: who we are in the job, and whom to tell what happens."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 import msgspec
+from torch.distributed import DistStoreError
 
+from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
     EventSaid,
+    Learned,
     Refused,
     RestoreFailed,
     SlabRequest,
@@ -22,6 +27,9 @@ from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.wire.local import LocalChannel
 
 FENCE_S: Final = 120.0
+MEET_S: Final = 1800.0
+_ARRIVED: Final = "gemini_lab/protect/arrived"
+_ALL: Final = "gemini_lab/protect/all"
 
 
 class WorkerSession:
@@ -35,13 +43,31 @@ class WorkerSession:
     """
 
     def __init__(
-        self, *, start: WorkerStart, channel: LocalChannel, store: Any, pulse: Pulse
+        self,
+        *,
+        start: WorkerStart,
+        channel: LocalChannel,
+        store: Any,
+        pulse: Pulse,
+        imports: Imports | None = None,
     ) -> None:
         self.start = start
         self.store = store
         self.pulse = pulse
         self.on_finish: Callable[[], None] | None = None
         self._channel = channel
+        self._imports = imports
+
+    def tell_imports(self) -> None:
+        """Tell what the script has imported by now; one rank does, and only where it is much."""
+        if self._imports is None or self.start.rank != 0:
+            return
+        modules, environment = self._imports.learned(os.environ)
+        if modules:
+            rank, epoch = self.start.rank, self.start.epoch
+            self._channel.send(
+                Learned(rank=rank, epoch=epoch, modules=modules, environment=environment)
+            )
 
     def emit(self, event: AnyEvent) -> None:
         """Say an event of this worker; whose it is, and when it was, is added here."""
@@ -50,6 +76,27 @@ class WorkerSession:
             event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
         entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
         self._channel.send(EventSaid(entry=entry))
+
+    def meet(self) -> None:
+        """Return when every rank has come here: what follows, they do together.
+
+        The root agent sees who waits here, and names the ranks that do not come.
+
+        Raises:
+            ConfigError: Some did not come.
+        """
+        world_size = self.start.seats.world_size
+        with self.pulse.within("meeting"):
+            if self.store.add(_ARRIVED, 1) == world_size:
+                self.store.set(_ALL, "")
+            try:
+                self.store.wait([_ALL], timedelta(seconds=MEET_S))
+            except DistStoreError as error:  # out of time; a lost store has an error of its own
+                arrived = self.store.add(_ARRIVED, 0)
+                raise ConfigError(
+                    f"only {arrived} of {world_size} ranks have called gemini_lab.protect within "
+                    f"{MEET_S:.0f} s; call it on every rank, and before the first collective"
+                ) from error
 
     def request_slab(
         self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout

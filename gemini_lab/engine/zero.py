@@ -11,23 +11,14 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from gemini_lab.engine.weights import held_of
+from gemini_lab.engine.zero_obstacles import obstacles
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import WeightPiece
-
-_OPTIMIZERS: Final = (
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    FusedAdam,
-    DeepSpeedCPUAdam,
-    torch.optim.SGD,
-)
 
 
 class Partitions(ABC):
@@ -60,15 +51,6 @@ class Partitions(ABC):
     def group_of(self, partition: int) -> dict[str, Any]:
         """The base optimizer's parameter group of a partition."""
         return self.base.param_groups[partition]
-
-    def moments(self, partition: int) -> dict[str, torch.dtype]:
-        """The base optimizer's tensors of a partition: names and types, also before they exist."""
-        master, group = self.masters()[partition], self.group_of(partition)
-        if type(self.base) is torch.optim.SGD:
-            return {"momentum_buffer": master.dtype} if group["momentum"] else {}
-        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
-        wide = getattr(self.base, "fp32_optimizer_states", False)
-        return dict.fromkeys(names, torch.float32 if wide else master.dtype)
 
 
 class Stage12(Partitions):
@@ -191,67 +173,12 @@ def partitions_of(engine: Any) -> Partitions:
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
     """
-    for found, way_out in _obstacles(engine):
+    for found, way_out in obstacles(engine):
         raise UnsupportedError(f"this engine cannot be protected: it has {found}; {way_out}")
-    return _VIEWS[type(engine.optimizer)](engine)
-
-
-def _obstacles(engine: Any) -> Iterator[tuple[str, str]]:
-    """What stands against protecting `engine`: what was found, and the way out."""
-    for is_found, found, way_out in (
-        (
-            not engine.zero_optimization(),
-            "ZeRO stage 0",
-            'set "zero_optimization": {"stage": 1}, 2 or 3',
-        ),
-        (
-            engine.pipeline_parallelism,
-            "pipeline parallelism",
-            "use a plain module, not a PipelineModule",
-        ),
-        (engine.has_moe_layers, "mixture-of-experts layers", "use a model without them"),
-        (
-            engine.mp_world_size > 1 or engine.autotp_size() > 1,
-            "tensor parallelism",
-            "shard with ZeRO alone",
-        ),
-        (engine.sequence_parallel_size > 1, "sequence parallelism", "shard with ZeRO alone"),
-        (
-            _is_on_nvme(engine.zero_offload_optimizer())
-            or _is_on_nvme(engine.zero_offload_param()),
-            "offload to NVMe (ZeRO-Infinity)",
-            'set the "device" of "offload_optimizer" and "offload_param" to "cpu" or "none"',
-        ),
-        (
-            engine.zero_hpz_partition_size() > 1,
-            "hierarchical partitions (hpZ)",
-            'set "zero_hpz_partition_size": 1',
-        ),
-        (
-            engine.data_efficiency_enabled(),
-            "the data efficiency library",
-            'set "data_efficiency": {"enabled": false}',
-        ),
-        (
-            hasattr(engine.optimizer, "backup_optimizer"),
-            "an optimizer on both CPU and GPU",
-            'set the "ratio" of "offload_optimizer" to 1',
-        ),
-    ):
-        if is_found:
-            yield found, way_out
-    yield from _unknown_optimizers(engine.optimizer)
-
-
-def _unknown_optimizers(wrapper: Any) -> Iterator[tuple[str, str]]:
-    """The optimizer or its wrapper, if its state is not known here."""
-    name = type(wrapper).__name__
-    if type(wrapper) not in _VIEWS:
-        yield f"the optimizer wrapper {name}", "use plain ZeRO stage 1, 2 or 3 with an optimizer"
-    elif type(wrapper.optimizer) not in _OPTIMIZERS:
-        name = type(wrapper.optimizer).__name__
-        yield f"the optimizer {name}", "use DeepSpeed's or torch's Adam or AdamW, or torch's SGD"
-
-
-def _is_on_nvme(offload: Any) -> bool:
-    return offload is not None and offload.device == OffloadDeviceEnum.nvme
+    view = _VIEWS.get(type(engine.optimizer))
+    if view is None:
+        raise UnsupportedError(
+            "this engine cannot be protected: it has the optimizer wrapper "
+            f"{type(engine.optimizer).__name__}; use plain ZeRO stage 1, 2 or 3 with an optimizer"
+        )
+    return view(engine)

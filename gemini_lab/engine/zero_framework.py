@@ -6,10 +6,12 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gemini_lab.engine.beta_powers import BetaPowers
 from gemini_lab.engine.framework import Form, Framework, Pieces
+from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.small_state import beside, numbers
 from gemini_lab.engine.stepping import StepHook, hook_step
-from gemini_lab.engine.zero import Partitions, partitions_of
+from gemini_lab.engine.zero import partitions_of
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import TensorSpec, WeightPiece
@@ -33,6 +35,12 @@ class ZeroFramework(Framework):
         self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
         self.stage = int(engine.zero_optimization_stage())
+        masters, base = self._partitions.masters(), self._partitions.base
+        self._state_forms = [
+            state_form(base, self._partitions.group_of(number), master)
+            for number, master in enumerate(masters)
+        ]
+        self._powers = BetaPowers(self._partitions)
         self._slots = list(self._lay_slots())
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
 
@@ -99,10 +107,8 @@ class ZeroFramework(Framework):
         """Each tensor of the payload: its partition, its name in it, its type."""
         for partition, master in enumerate(self._partitions.masters()):
             yield partition, _MASTER, master.dtype
-            state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
-            for name, dtype in self._partitions.moments(partition).items():
-                existing = state.get(name)
-                yield partition, name, dtype if existing is None else existing.dtype
+            for name, dtype in self._state_forms[partition].large.items():
+                yield partition, name, dtype
 
     def _tensor(self, index: int) -> torch.Tensor | None:
         """A live tensor of the payload; None if the optimizer has not made it yet."""
@@ -146,13 +152,13 @@ class ZeroFramework(Framework):
         scheduler = self._engine.lr_scheduler
         return {
             "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
-            "optimizer": _optimizer(self._partitions),
+            "optimizer": self._capture_optimizer(),
             "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
         }
 
     def restore(self, small: Mapping[str, Any]) -> None:
         """Put them back."""
-        _restore_optimizer(self._partitions, small["optimizer"])
+        self._restore_optimizer(small["optimizer"])
         if self._engine.lr_scheduler is not None:
             self._engine.lr_scheduler.load_state_dict(small["scheduler"])
         for name in _COUNTERS:
@@ -168,6 +174,43 @@ class ZeroFramework(Framework):
                 "as it was"
             )
 
+    def _capture_optimizer(self) -> dict[str, Any]:
+        zero, base = self._partitions.zero, self._partitions.base
+        autocast_scaler = getattr(zero, "torch_autocast_gradscaler", None)
+        masters = zip(self._partitions.masters(), self._state_forms, strict=True)
+        return {
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in base.param_groups
+            ],
+            "scalars": [scalars_of(base, master, form) for master, form in masters],
+            "numbers": _own_numbers(base),
+            "powers_since": self._powers.capture(),
+            "overflow": bool(getattr(zero, "overflow", False)),
+            "loss_scaler": numbers(getattr(zero, "loss_scaler", None)),
+            "external_loss_scale": getattr(zero, "external_loss_scale", None),
+            "autocast_scaler": None if autocast_scaler is None else autocast_scaler.state_dict(),
+        }
+
+    def _restore_optimizer(self, saved: Mapping[str, Any]) -> None:
+        zero, base = self._partitions.zero, self._partitions.base
+        for group, values in zip(base.param_groups, saved["groups"], strict=True):
+            for key, value in values.items():
+                group[key] = beside(group.get(key), value)
+        masters = zip(self._partitions.masters(), self._state_forms, saved["scalars"], strict=True)
+        for master, form, scalars in masters:
+            put_scalars(base, master, form, scalars)
+        vars(base).update(saved.get("numbers", {}))  # versions of 0.1.0 have neither
+        self._powers.restore(saved.get("powers_since", 1))
+        if hasattr(zero, "overflow"):
+            zero.overflow = saved["overflow"]
+        if saved["loss_scaler"] is not None:
+            vars(zero.loss_scaler).update(saved["loss_scaler"])
+        if saved["external_loss_scale"] is not None:
+            zero.override_loss_scale(saved["external_loss_scale"])
+        if saved["autocast_scaler"] is not None:
+            zero.torch_autocast_gradscaler.load_state_dict(saved["autocast_scaler"])
+
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
@@ -175,62 +218,6 @@ class ZeroFramework(Framework):
         return hook_step(self._engine, hook)
 
 
-def _optimizer(partitions: Partitions) -> dict[str, Any]:
-    zero, base = partitions.zero, partitions.base
-    autocast_scaler = getattr(zero, "torch_autocast_gradscaler", None)
-    return {
-        "groups": [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in base.param_groups
-        ],
-        "scalars": [_scalars(partitions, index) for index in range(len(partitions.masters()))],
-        "overflow": bool(getattr(zero, "overflow", False)),
-        "loss_scaler": numbers(getattr(zero, "loss_scaler", None)),
-        "external_loss_scale": getattr(zero, "external_loss_scale", None),
-        "autocast_scaler": None if autocast_scaler is None else autocast_scaler.state_dict(),
-    }
-
-
-def _scalars(partitions: Partitions, index: int) -> dict[str, Any]:
-    """What the optimizer keeps for a partition beside its large tensors, such as a step count."""
-    master, moments = partitions.masters()[index], partitions.moments(index)
-    state = partitions.base.state.get(master, {})
-    scalars = {key: value for key, value in state.items() if key not in moments}
-    for key, value in scalars.items():
-        if isinstance(value, torch.Tensor) and value.numel() > 1:
-            raise UnsupportedError(
-                f"{type(partitions.base).__name__} keeps a tensor {key!r} of {value.numel()} "
-                f"elements that it is not known for (known: {[*moments]}); use DeepSpeed's or "
-                "torch's own Adam, AdamW or SGD"
-            )
-    return scalars
-
-
-def _restore_optimizer(partitions: Partitions, saved: Mapping[str, Any]) -> None:
-    zero, base = partitions.zero, partitions.base
-    for group, values in zip(base.param_groups, saved["groups"], strict=True):
-        for key, value in values.items():
-            group[key] = beside(group.get(key), value)
-    for index, scalars in enumerate(saved["scalars"]):
-        _restore_scalars(partitions, index, scalars)
-    if hasattr(zero, "overflow"):
-        zero.overflow = saved["overflow"]
-    if saved["loss_scaler"] is not None:
-        vars(zero.loss_scaler).update(saved["loss_scaler"])
-    if saved["external_loss_scale"] is not None:
-        zero.override_loss_scale(saved["external_loss_scale"])
-    if saved["autocast_scaler"] is not None:
-        zero.torch_autocast_gradscaler.load_state_dict(saved["autocast_scaler"])
-
-
-def _restore_scalars(partitions: Partitions, index: int, scalars: Mapping[str, Any]) -> None:
-    """What `_scalars` gave, and nothing else beside the large tensors."""
-    states, master = partitions.base.state, partitions.masters()[index]
-    group, moments = partitions.group_of(index), partitions.moments(index)
-    on_device = group.get("capturable") or group.get("fused")
-    state = {key: value for key, value in states.pop(master, {}).items() if key in moments}
-    for key, value in scalars.items():
-        is_moved = on_device and isinstance(value, torch.Tensor)
-        state[key] = value.to(master.device) if is_moved else value
-    if state:  # an optimizer begins anew where it finds none
-        states[master] = state
+def _own_numbers(base: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's attributes that are numbers, but for the handle of a library's object."""
+    return {name: value for name, value in (numbers(base) or {}).items() if name != "opt_id"}

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -57,16 +58,19 @@ from gemini_lab.recovery.messages import (
     Flushed,
     Heard,
     HoldPort,
+    ImportAhead,
     Inject,
     Inventory,
     Joined,
     LabHello,
+    Learned,
     ListVersions,
     Message,
     NeedNodes,
     OutputSaid,
     Persist,
     PortHeld,
+    Prepare,
     ProbeHello,
     Refused,
     Release,
@@ -126,7 +130,7 @@ class Agent:
             on_message=self._on_worker_message,
             on_output=self._on_worker_output,
             on_exit=self._on_worker_exit,
-            on_note=lambda text: self.lab.emit(Note(text=f"{config.name}: {text}")),
+            on_note=lambda text: self.lab.emit(Note(text=text)),
         )
         self._watch = WorkerWatch()
         self._stop = asyncio.Event()
@@ -146,6 +150,7 @@ class Agent:
             lambda: deque(maxlen=REMEMBERED)
         )
         self._run: int | None = None  # whose those are
+        self._told_locks: set[Path] = set()  # of which it was said that nobody here holds them
         self._is_placed = False  # whether the root agent knows the placement
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ShardWriter(
@@ -443,6 +448,8 @@ class Agent:
                 self._background(self._hold_port(order))
             case StartWorkers():
                 self._start_workers(order)
+            case Prepare() if self.config.warm:
+                self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
             case Persist():
                 self.writer.expect(order)
             case Commit():
@@ -513,7 +520,8 @@ class Agent:
         for lock in left.ours:
             lock.unlink(missing_ok=True)
             self.lab.emit(Note(text=f"removed {lock}: a worker was killed while it compiled there"))
-        for lock in left.older:
+        for lock in sorted({*left.older} - self._told_locks):
+            self._told_locks.add(lock)
             self.lab.emit(
                 Note(
                     text=f"{lock} is older than this lab, and no process of {self.name} holds it: "
@@ -561,7 +569,7 @@ class Agent:
                 self._watch.hear(message)
             case SlabRequest():
                 self._background(self._give_slab(worker, message))
-            case ScriptFinished() | RestoreFailed():
+            case ScriptFinished() | RestoreFailed() | Learned():
                 self._to_root(message)
 
     def _remember(self, event: events.AnyEvent) -> None:

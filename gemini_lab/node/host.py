@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +13,11 @@ from typing import Final, TypeVar
 
 import psutil
 
+from gemini_lab.node.next_parent import NextParent, start_parent
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
+    ImportAhead,
     Kill,
     Killed,
     Listen,
@@ -92,7 +93,19 @@ class WorkerHost:
         self._is_ready = asyncio.Event()
         self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
         self._lost_port: int | None = None  # that of a port that went with the last parent
+        self._next: NextParent | None = None  # which imports what the script does
+        self._retired: list[subprocess.Popen[bytes]] = []
         self._start_parent()
+
+    @property
+    def parent_pid(self) -> int:
+        """The process that forks workers now."""
+        return self._process.pid
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether another one has imported ahead, and takes over at the next fence."""
+        return self._next is not None and self._next.is_ready
 
     async def ready(self) -> None:
         """Wait until the warm parent has imported everything."""
@@ -121,6 +134,14 @@ class WorkerHost:
         while self._dying:
             self._dying = {pid for pid in self._dying if _runs(pid)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
+        self._take_next_parent()
+
+    def prepare(self, order: ImportAhead) -> None:
+        """Have another warm parent import these, for the workers after the next fence."""
+        if self._next is None:
+            # Of many nodes that import the same, one says how it went.
+            on_note = self._on_note if 0 in self.workers else bool
+            self._next = NextParent(order, warm=self._warm, on_note=on_note)
 
     def start(self, start: WorkerStart) -> None:
         """Start one worker."""
@@ -157,8 +178,11 @@ class WorkerHost:
         """End the warm parent; it kills the workers."""
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()
+        if self._next is not None:
+            self._next.close()
         try:
-            self._process.wait(CLOSE_S)
+            for process in (*self._retired, self._process):
+                process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             self._kill_parent()
 
@@ -168,17 +192,23 @@ class WorkerHost:
             if worker.pid is not None:
                 os.killpg(worker.pid, signal_number)
         self._process.send_signal(signal_number)
+        if self._next is not None:
+            self._next.process.send_signal(signal_number)
 
     def _start_parent(self) -> None:
-        self._parent, theirs = LocalChannel.pair()
-        command = [sys.executable, "-m", "gemini_lab.node.warm"]
-        self._process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(int(self._warm))],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-        )
-        theirs.close()
+        self._process, self._parent = start_parent(warm=self._warm)
+        asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
+
+    def _take_next_parent(self) -> None:
+        """From here on workers are forked from the next parent, if it is ready."""
+        if self._next is None or not self._next.is_ready or self.workers:
+            return
+        asyncio.get_running_loop().remove_reader(self._parent)
+        self._parent.close()  # it ends by that
+        self._retired.append(self._process)
+        self._process, self._parent = self._next.hand_over()
+        self._next, self._holds = None, None
+        self._is_ready.set()
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
     async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:

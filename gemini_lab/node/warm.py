@@ -24,6 +24,7 @@ import msgspec
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
+    ImportAhead,
     Kill,
     Killed,
     Listen,
@@ -98,6 +99,10 @@ class WarmParent:
                 self._fork(message.start, fds)
             case Listen():
                 self._listen(message)
+            case ImportAhead():
+                from gemini_lab.node.ahead import import_ahead  # noqa: PLC0415 - imports much
+
+                self._channel.send(import_ahead(message))
             case Kill():
                 self._kill_all()
                 self._channel.send(Killed(epoch=message.epoch))

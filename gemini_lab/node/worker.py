@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 
 from gemini_lab.engine import session
+from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.job import Job, find_module
@@ -124,6 +125,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     job = start.order.job
+    imports = Imports(os.environ)
     os.environ.update(distributed_environment(start))
     if start.interface is not None:
         # Otherwise they use what the host's own name means, which is often a loopback address.
@@ -141,7 +143,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         avoid_shared_memory_collectives()
         store = join_rendezvous(start.rendezvous, listen_fd)
         session.current = session.WorkerSession(
-            start=start, channel=channel, store=store, pulse=pulse
+            start=start, channel=channel, store=store, pulse=pulse, imports=imports
         )
         with exits_noticed(partial(leave_early, start, channel)):
             run_script(job, local_rank=start.seats.local_rank_of(start.rank))

@@ -24,6 +24,7 @@ HANG_WAY_OUT: Final = (
     "if that was healthy, raise min_progress_s (in a step) or idle_s (elsewhere), or do long work "
     "inside `with protected.pause(...)`"
 )
+PAST_WAY_OUT: Final = "call gemini_lab.protect on every rank, and before the first collective"
 FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
 """Errors that the same script on the same machines would only raise again."""
 
@@ -72,7 +73,12 @@ def judge_exit(
 
 
 def judge_hang(
-    state: RootState, nodes: Sequence[str], *, seen: str, spares: Sequence[str]
+    state: RootState,
+    nodes: Sequence[str],
+    *,
+    seen: str,
+    spares: Sequence[str],
+    is_past: bool = False,
 ) -> Verdict:
     """What becomes of a run whose workers stand still.
 
@@ -81,10 +87,13 @@ def judge_hang(
         nodes: Where they run.
         seen: Where they stand.
         spares: Living nodes without a position.
+        is_past: Whether they have gone past `protect`, which is the script's doing.
     """
     state = _with_attempt(state, nodes)
     if state.attempts < MAX_ATTEMPTS:
         return Verdict(state=state)
+    if is_past:
+        return Verdict(state=state, reason=f"{seen}; {PAST_WAY_OUT}", cause="script")
     reason = f"workers stood still repeatedly: {seen}; {HANG_WAY_OUT}"
     return Verdict(state=state, reason=reason, left=node_to_leave(state, None, spares=spares))
 

@@ -4,6 +4,10 @@ A rank that waits for another one in a collective stands still, too, and is heal
 anybody gets on, or may still take its time, nobody is hung who speaks. When all stand still for
 longer than they may, those are hung that do not wait for the others; where all wait, those that are
 furthest behind. A worker that says nothing at all is judged by itself.
+
+Ranks meet in `protect`. While some are there, those that are not are named, and no more than that:
+they may still load a model. Once all of these stand in a collective, where those in `protect` will
+never join them, or have done nothing at all for long, or have ended, they have gone past it.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,8 +19,14 @@ from gemini_lab.recovery.messages import Doing, WorkerPulse
 
 STILL_S: Final = 3.0
 """Who is still for less gets on, as far as anybody is told."""
+LATE_S: Final = 20.0
+"""In `protect` for so long: those that are not there are named."""
+PAST_S: Final = 60.0
+"""In a collective for so long, while others are in `protect`: they will not come."""
+LISTED: Final = 8
 DOING: Final[dict[Doing, str]] = {
     "starting": "starting",
+    "meeting": "in protect",
     "restoring": "restoring its shard",
     "step": "in a step",
     "between steps": "between two steps",
@@ -48,12 +58,14 @@ class Hung:
         quiet_s: How long it has stood still, or said nothing.
         limit_s: How long that may be.
         seen: What was seen of it and of the others, in words.
+        is_past: Whether its script has gone past `protect`, where others wait for it.
     """
 
     rank: int
     quiet_s: float
     limit_s: float
     seen: str
+    is_past: bool = False
 
 
 class Pulses:
@@ -62,10 +74,12 @@ class Pulses:
     def __init__(self) -> None:
         self._heard: dict[int, tuple[WorkerPulse, float]] = {}  # and when
         self._iterations: dict[int, int] = {}
+        self._is_late_told = False
 
     def restart(self) -> None:
         """All workers begin."""
         self._heard, self._iterations = {}, {}
+        self._is_late_told = False
 
     def hear(self, pulse: WorkerPulse, *, at_s: float) -> None:
         """An agent tells what it sees of a worker."""
@@ -87,7 +101,9 @@ class Pulses:
             ranks: All of them.
             finished: Those whose scripts have ended.
         """
-        seen = [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
+        seen = self._seen(at_s, limits, ranks=ranks, finished=finished)
+        if past := _past_protect(seen, finished, limits):
+            return past
         culprits = [one for one in seen if one.is_overdue and one.pulse.silent_s > 0]
         if not culprits and seen and all(one.quiet_s >= STILL_S for one in seen):
             culprits = self._culprits(seen)
@@ -103,12 +119,39 @@ class Pulses:
             for one in culprits
         ]
 
+    def late(
+        self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
+    ) -> str:
+        """Who is waited for in `protect`, once a start and in words; empty if there is nothing.
+
+        Args:
+            at_s: Now.
+            limits: As for `hung`.
+            ranks: All of them.
+            finished: Those whose scripts have ended.
+        """
+        seen = self._seen(at_s, limits, ranks=ranks, finished=finished)
+        here, away = _met(seen)
+        if self._is_late_told or not here or min(one.quiet_s for one in here) < LATE_S:
+            return ""
+        absent = [_absent(one) for one in away] + [f"rank {r} (it has ended)" for r in finished]
+        if not absent:
+            return ""
+        self._is_late_told = True
+        return f"{_told_of_waiting(here)} for {_listed(absent)}; every rank must call protect"
+
+    def _seen(
+        self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
+    ) -> list["_Standing"]:
+        return [self._standing(rank, at_s, limits) for rank in ranks if rank not in finished]
+
     def _standing(self, rank: int, at_s: float, limits: Limits) -> "_Standing":
         pulse, heard_s = self._heard.get(rank, (WorkerPulse(rank=rank, epoch=0), at_s))
         quiet_s, limit_s = _quiet_and_limit(pulse, limits)
         if quiet_s >= STILL_S:  # and ever since, or its agent would have told
             quiet_s += at_s - heard_s
-        return _Standing(pulse=pulse, quiet_s=quiet_s, limit_s=limit_s)
+        idle_s = pulse.idle_s + at_s - heard_s if pulse.idle_s >= STILL_S else 0.0
+        return _Standing(pulse=pulse, quiet_s=quiet_s, limit_s=limit_s, idle_s=idle_s)
 
     def _culprits(self, seen: list["_Standing"]) -> list["_Standing"]:
         """Whom the others wait for, if those have stood still for too long; nobody gets on."""
@@ -136,6 +179,7 @@ class _Standing:
     pulse: WorkerPulse
     quiet_s: float
     limit_s: float
+    idle_s: float
 
     @property
     def is_overdue(self) -> bool:
@@ -146,7 +190,7 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
     """How long a worker had been quiet when it was seen so, and how long it may be."""
     if pulse.silent_s > 0 and pulse.is_stopped:
         return pulse.silent_s, limits.stopped_s
-    if pulse.doing == "paused":
+    if pulse.doing in {"paused", "meeting"}:
         return pulse.still_s, inf
     if pulse.silent_s > 0:  # one call that lets no other thread run says nothing, either
         return pulse.silent_s, max(limits.stopped_s, limits.idle_s)
@@ -159,6 +203,52 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
             return pulse.idle_s, limits.step_s or limits.idle_s
     # What a device's collective spins away is no work.
     return pulse.still_s if pulse.waits_in else pulse.idle_s, limits.idle_s
+
+
+def _met(seen: list[_Standing]) -> tuple[list[_Standing], list[_Standing]]:
+    """Who is in `protect`, and who is not."""
+    here = [one for one in seen if one.pulse.doing == "meeting"]
+    return here, [one for one in seen if one.pulse.doing != "meeting"]
+
+
+def _past_protect(seen: list[_Standing], finished: Collection[int], limits: Limits) -> list[Hung]:
+    """Those that will never come to `protect`, where others wait; nobody if that is not certain."""
+    here, away = _met(seen)
+    if not here or min(one.quiet_s for one in here) < PAST_S:
+        return []
+    if finished:
+        ended = _listed([f"rank {rank}" for rank in sorted(finished)])
+        told = f"{_told_of_waiting(here)}; the script of {ended} has ended without calling it"
+        return [_gone_past(one, told) for one in here]
+    # A backward pass may wait for other ranks without being seen in a collective.
+    if all(one.idle_s >= (PAST_S if one.pulse.waits_in else limits.idle_s) for one in away):
+        places = _listed([_absent(one) for one in away])
+        told = f"{_told_of_waiting(here)}, which was not called by {places}"
+        return [_gone_past(one, told) for one in away]
+    return []
+
+
+def _gone_past(one: _Standing, told: str) -> Hung:
+    return Hung(rank=one.pulse.rank, quiet_s=one.quiet_s, limit_s=PAST_S, seen=told, is_past=True)
+
+
+def _told_of_waiting(here: list[_Standing]) -> str:
+    ranks = _listed([str(one.pulse.rank) for one in here])
+    they_wait = f"rank {ranks} has waited" if len(here) == 1 else f"ranks {ranks} have waited"
+    return f"{they_wait} in protect for {min(one.quiet_s for one in here):.0f} s"
+
+
+def _absent(one: _Standing) -> str:
+    """A rank that is not in `protect`; where it is, if it stays there."""
+    pulse = one.pulse
+    if one.idle_s < STILL_S:
+        return f"rank {pulse.rank} (at work)"
+    return f"rank {pulse.rank} ({_activity(pulse)}, for {one.idle_s:.0f} s)"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _told(one: _Standing) -> str:

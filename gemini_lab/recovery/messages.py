@@ -33,7 +33,7 @@ from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 JsonValue = object  # whatever JSON has
 WorkerStatus = Literal["running", "finished"]
-Doing = Literal["starting", "restoring", "step", "between steps", "paused", "finishing"]
+Doing = Literal["starting", "meeting", "restoring", "step", "between steps", "paused", "finishing"]
 """What a worker's training thread does; `starting` until `protect` has returned."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
@@ -326,6 +326,13 @@ class Commit(RootOrder, frozen=True, kw_only=True):
     meta: VersionMeta
 
 
+class Prepare(RootOrder, frozen=True, kw_only=True):
+    """Have a warm parent import what the job's scripts import, for the next start."""
+
+    modules: list[str]
+    environment: dict[str, str]
+
+
 class Release(RootOrder, frozen=True, kw_only=True):
     """The run is over: end its workers, and give its memory back."""
 
@@ -461,6 +468,27 @@ class Kill(Message, frozen=True, kw_only=True):
     """To the warm parent: kill all workers."""
 
     epoch: Epoch
+
+
+class ImportAhead(Message, frozen=True, kw_only=True):
+    """To a warm parent without workers: import these modules, in this environment."""
+
+    modules: list[str]
+    environment: dict[str, str]
+
+
+class ImportedAhead(Message, frozen=True, kw_only=True):
+    """It has.
+
+    Attributes:
+        modules: How many are new.
+        seconds: How long that took.
+        problem: Why no workers may be forked from it; empty if they may.
+    """
+
+    modules: int
+    seconds: float
+    problem: str = ""
 
 
 class ParentReady(Message, frozen=True, kw_only=True):
@@ -633,6 +661,20 @@ class ScriptFinished(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class Learned(Message, frozen=True, kw_only=True):
+    """What a worker's script has imported, for those that start it anew.
+
+    Attributes:
+        modules: Of installed packages, in the order of their imports.
+        environment: Variables that were set by then, which they may have read.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    modules: list[str]
+    environment: dict[str, str]
+
+
 class WorkerPulse(Message, frozen=True, kw_only=True):
     """What a worker's training thread does: once a second to its agent, and on when it matters.
 
@@ -671,6 +713,7 @@ FromAgentMessage = (
     | ScriptFinished
     | RestoreFailed
     | WorkerPulse
+    | Learned
     | EventSaid
 )
 """What the root agent hears from an agent that has joined."""

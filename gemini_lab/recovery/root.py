@@ -34,9 +34,11 @@ from gemini_lab.recovery.messages import (
     Fenced,
     HoldPort,
     Inventory,
+    Learned,
     Persisted,
     PersistFailed,
     PortHeld,
+    Prepare,
     Release,
     RestoreFailed,
     ScriptFinished,
@@ -109,6 +111,7 @@ class RootAgent:
         self._progress = Progress()
         self._pulses = Pulses()
         self._repeats = Repeats()
+        self._learned: Learned | None = None  # what the job's scripts import
         self._protected: set[int] = set()
         self._restored: set[int] = set()
         self._finished: set[int] = set()
@@ -180,6 +183,8 @@ class RootAgent:
         silent = tuple(node for node in self.state.silent if node != joined.node)
         self.state = replace(self.state, silent=silent)
         yield Emit(event=events.NodeJoined(name=joined.node))
+        if self._learned is not None:
+            yield self._prepare(joined.node, self._learned)
         phase = self.state.phase
         if phase in {"inventory", "waiting"}:  # it was not fenced with the others
             yield Send(to=joined.node, order=Fence(epoch=self.state.epoch))
@@ -235,6 +240,7 @@ class RootAgent:
         members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
         self._repeats = Repeats()
+        self._learned = None
         self.state = RootState(
             epoch=self.state.epoch, order=submitted.order, placed=seats.seated(members)
         )
@@ -271,8 +277,19 @@ class RootAgent:
                 yield from self._on_failed_restore(said.at_s, message)
             case WorkerPulse():
                 self._pulses.hear(message, at_s=said.at_s)
+            case Learned():
+                self._learned = message
+                for node in in_order(self.living):
+                    yield self._prepare(node, message)
             case Persisted() | PersistFailed() | Committed():
                 yield from self._on_persistence(said.at_s, said.node, message)
+
+    def _prepare(self, node: str, learned: Learned) -> Send:
+        """Also standbys: they are who starts without having seen the script."""
+        order = Prepare(
+            epoch=self.state.epoch, modules=learned.modules, environment=learned.environment
+        )
+        return Send(to=node, order=order)
 
     def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
         lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
@@ -636,7 +653,10 @@ class RootAgent:
             step_s=self._progress.step_limit_s(settings) if is_running else None,
             idle_s=settings.idle_s,
         )
-        hung = self._pulses.hung(at_s, limits, ranks=self.state.ranks, finished=self._finished)
+        ranks, finished = self.state.ranks, self._finished
+        if late := self._pulses.late(at_s, limits, ranks=ranks, finished=finished):
+            yield Emit(event=events.Note(text=late))
+        hung = self._pulses.hung(at_s, limits, ranks=ranks, finished=finished)
         if not hung:
             return
         for one in hung:
@@ -650,7 +670,13 @@ class RootAgent:
                 )
             )
         nodes = [self.state.seats.node_of(one.rank) for one in hung]
-        verdict = judge_hang(self.state, nodes, seen=hung[0].seen, spares=self._spares())
+        verdict = judge_hang(
+            self.state,
+            nodes,
+            seen=hung[0].seen,
+            spares=self._spares(),
+            is_past=hung[0].is_past,
+        )
         yield from self._act_on(at_s, verdict, cause="worker_hung")
 
     # -- the persistent tier -------------------------------------------------------------------

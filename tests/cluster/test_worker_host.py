@@ -14,6 +14,7 @@ from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     HoldPort,
+    ImportAhead,
     Inventory,
     JobOrder,
     Message,
@@ -94,6 +95,28 @@ def test_a_worker_whose_rendezvous_died_with_the_warm_parent_ends_at_once():
             host.close()
 
     assert asyncio.run(start_after_a_death()) == [-signal.SIGKILL]
+
+
+def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_ends():
+    notes: list[str] = []
+
+    async def take_over() -> int:
+        host = a_host(on_note=notes.append)
+        try:
+            await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=7), PATIENCE_S)
+            before = host.parent_pid
+            host.prepare(ImportAhead(modules=["sched"], environment={}))
+            while not host.is_prepared:
+                await asyncio.sleep(0.01)
+            assert host.parent_pid == before
+            await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
+            assert host.parent_pid != before
+            return await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=8), PATIENCE_S)
+        finally:
+            host.close()
+
+    assert asyncio.run(asyncio.wait_for(take_over(), PATIENCE_S)) > 0
+    assert notes == []  # where rank 0 runs says it for all
 
 
 def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():

@@ -85,20 +85,91 @@ class Model(nn.Module):
         return self.last(torch.tanh(self.again(hidden))).float().square().mean()
 
 
+class SignMomentum(torch.optim.Optimizer):
+    """Somebody's own: Lion with a clock, an attribute, and a step that rounds at random."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.01, "weight_decay": 0.0})
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.calls += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["velocity"] = torch.zeros_like(weight)
+                    state["clock"] = torch.ones(1)
+                    state["kind"] = "sign"
+                noise = torch.rand_like(weight) * 1e-3 / self.calls
+                update = (0.9 * state["velocity"] + 0.1 * weight.grad + noise).sign()
+                weight.add_(update / state["clock"], alpha=-group["lr"])
+                state["velocity"].mul_(0.99).add_(weight.grad, alpha=0.01)
+                state["clock"] += 0.25
+
+
+class SlowAdam(torch.optim.Adam):
+    """A subclass."""
+
+    def step(self):
+        for group in self.param_groups:
+            group["eps"] *= 1.01
+        super().step()
+
+
+class Averaging(torch.optim.SGD):
+    """Keeps a tensor beside its state."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.average = torch.zeros(3)
+
+
+class Rows(torch.optim.SGD):
+    """Keeps something of a form of its own for each weight."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight].setdefault("rows", torch.zeros(7))
+        super().step()
+
+
+class Muon(torch.optim.SGD):
+    """By its name."""
+
+
+OWN = {
+    "Muon": lambda groups: Muon(groups, lr=0.01),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=0.01, momentum=0.9, centered=True),
+    "NAdam": lambda groups: torch.optim.NAdam(groups, lr=0.01),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.05),
+    "SignMomentum": SignMomentum,
+    "SlowAdam": lambda groups: SlowAdam(groups, lr=0.01, amsgrad=True),
+    "Averaging": lambda groups: Averaging(groups, lr=0.01),
+    "Rows": lambda groups: Rows(groups, lr=0.01),
+}
+
+
 def settings(case):
     optimizer = {
         "Adam": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}},
         "AMSGrad": {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True, "amsgrad": True}},
         "AdamW": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
         "FusedAdam": {"type": "Adam", "params": {"lr": 0.01}},
-        "Adagrad": {"type": "Adagrad", "params": {"lr": 0.01}},
+        "Lion": {"type": "Lion", "params": {"lr": 0.01}},
+        "CPUAdagrad": {"type": "Adagrad", "params": {"lr": 0.01}},
         "SGD": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}},
-    }[case["optimizer"]]
+    }.get(case["optimizer"])
     accumulation = case.get("accumulation", 1)
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": accumulation,
-        "optimizer": optimizer,
+        **({} if optimizer is None else {"optimizer": optimizer}),
         "scheduler": {
             "type": "WarmupLR",
             "params": {"warmup_num_steps": 5, "warmup_type": "linear", "warmup_max_lr": 0.02},
@@ -129,7 +200,15 @@ def make_engine(case, seed):
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [{"params": [w for w in trained if w.ndim > 1], "weight_decay": 0.1}]
     groups.append({"params": [w for w in trained if w.ndim == 1], "weight_decay": 0.0})
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=settings(case))
+    if case.get("groups") == 1:
+        groups = [{"params": trained}]
+    own = OWN.get(case["optimizer"])
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=own and own(groups),
+        model_parameters=None if own else groups,
+        config=settings(case),
+    )
     torch.manual_seed(seed + dist.get_rank())
     return engine
 
@@ -216,7 +295,7 @@ def work(request, rank):
         engine.step()
         state.capture_small()
     found["updates"] = []
-    while state.version < STEPS:
+    while state.version < request.get("until", STEPS):
         found["updates"].append(trainer.update())
         found["lr"] = engine.get_lr()
         if state.version == request.get("capture_at"):

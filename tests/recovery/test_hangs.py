@@ -158,3 +158,68 @@ def test_an_iteration_proves_that_a_rank_got_on():
 def test_a_rank_that_is_told_to_get_on_does_until_more_is_told():
     seen = [waiting(0), waiting(2), WorkerPulse(rank=1, epoch=1, doing="step", still_s=1.0)]
     assert hung(seen, at_s=1000) == []
+
+
+def in_protect(*ranks):
+    return [pulse(rank, "meeting", where="train.py:9 in main") for rank in ranks]
+
+
+def late(seen, *, at_s, finished=()):
+    pulses = Pulses()
+    for one in seen:
+        pulses.hear(one, at_s=0.0)
+    told = pulses.late(at_s, FIRST_STEP, ranks=RANKS, finished=finished)
+    assert pulses.late(at_s, FIRST_STEP, ranks=RANKS, finished=finished) == ""
+    return told
+
+
+def test_ranks_that_are_late_for_protect_are_named_once_and_soon():
+    away = pulse(1, "starting", waits_in="all_reduce", where="train.py:30 in main")
+    seen = [*in_protect(0), away, pulse(2, "starting", idle_s=0.0)]
+    assert late(seen, at_s=10) == ""
+    assert late(seen, at_s=27) == (
+        "rank 0 has waited in protect for 30 s for rank 1 (starting, in all_reduce, at "
+        "train.py:30 in main, for 30 s), rank 2 (at work); every rank must call protect"
+    )
+    assert late(in_protect(0, 1, 2), at_s=27) == ""
+
+
+def test_a_rank_that_is_still_at_work_or_asleep_before_protect_is_not_hung():
+    stuck = pulse(1, "starting", waits_in="all_reduce")
+    for slow in (pulse(2, "starting", idle_s=0.0), pulse(2, "starting")):
+        assert hung([*in_protect(0), stuck, slow], at_s=200, limits=FIRST_STEP) == []
+    entered = pulse(2, "starting", waits_in="broadcast", idle_s=0.0)
+    assert hung([*in_protect(0), stuck, entered], at_s=200, limits=FIRST_STEP) == []
+
+
+def test_ranks_that_wait_in_a_collective_where_others_are_in_protect_have_gone_past_it():
+    away = [pulse(r, "starting", waits_in="all_reduce", where="t.py:3 in f") for r in (1, 2)]
+    assert hung([*in_protect(0), *away], at_s=50, limits=FIRST_STEP) == []
+    found = hung([*in_protect(0), *away], at_s=60, limits=FIRST_STEP)
+    assert ranks(found) == [1, 2]
+    assert all(one.is_past for one in found)
+    assert found[0].seen == (
+        "rank 0 has waited in protect for 63 s, which was not called by rank 1 (starting, in "
+        "all_reduce, at t.py:3 in f, for 63 s), rank 2 (starting, in all_reduce, at t.py:3 in f, "
+        "for 63 s)"
+    )
+
+
+def test_a_rank_that_does_nothing_for_long_is_not_waited_for_in_protect_either():
+    away = [pulse(1, "starting", where="t.py:9 in f"), pulse(2, "starting", waits_in="barrier")]
+    assert hung([*in_protect(0), *away], at_s=290, limits=FIRST_STEP) == []
+    assert ranks(hung([*in_protect(0), *away], at_s=298, limits=FIRST_STEP)) == [1, 2]
+
+
+def test_a_script_that_ended_without_protect_holds_up_nobody_for_long():
+    found = hung(in_protect(0, 2), at_s=60, limits=FIRST_STEP, finished=[1])
+    assert ranks(found) == [0, 2]
+    assert found[0].seen == (
+        "ranks 0, 2 have waited in protect for 63 s; the script of rank 1 has ended without "
+        "calling it"
+    )
+
+
+def test_a_stopped_process_in_protect_is_hung_as_ever():
+    seen = [*in_protect(0, 2), pulse(1, "starting", silent_s=3.0, is_stopped=True)]
+    assert ranks(hung(seen, at_s=28, limits=FIRST_STEP)) == [1]

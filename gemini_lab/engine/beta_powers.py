@@ -1,0 +1,120 @@
+"""The powers of its betas that DeepSpeed's Adam for CPUs keeps in its library, out of sight.
+
+It multiplies them up step by step, but computes them anew after a gap in the steps or a change of
+the betas. With beta2 = 0.999 the two differ in the last bit in five steps of six, and with them the
+weights. So whoever begins at a later step must go through the earlier ones, on a tensor of one
+element (`IncrementStep` in DeepSpeed's cpu_adam.h).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+
+from gemini_lab.engine.zero import Partitions
+
+_LOST_BITS: Final = 30
+"""A power below 2 to the minus this is lost where it is taken from a float of 1."""
+Update = Callable[[int, Mapping[str, Any]], object]
+"""Has the library take a step of this number with a group's options."""
+
+
+class BetaPowers:
+    """What the library went through; nothing for other optimizers.
+
+    Every start begins with a gap, so that what it went through is known from there.
+    """
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._update = _update_of(partitions)
+        self._betas: list[tuple[float, float]] = []
+        self._since = 1  # the first step since the last gap
+        self._leave_a_gap()
+
+    def capture(self) -> int:
+        """The first of the steps that were taken without a gap; called after each update."""
+        betas = self._all_betas()
+        if betas != self._betas:
+            self._betas, self._since = betas, self._steps() + 1
+        return self._since
+
+    def restore(self, since: int) -> None:
+        """Go through the steps again; groups and counts of steps were put back before."""
+        self._betas, self._since = self._all_betas(), since
+        self._leave_a_gap()
+        if self._update is not None:
+            for step in _steps_that_count(since, self._steps(), self._betas):
+                for group in self._groups():
+                    self._update(step, group)
+
+    def _leave_a_gap(self) -> None:
+        """Have the next step computed anew: its betas are others than these."""
+        if self._update is not None:
+            for group in self._groups():
+                halfway = tuple((1 + beta) / 2 for beta in group["betas"])
+                self._update(1, {**group, "betas": halfway})
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        """Those of all partitions, in the order of an update's calls."""
+        return map(self._partitions.group_of, range(len(self._partitions.masters())))
+
+    def _all_betas(self) -> list[tuple[float, float]]:
+        return [] if self._update is None else [tuple(group["betas"]) for group in self._groups()]
+
+    def _steps(self) -> int:
+        """Steps that the optimizer counts; it leaves out those that overflow."""
+        states: Mapping[torch.Tensor, Mapping[str, Any]] = self._partitions.base.state
+        return max(
+            (int(states.get(one, {}).get("step", 0)) for one in self._partitions.masters()),
+            default=0,
+        )
+
+
+def _steps_that_count(since: int, last: int, betas: list[tuple[float, float]]) -> Iterator[int]:
+    """From `since` on, until the powers are too small to count; and the last one."""
+    largest = max((beta for pair in betas for beta in pair), default=0.0)
+    counts = math.ceil(-_LOST_BITS / math.log2(largest)) if 0 < largest < 1 else 1
+    yield from range(since, min(last, counts) + 1)
+    if since <= last and counts < last:
+        yield last
+
+
+def _update_of(partitions: Partitions) -> Update | None:
+    """The library's update; None for an optimizer without such a library."""
+    base: Any = partitions.base
+    if isinstance(base, DeepSpeedCPUAdam):
+        return partial(_cpu_adam, base)
+    on_cpu = all(one.device.type == "cpu" for one in partitions.masters())
+    return partial(_fused_adam, base) if isinstance(base, FusedAdam) and on_cpu else None
+
+
+def _cpu_adam(base: Any, step: int, group: Mapping[str, Any]) -> None:
+    base.ds_opt_adam.adam_update(
+        base.opt_id,
+        step,
+        group["lr"],
+        *group["betas"],
+        group["eps"],
+        group["weight_decay"],
+        group["bias_correction"],
+        *torch.zeros(4, 1).unbind(),
+    )
+
+
+def _fused_adam(base: Any, step: int, group: Mapping[str, Any]) -> None:
+    base.multi_tensor_adam(
+        1,
+        base._dummy_overflow_buf,  # noqa: SLF001 - its own first argument
+        [[one] for one in torch.zeros(4, 1).unbind()],
+        group["lr"],
+        *group["betas"],
+        group["eps"],
+        step,
+        base.adam_w_mode,
+        int(group["bias_correction"]),
+        group["weight_decay"],
+    )

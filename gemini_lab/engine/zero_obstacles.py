@@ -1,0 +1,84 @@
+"""What of a DeepSpeed engine stands against protecting it, each with the way out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+
+Obstacle = tuple[str, str]
+"""What was found, and the way out."""
+
+
+def obstacles(engine: Any) -> Iterator[Obstacle]:
+    """All that stands against protecting `engine`; nothing in most cases."""
+    yield from _of_parallelism(engine)
+    if not engine.zero_optimization():
+        yield "ZeRO stage 0", 'set "zero_optimization": {"stage": 1}, 2 or 3'
+        return
+    yield from _of_placement(engine)
+    if engine.data_efficiency_enabled():
+        yield "the data efficiency library", 'set "data_efficiency": {"enabled": false}'
+    yield from _of_optimizer(engine.optimizer)
+
+
+def _of_parallelism(engine: Any) -> Iterator[Obstacle]:
+    """Ranks that hold other weights, or other parts of them, than ZeRO's own cut says."""
+    if engine.pipeline_parallelism:
+        yield (
+            "pipeline parallelism, where ranks train different layers and ZeRO shards none",
+            "use a plain module with ZeRO stage 1, 2 or 3, not a PipelineModule",
+        )
+    if engine.has_moe_layers:
+        yield (
+            "mixture-of-experts layers, where one name is another expert on each rank",
+            "use a model without deepspeed.moe; ZeRO stage 3 shards experts that are plain modules",
+        )
+    if engine.mp_world_size > 1 or engine.autotp_size() > 1:
+        yield (
+            "tensor parallelism, where a weight is cut once more than ZeRO says",
+            'shard with ZeRO alone: without mpu, and without "tensor_parallel"',
+        )
+    if engine.sequence_parallel_size > 1:
+        yield "sequence parallelism", "shard with ZeRO alone"
+
+
+def _of_placement(engine: Any) -> Iterator[Obstacle]:
+    """State that lies where a version does not reach it."""
+    if any(map(_is_on_nvme, (engine.zero_offload_optimizer(), engine.zero_offload_param()))):
+        yield (
+            "offload to NVMe (ZeRO-Infinity)",
+            'set the "device" of "offload_optimizer" and "offload_param" to "cpu" or "none"',
+        )
+    if engine.zero_hpz_partition_size() > 1:
+        yield (
+            "hierarchical partitions (hpZ), copies of weights that no version brings up to date",
+            'set "zero_hpz_partition_size": 1',
+        )
+    if hasattr(engine.optimizer, "backup_optimizer"):
+        yield (
+            "an optimizer on both CPU and GPU",
+            'set the "ratio" of "offload_optimizer" to 1',
+        )
+
+
+def _of_optimizer(wrapper: Any) -> Iterator[Obstacle]:
+    """An optimizer whose state is not kept as ZeRO's partitions."""
+    base = getattr(wrapper, "optimizer", None)
+    if base is None:
+        return
+    if any(cls.__name__.startswith("Muon") for cls in type(base).__mro__):
+        yield (
+            f"the optimizer {type(base).__name__}, whose momentum is of whole weights",
+            "use AdamW or Lion, or torch.optim.Muon in plain PyTorch, after fully_shard",
+        )
+    partitions = getattr(wrapper, "single_partition_of_fp32_groups", ())
+    if isinstance(base, torch.optim.Adagrad) and len(base.param_groups) < len(partitions):
+        yield (
+            f"torch's Adagrad with {len(partitions)} parameter groups, which DeepSpeed makes one",
+            "give deepspeed.initialize one parameter group, or use another optimizer",
+        )
+
+
+def _is_on_nvme(offload: Any) -> bool:
+    return offload is not None and offload.device == OffloadDeviceEnum.nvme

@@ -1,0 +1,84 @@
+"""The next warm parent: beside the present one it imports what the job's scripts import."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from gemini_lab.recovery.messages import ImportAhead, ImportedAhead, ParentReady
+from gemini_lab.wire.local import LocalChannel
+
+CLOSE_S: Final = 5.0
+
+
+def start_parent(*, warm: bool) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
+    """A warm parent, and the agent's end of its channel."""
+    ours, theirs = LocalChannel.pair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+    )
+    theirs.close()
+    return process, ours
+
+
+class NextParent:
+    """A warm parent in the making; on the agent's event loop.
+
+    Args:
+        order: What it is to import.
+        warm: Whether it imports first what all workers need.
+        on_note: Called with what a person should know.
+
+    Attributes:
+        process, channel: It.
+        is_ready: Whether workers can be forked from it.
+    """
+
+    def __init__(self, order: ImportAhead, *, warm: bool, on_note: Callable[[str], object]) -> None:
+        self.process, self.channel = start_parent(warm=warm)
+        self.is_ready = False
+        self._order, self._on_note = order, on_note
+        asyncio.get_running_loop().add_reader(self.channel, self._read)
+
+    def hand_over(self) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
+        """It is the present one from now on: who calls this reads its channel."""
+        asyncio.get_running_loop().remove_reader(self.channel)
+        return self.process, self.channel
+
+    def close(self) -> None:
+        """End it."""
+        if self.process.returncode is not None:
+            return
+        asyncio.get_running_loop().remove_reader(self.channel)
+        self.channel.close()
+        self.process.kill()
+        self.process.wait(CLOSE_S)
+        self.is_ready = False
+
+    def _read(self) -> None:
+        messages, is_open = self.channel.poll()
+        for message, _ in messages:
+            if isinstance(message, ParentReady):
+                self.channel.send(self._order)
+            elif isinstance(message, ImportedAhead):
+                self._hear(message)
+        if not is_open and self.process.returncode is None:
+            self._on_note("the process that imports for the next start ended; it starts as before")
+            self.close()
+
+    def _hear(self, said: ImportedAhead) -> None:
+        if said.problem:
+            self._on_note(
+                f"what the script imports is not imported ahead of the next start: {said.problem}"
+            )
+            self.close()
+            return
+        self.is_ready = True
+        self._on_note(
+            f"the next start finds {said.modules} modules of the script's libraries imported "
+            f"already, which took {said.seconds:.1f} s"
+        )
