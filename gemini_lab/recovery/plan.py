@@ -1,5 +1,6 @@
 """What is loaded from where after a failure (paper, section 6.2): the decision, without any I/O."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -163,13 +164,13 @@ def plan_recovery(
     """The newest version of which every shard is whole somewhere, and how to load it.
 
     Living nodes keep their positions; of the standbys, the one takes a lost node's position whose
-    memory has most of what is kept there, then one that keeps replicas on different racks, then
-    the first. The test is made shard by shard: in the ring part of a mixed placement two lost
-    neighbours lose a shard although their group still has living machines (the paper's per-group
-    test misses that). Copies count where a worker can send them, so on members that keep the shard,
-    and only copies of one lineage make a version. When no version is whole in memory, all nodes
-    load the newest persistent one, also those whose memory is intact: versions of two iterations
-    must not be mixed (paper, section 6.2, case 2).
+    memory has most of what is kept there (the best match first), then one that keeps replicas on
+    different racks, then the first. The test is made shard by shard: in the ring part of a mixed
+    placement two lost neighbours lose a shard although their group still has living machines (the
+    paper's per-group test misses that). Copies count where a worker can send them, so on members
+    that keep the shard, and only copies of one lineage make a version. When no version is whole in
+    memory, all nodes load the newest persistent one, also those whose memory is intact: versions of
+    two iterations must not be mixed (paper, section 6.2, case 2).
 
     Args:
         placement: Who keeps whose shard, by position.
@@ -270,20 +271,23 @@ def fill_positions(
         rack_of: The rack of each node whose rack is known.
     """
     filled, left = list(members), list(spares)
-    for position in [p for p, node in enumerate(filled) if node is None]:
-        if not left:
-            break
+    empty = [p for p, node in enumerate(filled) if node is None]
+    useful = Counter(
+        (copy.node, position)
+        for copy in copies
+        for position in empty
+        if copy.shard // workers_per_node in kept[position]
+    )
+
+    def worth(seat: tuple[int, str]) -> tuple[int, bool]:
+        position, node = seat
         others = [filled[p] for p in kept[position] if p != position]
-        racks = {rack_of[node] for node in others if node is not None and node in rack_of}
+        racks = {rack_of[other] for other in others if other is not None and other in rack_of}
+        return useful[node, position], rack_of.get(node) not in racks
 
-        def worth(node: str, position: int = position, racks: set[str] = racks) -> tuple[int, bool]:
-            useful = sum(
-                copy.node == node and copy.shard // workers_per_node in kept[position]
-                for copy in copies
-            )
-            return useful, rack_of.get(node) not in racks
-
-        best = max(left, key=worth)  # of equals the first
+    while empty and left:  # whose memory is of use anywhere is not wasted on another position
+        position, best = max(itertools.product(empty, left), key=worth)  # of equals the first
+        empty.remove(position)
         left.remove(best)
         filled[position] = best
     return tuple(filled)

@@ -251,3 +251,19 @@ def test_a_standby_is_chosen_that_keeps_replicas_on_different_racks():
         rack_of=racks,
     )
     assert plan.members[1] == "y"
+
+
+@given(situations(), st.randoms(use_true_random=False))
+def test_who_took_other_positions_before_comes_back_to_where_its_memory_counts(situation, rng):
+    """All members are gone and return as standbys, in any order, among empty machines."""
+    placement, members, _, _, empty = situation
+    spares = [*members, *empty]
+    rng.shuffle(spares)
+    plan = plan_recovery(
+        placement=placement,
+        members=[f"gone-{number}" for number in range(len(members))],
+        copies=whole(placement, members, 6),
+        living=spares,
+        standbys=spares,
+    )
+    assert (plan.version, plan.tier) == (6, "memory")

@@ -12,7 +12,9 @@ from typing import Final
 
 import psutil
 
+from gemini_lab.experiments.chaos.clock import NodeClocks
 from gemini_lab.experiments.chaos.faults import Schedule
+from gemini_lab.experiments.chaos.hosts import Hosts
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.victims import MARK, marked, send
 from gemini_lab.experiments.quickstart import gpt_job
@@ -26,18 +28,33 @@ SETTINGS: Final = {"min_progress_s": 10.0, "log_collectives": False}
 
 @contextlib.contextmanager
 def started(
-    schedule: Schedule, folder: Path, tier: BreakableTier, mark: str
+    schedule: Schedule,
+    folder: Path,
+    tier: BreakableTier,
+    mark: str,
+    *,
+    hosts: Hosts | None,
+    clocks: NodeClocks | None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`gemini-lab run` with the job; ended, and all that it started, at the end."""
+    threads = max(1, (os.cpu_count() or 1) // schedule.nodes)  # on hosts, too: so sums are the same
     environment = {
+        "OMP_NUM_THREADS": str(threads),
         **os.environ,
+        **(hosts.environment if hosts else {}),
+        **(clocks.environment if clocks else {}),
         MARK: mark,
         "TMPDIR": str(folder / "scratch"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # PyTorch's own stays by design
     }
     with (folder / "owner.log").open("wb") as log:
         owner = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.cli.main", *run_command(schedule, folder, tier)],
+            [
+                sys.executable,
+                "-m",
+                "gemini_lab.cli.main",
+                *run_command(schedule, folder, tier, hosts),
+            ],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -51,13 +68,17 @@ def started(
             owner.wait()
 
 
-def run_command(schedule: Schedule, folder: Path, tier: BreakableTier) -> list[str]:
+def run_command(
+    schedule: Schedule, folder: Path, tier: BreakableTier, hosts: Hosts | None
+) -> list[str]:
     """What `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
     job = gpt_job(
         size="tiny", iterations=schedule.iterations, layer_s=LAYER_S, gemini=dict(SETTINGS)
     )
+    where = ["--hosts", ",".join(hosts.names)] if hosts else []
     return [
         *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
+        *(*where, "--racks", ",".join(schedule.rack_of.values())),
         *("--folder", str(folder), "--name", "run", "--persistent-url", str(tier.url)),
         *("--persist-every", str(PERSIST_EVERY), "-m", job.script, *job.args),
     ]

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.experiments.chaos.clock import NodeClocks
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
+from gemini_lab.experiments.chaos.hosts import Hosts
 from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
 from gemini_lab.experiments.chaos.owner import end, started, write_processes
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
@@ -90,13 +92,28 @@ def suffer(
     scratch = folder / name / "scratch"
     scratch.mkdir(parents=True)
     hang = ""
-    with (
-        BreakableTier(folder / name) as tier,
-        started(schedule, folder / name, tier, mark) as owner,
-    ):
+    with contextlib.ExitStack() as made:
+        tier = made.enter_context(BreakableTier(folder / name))
+        hosts = clocks = None
+        if "network" in schedule.needs:
+            hosts = made.enter_context(Hosts(folder / name, schedule.nodes + schedule.standbys))
+        if "clock" in schedule.needs:
+            clocks = NodeClocks(folder / name)
+        owner = made.enter_context(
+            started(schedule, folder / name, tier, mark, hosts=hosts, clocks=clocks)
+        )
         run_folder = folder / name / "run"
         told = Told(run_folder, iterations=schedule.iterations)
-        strikes = Strikes(mark=mark, folder=run_folder, owner=owner, tier=tier, told=told)
+        strikes = Strikes(
+            mark=mark,
+            folder=run_folder,
+            owner=owner,
+            tier=tier,
+            told=told,
+            rack_of=schedule.rack_of,
+            hosts=hosts,
+            clocks=clocks,
+        )
         turn = Turn(strikes, told, owner, run_folder, limit_s=limit_s, say=say)
         try:
             turn.go_through(schedule.faults)
@@ -110,6 +127,7 @@ def suffer(
         undisturbed=undisturbed,
         iterations=schedule.iterations,
         is_cut_short=turn.is_cut_short,
+        may_fall_back=turn.may_fall_back,
         hang=hang,
         exit_status=exit_status,
         bad_lines=told.bad_lines,
@@ -134,6 +152,7 @@ class Turn:
     Attributes:
         struck: The faults that were due so far.
         is_cut_short: Whether one of them ends the run.
+        may_fall_back: Whether one of them spoilt the tier, or what was waited for was let go.
     """
 
     def __init__(
@@ -147,7 +166,7 @@ class Turn:
         say: Callable[[Struck], None],
     ) -> None:
         self.struck: list[Struck] = []
-        self.is_cut_short = False
+        self.is_cut_short = self.may_fall_back = False
         self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder
         self._limit_s, self._say = limit_s, say
         self._mends = Mends()
@@ -219,6 +238,7 @@ class Turn:
             self._take(Struck(fault=fault, at_s=at_s, happened=False, hit=str(error)))
             return
         self.is_cut_short |= KINDS[fault.kind].ends_run
+        self.may_fall_back |= KINDS[fault.kind].spoils_tier
         if mend is not None:
             self._mends.add(mend, after_s=fault.lasts_s)
         self._newest_s = self._moved_s = time.monotonic()
@@ -264,6 +284,7 @@ class Turn:
         self._waits_since_s = self._waits_since_s or now
         if now - self._waits_since_s > (LET_GO_S if is_gone else RETURN_S):
             self._waits_since_s = now
+            self.may_fall_back = True
             with contextlib.suppress(ConfigError):
                 ask(self._folder, GiveUpProgress())
 
