@@ -15,7 +15,7 @@ import pytest
 from gemini_lab import Job, Lab
 from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.injector.failures import NodeLoss, StoreFull, WorkerCrash
+from gemini_lab.injector.failures import NodeLoss, NodesLoss, StoreFull, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.node.control_store import StoreUnavailableError
 
@@ -209,6 +209,22 @@ def test_without_a_standby_the_run_waits_until_the_operator_brings_a_machine(und
         report = run.wait(200).report()
     assert report.losses_match(undisturbed(iterations=12))
     assert '"recovery_waiting"' in (run.folder / "events.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_all_nodes_are_lost_at_once_and_new_ones_go_on_from_what_was_saved(undisturbed, tmp_path):
+    """No root agent is left that would ask for machines, and nobody who knows of the dead."""
+    job = gpt_job(size="tiny", iterations=16, layer_s=0.1)
+    with Lab(2, 0, folder=tmp_path / "runs") as small:
+        run = small.train(job, persistent_url=str(tmp_path / "tier"), persist_every_iterations=2)
+        while not run.events("persist_finished"):
+            reach(run, 0)
+            time.sleep(0.05)
+        run.inject(NodesLoss(("rank-0", "rank-1")))
+        report = run.wait(200).report()
+    (recovery,) = report.recoveries
+    assert recovery.tier == "persistent"
+    assert report.losses_match(undisturbed(iterations=16, nodes=2))
 
 
 def reach(run, iteration: int) -> None:

@@ -24,9 +24,10 @@ from gemini_lab.experiments.chaos.means import (
 )
 from gemini_lab.experiments.chaos.oracles import Aftermath
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
+from gemini_lab.experiments.chaos.suffer import Suffered
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
-from gemini_lab.experiments.chaos.turn import Struck, Suffered
+from gemini_lab.experiments.chaos.turn import Struck
 from gemini_lab.experiments.chaos.victims import MARK, marked
 from gemini_lab.log.file import EventLog
 from gemini_lab.storage.persistent import MANIFEST, PersistentTier
@@ -266,7 +267,7 @@ def test_a_full_log_is_one_that_its_owner_cannot_write_for_a_while(tmp_path):
             return owner.stdout.readline()
 
         assert add() == b"taken\n"
-        strikes = Strikes(mark="", folder=tmp_path, owner=owner, tier=None, told=None)
+        strikes = Strikes(mark="", folder=tmp_path, owner=owner, told=None, scene=None)
         hit, mend = strikes.strike(Fault(kind="log_full", lasts_s=1.0))
         assert (hit, add()) == ("the log", b"File too large\n")
         mend()

@@ -12,10 +12,8 @@ from typing import Final
 import psutil
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.chaos.clock import NodeClocks
 from gemini_lab.experiments.chaos.faults import KINDS, Fault
-from gemini_lab.experiments.chaos.hosts import Hosts
-from gemini_lab.experiments.chaos.tier import BreakableTier
+from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, nodes_of, send
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
@@ -40,11 +38,9 @@ class Strikes:
         mark: Of the run's processes.
         folder: The run's.
         owner: The process that started it.
-        tier: Its persistent tier.
         told: What its log says.
+        scene: What stands around it.
         rack_of: The racks of its nodes, by name.
-        hosts: Its nodes' networks, if they have their own.
-        clocks: Its nodes' clocks, if they have their own.
     """
 
     def __init__(
@@ -53,15 +49,12 @@ class Strikes:
         mark: str,
         folder: Path,
         owner: subprocess.Popen[bytes],
-        tier: BreakableTier,
         told: Told,
+        scene: Scene,
         rack_of: Mapping[str, str] = MappingProxyType({}),
-        hosts: Hosts | None = None,
-        clocks: NodeClocks | None = None,
     ) -> None:
         self._mark, self._folder, self._owner = mark, folder, owner
-        self._tier, self._told = tier, told
-        self._rack_of, self._hosts, self._clocks = rack_of, hosts, clocks
+        self._told, self._scene, self._rack_of = told, scene, rack_of
 
     def strike(self, fault: Fault) -> tuple[str, Mend | None]:
         """Make a fault happen; what was hit, and what mends it again.
@@ -146,33 +139,33 @@ class Strikes:
         return name, nodes[name].agent.pid
 
     def _break_link(self, fault: Fault) -> tuple[str, Mend]:
-        if self._hosts is None:
+        if self._scene.hosts is None:
             raise ConfigError("the nodes of this run have no networks of their own")
-        hosts, (name, pid) = self._hosts, self._agent(fault)
+        hosts, (name, pid) = self._scene.hosts, self._agent(fault)
         host = hosts.strike(fault, pid)
         return name, lambda: hosts.mend(host)
 
     def _set_clock(self, fault: Fault) -> tuple[str, None]:
-        if self._clocks is None:
+        if self._scene.clocks is None:
             raise ConfigError("the nodes of this run have no clocks of their own")
         name, pid = self._agent(fault)
-        self._clocks.step(pid, fault.step_s)
+        self._scene.clocks.step(pid, fault.step_s)
         return f"{name}, by {fault.step_s:+} s", None
 
     def _break_tier(self, fault: Fault, how: str) -> tuple[str, Mend | None]:
         match how:
             case "away":
-                self._tier.go_away()
-                return "the tier", self._tier.come_back
+                self._scene.tier.go_away()
+                return "the tier", self._scene.tier.come_back
             case "full":
-                self._tier.fill()
-                return "the tier", self._tier.empty
+                self._scene.tier.fill()
+                return "the tier", self._scene.tier.empty
             case "hang" | "slow":
-                return "the tier", self._tier.freeze(now_and_then=how == "slow")
+                return "the tier", self._scene.tier.freeze(now_and_then=how == "slow")
             case "flip":
-                return self._tier.flip(fault.bit), None
+                return self._scene.tier.flip(fault.bit), None
             case _:
-                return self._tier.tear(), None
+                return self._scene.tier.tear(), None
 
 
 def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
