@@ -105,10 +105,10 @@ def test_a_clock_that_is_set_moves_nothing_in_the_log():
     now = {"wall": 1000.0, "steady": 5.0}
     link = LabLink("node-0", wall_s=lambda: now["wall"], steady_s=lambda: now["steady"])
     owner = Owner()
-    link.open(owner, LabHello(at_s=3000.0))
+    link.open(owner, LabHello(at_s=3000.0, owner="lab", taken=0))
     for wall_s, steady_s in ((1001, 6), (4602, 7), (1003.2, 8)):  # set by an hour, and back
         now |= {"wall": wall_s, "steady": steady_s}
         say(link, 0)
     assert [m.entry.at_s for m in owner.arrived] == pytest.approx([3001, 3002, 3003])
-    link.open(again := Owner(), LabHello(at_s=3004.0))
+    link.open(again := Owner(), LabHello(at_s=3004.0, owner="lab", taken=0))
     assert [m.entry.at_s for m in again.arrived] == [m.entry.at_s for m in owner.arrived]
