@@ -198,7 +198,7 @@ NEVER_S = 0.3  # what is cut off does not come later either
 @pytest.mark.skipif(why_no_network() is not None, reason=str(why_no_network()))
 def test_a_partition_loses_what_a_node_sends_or_gets_until_it_is_mended(tmp_path):
     """Real datagrams between a host and the machine of the campaign."""
-    with Hosts(tmp_path, 1, spare=0) as hosts, socket.socket(type=socket.SOCK_DGRAM) as ours:
+    with Hosts(tmp_path, 1) as hosts, socket.socket(type=socket.SOCK_DGRAM) as ours:
         ours.bind((hosts.campaign, 0))
         port = str(ours.getsockname()[1])
         node = subprocess.Popen(

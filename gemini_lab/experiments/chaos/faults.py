@@ -208,6 +208,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return frozenset(KINDS[fault.kind].needs for fault in self.faults)
 
     @property
+    def most_lost(self) -> int:
+        """How many machines its faults can take, or have replaced, at most."""
+        machines = self.nodes + self.standbys
+        taken = {"elsewhere": 0, "pair": 2, "rack": (machines + 1) // 2, "all": machines}
+        return sum(taken.get(fault.place, 1) for fault in self.faults)
+
+    @property
     def rack_of(self) -> dict[str, str]:
         """The rack of each machine that is there at the start: every other one is in the same."""
         machines = range(self.nodes + self.standbys)

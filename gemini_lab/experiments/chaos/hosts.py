@@ -11,7 +11,6 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.faults import Fault
 from gemini_lab.experiments.namespaces import NodeNetwork
 
-SPARE: Final = 16  # a host is used once, and a campaign kills many
 SLOW_BYTES_PER_S: Final = 64 * 1024
 SSH: Final = """#!/bin/bash
 while [[ "$1" == -* ]]; do shift; done
@@ -27,13 +26,12 @@ class Hosts:
 
     Args:
         folder: For the program that stands in for ssh.
-        machines: How many the run begins with.
-        spare: How many may come later.
+        count: How many.
     """
 
-    def __init__(self, folder: Path, machines: int, *, spare: int = SPARE) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self._ssh = folder / "ssh"
-        self._count = machines + spare
+        self._count = count
         pid = os.getpid()  # other campaigns may run beside this one
         self._subnet = f"10.{128 + pid % 100}.{pid // 100 % 250}"
         self._network = NodeNetwork(self._count, subnet=self._subnet)

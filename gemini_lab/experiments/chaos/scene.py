@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gemini_lab.experiments.chaos.clock import NodeClocks
 from gemini_lab.experiments.chaos.faults import Schedule
 from gemini_lab.experiments.chaos.hosts import Hosts
 from gemini_lab.experiments.chaos.tier import BreakableTier
+
+SPARE: Final = 4  # hosts: one is used once, and a slow one may be left for another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,8 @@ def scene_of(schedule: Schedule, folder: Path) -> Iterator[Scene]:
     with ExitStack() as made:
         hosts = None
         if "network" in schedule.needs:
-            hosts = made.enter_context(Hosts(folder, schedule.nodes + schedule.standbys))
+            machines = schedule.nodes + schedule.standbys + schedule.most_lost
+            hosts = made.enter_context(Hosts(folder, machines + SPARE))
         yield Scene(
             tier=made.enter_context(BreakableTier(folder)),
             hosts=hosts,
