@@ -1,6 +1,5 @@
 """What is loaded from where after a failure (paper, section 6.2): the decision, without any I/O."""
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -270,26 +269,30 @@ def fill_positions(
         workers_per_node: Ranks on each position.
         rack_of: The rack of each node whose rack is known.
     """
-    filled, left = list(members), list(spares)
-    empty = [p for p, node in enumerate(filled) if node is None]
+    filled, left = list(members), dict.fromkeys(spares)
+    empty = {position: None for position, node in enumerate(filled) if node is None}
     useful = Counter(
-        (copy.node, position)
+        (position, copy.node)
         for copy in copies
+        if copy.node in left
         for position in empty
         if copy.shard // workers_per_node in kept[position]
     )
 
-    def worth(seat: tuple[int, str]) -> tuple[int, bool]:
-        position, node = seat
+    def seat(node: str, position: int) -> None:
+        filled[position] = node
+        del empty[position], left[node]
+
+    order = {node: number for number, node in enumerate(left)}
+    best_first = sorted(useful.items(), key=lambda at: (-at[1], at[0][0], order[at[0][1]]))
+    for (position, node), _ in best_first:  # whose memory is of use is not wasted elsewhere
+        if position in empty and node in left:
+            seat(node, position)
+    for position in list(empty)[: len(left)]:
         others = [filled[p] for p in kept[position] if p != position]
         racks = {rack_of[other] for other in others if other is not None and other in rack_of}
-        return useful[node, position], rack_of.get(node) not in racks
-
-    while empty and left:  # whose memory is of use anywhere is not wasted on another position
-        position, best = max(itertools.product(empty, left), key=worth)  # of equals the first
-        empty.remove(position)
-        left.remove(best)
-        filled[position] = best
+        apart = (node for node in left if rack_of.get(node) not in racks)
+        seat(next(apart, next(iter(left))), position)
     return tuple(filled)
 
 
