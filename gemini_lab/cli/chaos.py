@@ -9,7 +9,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now, write
 from gemini_lab.experiments.chaos.faults import KINDS, Schedule
-from gemini_lab.experiments.chaos.tier import can_be_full
+from gemini_lab.experiments.chaos.means import check, lacking, possible
 from gemini_lab.lab.config import LabConfig
 
 WHAT_HOLDS: Final = """\
@@ -63,8 +63,10 @@ def plan_of(options: argparse.Namespace) -> Plan:
     kinds = tuple(options.kinds.split(",")) if options.kinds else tuple(KINDS)
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"no fault is called {unknown[0]!r}; choose from {', '.join(KINDS)}")
-    if not options.kinds and not can_be_full():  # that needs a disk of its own
-        kinds = tuple(kind for kind in kinds if kind != "tier_full")
+    if options.kinds:
+        check(kinds, without=lacking())
+    else:
+        kinds, _ = possible(kinds, without=lacking())
     return Plan(
         faults=options.faults,
         seed=options.seed,
@@ -85,7 +87,13 @@ def command(arguments: list[str]) -> int:
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")
     options = parser().parse_args(arguments)
     plan = plan_of(options)
-    replayed = None if options.replay is None else [Schedule.load(options.replay)]
+    replayed = None
+    if options.replay is not None:
+        replayed = [Schedule.load(options.replay)]
+        check([fault.kind for fault in replayed[0].faults], without=lacking())
+    elif not options.kinds:
+        for reason in possible(tuple(KINDS), without=lacking())[1]:
+            print(f"left out: {reason}")  # noqa: T201
     result = campaign(plan, schedules=replayed)
     print(f"\n{result}")  # noqa: T201
     print(  # noqa: T201

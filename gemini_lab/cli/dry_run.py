@@ -146,6 +146,8 @@ def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[st
             ranks = placed.ranks_at(number)
             kept = sorted({shard for rank in ranks for shard in placed.kept_shards(rank)})
             role = f"ranks {_span(ranks)}, keeps shards {' '.join(map(str, kept))}"
+        rack = seats.rack_of.get(node_name(number))
+        role += f", in rack {rack}" if rack else ""
         yield f"  {node_name(number):<10}{host:<16}{role}".rstrip()
     if seats.machines > MOST_NODES:
         yield f"  ... and {seats.machines - MOST_NODES} more nodes in the same way"

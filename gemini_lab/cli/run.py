@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--hostfile", help="MPI hostfile; in a Slurm allocation, its hosts")
     options.add_argument("--hosts", help="host names, separated by commas")
+    options.add_argument("--racks", help="the rack of each node and standby, separated by commas")
     options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
     options.add_argument(
         "--join",
@@ -222,6 +223,7 @@ def lab_options(options: argparse.Namespace) -> LabOptions:
         "standbys": options.standbys,
         "workers_per_node": options.workers_per_node,
         "hosts": None if options.join else hosts_of(options),
+        "racks": options.racks.split(",") if options.racks else None,
         "etcd": options.etcd,
         "folder": options.folder,
         "lease_s": options.lease,

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final, Self
 
 from gemini_lab.errors import LaunchError
@@ -124,6 +125,7 @@ class NodeNetwork:
         # Names of interfaces have at most 15 characters, and other labs may run beside this one.
         self._prefix = f"gl{os.getpid() % 0xFFFFF:05x}"
         self._members: list[Namespace] = []
+        self._switch: Namespace
         self._made = ExitStack()
 
     @property
@@ -143,6 +145,35 @@ class NodeNetwork:
         """`command`, to be run on node number `node`."""
         return self._members[node].command(command)
 
+    def node_of(self, pid: int) -> int | None:
+        """The number of the node on which a process runs; `None` if it is on none."""
+        pids = [member.pid for member in self._members]
+        where = [Path(f"/proc/{each}/ns/net").readlink() for each in (*pids, pid)]
+        number = where.index(where[-1])
+        return number if number < len(pids) else None
+
+    def cut(self, node: int, *, sent: bool, received: bool) -> None:
+        """Lose all that a node sends, or all that is sent to it, without a word to anybody."""
+        self._handle(node, "blackhole" if sent else None, "blackhole" if received else None)
+
+    def slow(self, node: int, *, bytes_per_s: float) -> None:
+        """Give a node's link another rate, each way."""
+        self._handle(node, shaping(bytes_per_s), shaping(bytes_per_s))
+
+    def mend(self, node: int) -> None:
+        """Let a node's link be what it was at the start."""
+        usual = None if self._bytes_per_s is None else shaping(self._bytes_per_s)
+        self._handle(node, usual, usual)
+
+    def _handle(self, node: int, sent: str | None, received: str | None) -> None:
+        """Have `tc` handle what a node sends and receives; `None`: as without it."""
+        member = self._members[node]
+        ends = ((member, self.interface, sent), (self._switch, _port(member.pid), received))
+        for namespace, interface, words in ends:
+            _try(namespace.command(f"tc qdisc del dev {interface} root".split()))
+            if words is not None:
+                namespace.do(f"tc qdisc add dev {interface} root {words}")
+
     def __enter__(self) -> Self:
         reason = why_not()
         if reason:
@@ -151,6 +182,7 @@ class NodeNetwork:
             switch = made.enter_context(Namespace(f"{self._prefix}-switch"))
             switch.do("ip link add bridge type bridge")
             switch.do("ip link set bridge up")
+            self._switch = switch
             self._join(switch, os.getpid(), self._prefix)
             # It would go with its namespace as well, but the kernel takes its time over those.
             made.callback(_try, f"ip link delete {self._prefix}".split())
@@ -160,6 +192,8 @@ class NodeNetwork:
                 member = made.enter_context(Namespace(self.hostname(node)))
                 self._add(member, switch, self.address(node))
                 self._members.append(member)
+                if self._bytes_per_s is not None:
+                    self.slow(node, bytes_per_s=self._bytes_per_s)
             self._made = made.pop_all()
         return self
 
@@ -168,26 +202,27 @@ class NodeNetwork:
         self._made.close()
         self._members.clear()
 
-    def _join(self, switch: Namespace, pid: int, interface: str) -> str:
-        """Join the namespace of process `pid` to the switch; the name of the switch's port."""
-        port = f"port{pid}"
+    def _join(self, switch: Namespace, pid: int, interface: str) -> None:
+        """Join the namespace of process `pid` to the switch."""
+        port = _port(pid)
         switch.do(f"ip link add {port} type veth peer name {interface} netns {pid}")
         switch.do(f"ip link set {port} master bridge up")
-        return port
 
     def _add(self, member: Namespace, switch: Namespace, address: str) -> None:
-        port = self._join(switch, member.pid, self.interface)
+        self._join(switch, member.pid, self.interface)
         member.do(f"ip addr add {address}/24 dev {self.interface}")
         member.do(f"ip link set {self.interface} up")
-        if self._bytes_per_s is not None:
-            member.do(f"tc qdisc add dev {self.interface} root {shaping(self._bytes_per_s)}")
-            switch.do(f"tc qdisc add dev {port} root {shaping(self._bytes_per_s)}")
 
 
 def shaping(bytes_per_s: float) -> str:
     """The `tc` words that shape one direction of a link."""
     bucket_bytes = max(64 * 1024, math.ceil(bytes_per_s * _BUCKET_S))
     return f"tbf rate {round(bytes_per_s * 8)}bit burst {bucket_bytes} latency 100ms"
+
+
+def _port(pid: int) -> str:
+    """The switch's port to the namespace of process `pid`."""
+    return f"port{pid}"
 
 
 def _do(command: Sequence[str]) -> None:

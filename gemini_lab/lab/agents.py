@@ -12,6 +12,7 @@ import msgspec
 
 from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.injector.orders import Order
+from gemini_lab.lab.alone import ALONE_S, LOOK_S, Alone
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.connections import Connections
 from gemini_lab.lab.loop import LoopThread
@@ -44,9 +45,6 @@ GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
-LOOK_S: Final = 1.0
-LOST_S: Final = 3.0  # after this long without any agent, new machines are asked for
-ALONE_S: Final = 60.0  # after this long without any, and none on its way, a run has ended
 
 
 class AgentCluster:
@@ -177,11 +175,12 @@ class AgentCluster:
 
     async def _watch(self) -> None:
         """Say when what a run cannot do without is away, and end the wait when all is lost."""
-        alone_s, away_since_s = 0.0, None
+        alone, away_since_s = Alone(), None
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
+            addresses = None
             try:
-                items = await asyncio.to_thread(self._store.items)
+                addresses = node_addresses(await asyncio.to_thread(self._store.items))
             except StoreUnavailableError as error:
                 if away_since_s is None:
                     away_since_s = time.monotonic()
@@ -191,15 +190,15 @@ class AgentCluster:
                     away_s = time.monotonic() - away_since_s
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
-                addresses = node_addresses(items)
                 await self._meet(addresses)
-                if not addresses and LOST_S <= alone_s < LOST_S + LOOK_S:
-                    self._bring_anew()
-            if self.members:
-                alone_s = 0.0
-            elif not self._bringing:  # a machine that is on its way takes its time
-                alone_s += LOOK_S
-            if alone_s >= ALONE_S:
+            verdict = alone.look(
+                is_connected=bool(self.members),
+                is_coming=self._bringing > 0,
+                is_empty=addresses == {},
+            )
+            if verdict == "bring":
+                self._bring_anew()
+            elif verdict == "end":
                 self._audience.take_end(
                     f"no agent is left, and none came within {ALONE_S:.0f} s: all memory is lost"
                 )

@@ -59,6 +59,20 @@ class AgentLinks:
         """The nodes whose agents are connected now."""
         return frozenset(self._channels)
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each agent that is looked after listens, or listened."""
+        return {node: keeper.address for node, keeper in self._keepers.items()}
+
+    def look_for(self, addresses: Mapping[str, str]) -> None:
+        """Look after agents that a former root knew, and that are not registered any more.
+
+        Their machines may say that they are dead, which nobody else would hear.
+        """
+        for node, address in addresses.items():
+            if node not in self._keepers:
+                self._keep(node, address).is_registered = False
+
     async def open(self, addresses: Mapping[str, str]) -> list[NodeJoined]:
         """Connect to all of these at once; returns who answered."""
         first = {node: asyncio.get_running_loop().create_future() for node in addresses}  # type: dict[str, asyncio.Future[NodeJoined | None]]
@@ -79,8 +93,13 @@ class AgentLinks:
             if node not in self._keepers:
                 self._keep(node, address)
             self._keepers[node].is_registered = True
-        for node, keeper in self._keepers.items():
-            if is_settled and keeper.is_registered and node not in addresses:
+        for node, keeper in list(self._keepers.items()):
+            if node in addresses:
+                continue
+            if keeper.address in addresses.values():  # another agent listens there now
+                self._end(node)
+                self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
+            elif is_settled and keeper.is_registered:
                 keeper.is_registered = False
                 self.hang_up(node)
                 self._tell(NodeLost(at_s=self._clock(), node=node, cause="lease"))
@@ -104,9 +123,10 @@ class AgentLinks:
 
     def _keep(
         self, node: str, address: str, first: "asyncio.Future[NodeJoined | None] | None" = None
-    ) -> None:
+    ) -> "_Keeper":
         keeper = self._keepers[node] = _Keeper(address=address)
         keeper.task = asyncio.create_task(self._stay_connected(node, keeper, first))
+        return keeper
 
     def _end(self, node: str) -> None:
         keeper = self._keepers.pop(node)

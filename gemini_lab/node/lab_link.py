@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gemini_lab.log.entry import Entry, shifted
@@ -24,9 +25,18 @@ class LabLink:
     Args:
         name: This node's.
         most: Messages that are kept; older ones are dropped, and their number is told.
+        wall_s: This machine's clock, which somebody may set.
+        steady_s: One that nobody sets.
     """
 
-    def __init__(self, name: str, *, most: int = BACKLOG) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        most: int = BACKLOG,
+        wall_s: Callable[[], float] = time.time,
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._name = name
         self._most = most
         self._channel: Channel | None = None
@@ -35,7 +45,9 @@ class LabLink:
         self._owner = ""
         self._first = 0  # how many messages the owner took before the first of these
         self._dropped = 0
+        self._wall_s, self._steady_s = wall_s, steady_s
         self._clock_offset_s = 0.0
+        self._set_at_s = self._wall_set_at_s
 
     @property
     def was_opened(self) -> bool:
@@ -54,7 +66,8 @@ class LabLink:
         if hello.owner == self._owner:
             self.heard(hello.taken)
         self._owner, self._first = hello.owner, hello.taken
-        offset_s = hello.at_s - time.time()
+        offset_s = hello.at_s - self._wall_s()
+        self._set_at_s = self._wall_set_at_s
         if abs(offset_s) > CLOCK_TRUST_S:
             self._clock_offset_s = offset_s
         for message in self._unheard:
@@ -89,14 +102,23 @@ class LabLink:
 
     def emit(self, event: AnyEvent, *, term: int | None = None) -> None:
         """Say an event of this node, or of the root agent of `term`."""
-        self.pass_on(Entry(at_s=time.time(), node=self._name, event=event), term=term)
+        self.pass_on(Entry(at_s=self._wall_s(), node=self._name, event=event), term=term)
 
     def pass_on(self, entry: Entry, *, term: int | None = None) -> None:
-        """Say an event on the lab's clock."""
+        """Say an event on the lab's clock, also where this machine's was set meanwhile."""
+        step_s = self._wall_set_at_s - self._set_at_s
+        if abs(step_s) > CLOCK_TRUST_S:
+            self._clock_offset_s -= step_s
+            self._set_at_s += step_s
         offset_s = self._clock_offset_s
         event = shifted(entry.event, offset_s)
         on_its_clock = Entry(at_s=entry.at_s + offset_s, node=self._name, event=event)
         self.say(EventSaid(entry=on_its_clock, term=term))
+
+    @property
+    def _wall_set_at_s(self) -> float:
+        """When the steady clock began, on this machine's: another moment once that was set."""
+        return self._wall_s() - self._steady_s()
 
     async def drain(self) -> None:
         """Wait until all that was said is on its way."""

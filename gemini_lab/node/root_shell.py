@@ -1,6 +1,7 @@
 """The acting half of the root agent: it carries out what `RootAgent` decides."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -30,6 +31,7 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.root import RootAgent
 
+ADDRESSES_KEY: Final = "addresses"
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for this long resigns
 
 
@@ -74,6 +76,7 @@ class RootShell:
         self._root: RootAgent | None = None
         self._reading: Reading | None = None
         self._addresses: dict[str, str] = {}  # of all agents, in that reading
+        self._known: dict[str, str] = {}  # addresses of nodes that count, as the store has them
         self._epoch: int | None = None  # as the store has it
         self._job_number: int | None = None
         self._cancelled: int | None = None
@@ -92,6 +95,8 @@ class RootShell:
             for joined in await self._links.open(node_addresses(items)):
                 root.living[joined.node] = joined
             self._root = root
+            self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
+            self._links.look_for(_of_those_that_count(self._known, state))
             await self._carry_out(root.take_over(self._clock()))
             while True:
                 await self._carry_out(root.handle(await self._happenings.get()))
@@ -155,12 +160,18 @@ class RootShell:
                     self._links.hang_up(instruction.node)
 
     async def _write_state(self, state: RootState) -> None:
-        """Store the state; the epoch has a key of its own, which all agents follow."""
+        """Store the state; the epoch has a key of its own, which all agents follow.
+
+        Where the nodes are is for a next root that finds none of them registered.
+        """
         values = {"state": state.to_text()}
+        known = _of_those_that_count({**self._known, **self._links.addresses}, state)
+        if known != self._known:
+            values[ADDRESSES_KEY] = json.dumps(known)
         if state.epoch != self._epoch:
             values["epoch"] = str(state.epoch)
         await self._write(values)
-        self._epoch = state.epoch
+        self._known, self._epoch = known, state.epoch
 
     async def _write(self, values: Mapping[str, str]) -> None:
         """Store values while this node is root; a store that is away is waited for."""
@@ -175,3 +186,9 @@ class RootShell:
                 await asyncio.sleep(self._membership.poll_s)
             else:
                 return
+
+
+def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict[str, str]:
+    """The addresses of the nodes that have a position, or may come back with what they had."""
+    nodes = [node for node in (*state.members, *state.silent) if node is not None]
+    return {node: addresses[node] for node in nodes if node in addresses}

@@ -163,13 +163,13 @@ def plan_recovery(
     """The newest version of which every shard is whole somewhere, and how to load it.
 
     Living nodes keep their positions; of the standbys, the one takes a lost node's position whose
-    memory has most of what is kept there, then one that keeps replicas on different racks, then
-    the first. The test is made shard by shard: in the ring part of a mixed placement two lost
-    neighbours lose a shard although their group still has living machines (the paper's per-group
-    test misses that). Copies count where a worker can send them, so on members that keep the shard,
-    and only copies of one lineage make a version. When no version is whole in memory, all nodes
-    load the newest persistent one, also those whose memory is intact: versions of two iterations
-    must not be mixed (paper, section 6.2, case 2).
+    memory has most of what is kept there (the best match first), then one that keeps replicas on
+    different racks, then the first. The test is made shard by shard: in the ring part of a mixed
+    placement two lost neighbours lose a shard although their group still has living machines (the
+    paper's per-group test misses that). Copies count where a worker can send them, so on members
+    that keep the shard, and only copies of one lineage make a version. When no version is whole in
+    memory, all nodes load the newest persistent one, also those whose memory is intact: versions of
+    two iterations must not be mixed (paper, section 6.2, case 2).
 
     Args:
         placement: Who keeps whose shard, by position.
@@ -269,23 +269,30 @@ def fill_positions(
         workers_per_node: Ranks on each position.
         rack_of: The rack of each node whose rack is known.
     """
-    filled, left = list(members), list(spares)
-    for position in [p for p, node in enumerate(filled) if node is None]:
-        if not left:
-            break
+    filled, left = list(members), dict.fromkeys(spares)
+    empty = {position: None for position, node in enumerate(filled) if node is None}
+    useful = Counter(
+        (position, copy.node)
+        for copy in copies
+        if copy.node in left
+        for position in empty
+        if copy.shard // workers_per_node in kept[position]
+    )
+
+    def seat(node: str, position: int) -> None:
+        filled[position] = node
+        del empty[position], left[node]
+
+    order = {node: number for number, node in enumerate(left)}
+    best_first = sorted(useful.items(), key=lambda at: (-at[1], at[0][0], order[at[0][1]]))
+    for (position, node), _ in best_first:  # whose memory is of use is not wasted elsewhere
+        if position in empty and node in left:
+            seat(node, position)
+    for position in list(empty)[: len(left)]:
         others = [filled[p] for p in kept[position] if p != position]
-        racks = {rack_of[node] for node in others if node is not None and node in rack_of}
-
-        def worth(node: str, position: int = position, racks: set[str] = racks) -> tuple[int, bool]:
-            useful = sum(
-                copy.node == node and copy.shard // workers_per_node in kept[position]
-                for copy in copies
-            )
-            return useful, rack_of.get(node) not in racks
-
-        best = max(left, key=worth)  # of equals the first
-        left.remove(best)
-        filled[position] = best
+        racks = {rack_of[other] for other in others if other is not None and other in rack_of}
+        apart = (node for node in left if rack_of.get(node) not in racks)
+        seat(next(apart, next(iter(left))), position)
     return tuple(filled)
 
 

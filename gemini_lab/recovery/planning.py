@@ -88,5 +88,7 @@ def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
         silent=state.silent,
         unheard=tuple(node for node in state.silent if state.is_unsure and node in lost),
         unread=unread,
+        is_witnessed=any(node in inventories for node in state.members),
+        unknown=state.iteration if state.is_unsure and lost else 0,
         is_resumed=state.job.is_resumed,
     )

@@ -21,6 +21,10 @@ class Hopes:
         silent: Nodes that went without a sign that their memory is gone.
         unheard: Those of them that may have versions of which no root has heard.
         unread: Why the persistent tier cannot be read; empty if it can, or there is none.
+        is_witnessed: Whether a node is there that took part until now: its memory shows how far
+            training came. One that only stands by may have an old version, whole.
+        unknown: Iterations that were done, at least, where a root agent and nodes were lost
+            together and nobody may know how many versions with them; else 0.
         is_resumed: Whether the tier has what the run is to go on from at its very start.
     """
 
@@ -28,6 +32,8 @@ class Hopes:
     silent: Collection[str] = ()
     unheard: Collection[str] = ()
     unread: str = ""
+    is_witnessed: bool = True
+    unknown: int = 0
     is_resumed: bool = False
 
 
@@ -39,7 +45,7 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
     """
     reached = plan.version or 0
     instead = f"version {reached}" if reached else "the start"
-    if hopes.unheard and plan.tier != "memory":
+    if hopes.unheard and not (plan.tier == "memory" and hopes.is_witnessed):
         nodes = ", ".join(in_order(hopes.unheard))
         return (
             f"{nodes} fell silent together with the root agent, and may come back with newer "
@@ -47,18 +53,18 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
         )
     if hopes.unread and hopes.is_resumed and plan.tier == "start":
         return f"the persistent tier, from which to resume, cannot be read ({hopes.unread})"
-    if reached >= hopes.newest:
+    newest = max(hopes.newest, hopes.unknown if plan.tier == "start" else 0)
+    if reached >= newest:
         return None
-    lost = f"going on from {instead} would lose {hopes.newest - reached} iterations"
+    count = f"{newest - reached} iterations" + (" at least" if hopes.unknown else "")
+    lost = f"going on from {instead} would lose {count}"
     if hopes.unread:
         return f"the persistent tier cannot be read ({hopes.unread}); {lost}"
     if hopes.silent:
         nodes = ", ".join(in_order(hopes.silent))
-        return (
-            f"{nodes} fell silent with version {hopes.newest} in memory and may come back; {lost}"
-        )
+        return f"{nodes} fell silent with version {newest} in memory and may come back; {lost}"
     if plan.tier == "start":
-        return f"no copy of version {hopes.newest} is left anywhere; {lost}"
+        return f"no copy of version {newest} is left anywhere; {lost}"
     return None
 
 

@@ -98,6 +98,16 @@ def test_a_dry_run_says_which_node_is_on_which_host(capsys):
     assert "4 hosts, 1 of them spare" in text
 
 
+@pytest.mark.usefixtures("project")
+def test_racks_that_are_named_are_kept_apart(capsys):
+    options = ["--nodes", "4", "--standbys", "0", "--racks", "left,left,right,right"]
+    assert main(["run", "--dry-run", *options, "train.py"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"node-0 +ranks 0, keeps shards 0 [23], in rack left", text)
+    assert main(["run", "--dry-run", "--racks", "left", "train.py"]) == Exit.REFUSED
+    assert "racks must name one rack for each" in capsys.readouterr().err
+
+
 def test_a_setting_is_read_as_json_or_as_a_word():
     assert setting_of("mu=0.5") == ("mu", 0.5)
     assert setting_of("scheme=gemini") == ("scheme", "gemini")

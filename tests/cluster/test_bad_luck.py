@@ -15,7 +15,7 @@ import pytest
 from gemini_lab import Job, Lab
 from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.injector.failures import NodeLoss, StoreFull, WorkerCrash
+from gemini_lab.injector.failures import NodeLoss, NodesLoss, StoreFull, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.node.control_store import StoreUnavailableError
 
@@ -201,14 +201,30 @@ def test_a_full_store_disturbs_nothing_but_is_told(lab, undisturbed):
 
 @pytest.mark.usefixtures("leaves_nothing")
 def test_without_a_standby_the_run_waits_until_the_operator_brings_a_machine(undisturbed, tmp_path):
-    with Lab(4, 0, folder=tmp_path) as small:
-        scenario = Scenario().add(NodeLoss("rank-2"), iteration=5)
+    with Lab(2, 0, folder=tmp_path) as small:
+        scenario = Scenario().add(NodeLoss("rank-1"), iteration=5)
         run = small.train(
-            gpt_job(size="tiny", iterations=12), scenario=scenario, persistent_url=None
+            gpt_job(size="tiny", iterations=16), scenario=scenario, persistent_url=None
         )
         report = run.wait(200).report()
-    assert report.losses_match(undisturbed(iterations=12))
+    assert report.losses_match(undisturbed(iterations=16, nodes=2))
     assert '"recovery_waiting"' in (run.folder / "events.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_all_nodes_are_lost_at_once_and_new_ones_go_on_from_what_was_saved(undisturbed, tmp_path):
+    """No root agent is left that would ask for machines, and nobody who knows of the dead."""
+    job = gpt_job(size="tiny", iterations=16, layer_s=0.05)
+    with Lab(2, 0, folder=tmp_path / "runs") as small:
+        run = small.train(job, persistent_url=str(tmp_path / "tier"), persist_every_iterations=2)
+        while not run.events("persist_finished"):
+            reach(run, 0)
+            time.sleep(0.05)
+        run.inject(NodesLoss(("rank-0", "rank-1")))
+        report = run.wait(200).report()
+    (recovery,) = report.recoveries
+    assert recovery.tier == "persistent"
+    assert report.losses_match(undisturbed(iterations=16, nodes=2))
 
 
 def reach(run, iteration: int) -> None:

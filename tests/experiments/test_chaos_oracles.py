@@ -14,6 +14,7 @@ from gemini_lab.experiments.chaos.oracles import (
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     Iteration,
+    PersistFinished,
     RecoveryFinished,
     RecoveryPlanned,
     RecoveryStarted,
@@ -46,14 +47,14 @@ def iteration(number, rank, *, epoch=1, loss=None, restored=False, at_s=0.0):
     return entry(event, at_s)
 
 
-def planned(epoch, version, *, recovery=0, made_in=0):
+def planned(epoch, version, *, recovery=0, made_in=0, tier="memory"):
     return entry(
         RecoveryPlanned(
             recovery=recovery,
             epoch=epoch,
             version=version,
             made_in=made_in,
-            tier="memory",
+            tier=tier,
             members=("node-0", "node-1"),
             sources=(),
             transfers=(),
@@ -168,6 +169,16 @@ def test_each_oracle_sees_what_it_is_there_for(entries, said):
 )
 def test_what_is_no_event_is_judged_too(what, said):
     assert any(said in problem for problem in problems(replace(HELD, **what)))
+
+
+def test_what_was_saved_is_gone_on_from_unless_it_was_spoilt_or_let_go():
+    saved = entry(PersistFinished(version=2, url="", size_bytes=1, duration_s=0.0))
+    from_start = planned(2, None, recovery=1, tier="start")
+    log = (*LOG[: LOG.index(BEGUN)], saved, BEGUN, from_start, OVER)
+    found = problems(replace(HELD, entries=log))
+    assert "epoch 2 goes on from version None, though 2 was saved" in found
+    fell = problems(replace(HELD, entries=log, may_fall_back=True))
+    assert not any("saved" in problem for problem in fell)
 
 
 def test_a_run_whose_owner_was_killed_need_not_finish_but_nothing_else_is_forgiven():

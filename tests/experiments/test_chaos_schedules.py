@@ -118,3 +118,12 @@ def test_what_is_gone_is_not_tried_again():
 def test_a_fault_says_what_it_does_where_and_when():
     fault = Fault(kind="node_stop", rank=2, lasts_s=4.25, moment="retrieve", after_s=0.1)
     assert str(fault) == "node_stop of rank 2 for 4.2 s, 0.10 s into retrieve"
+
+
+def test_a_schedule_says_how_many_machines_it_can_take_and_what_its_run_must_have():
+    kinds = ("node_kill", "all_kill", "rack_stop", "pair_kill", "etcd_kill", "partition")
+    schedule = FORM.having([Fault(kind=kind) for kind in kinds])
+    assert schedule.most_lost == 1 + 5 + 3 + 2 + 0 + 1
+    assert schedule.needs == {"nothing", "network"}
+    assert set(schedule.rack_of) == {f"node-{number}" for number in range(5)}
+    assert len(set(schedule.rack_of.values())) == 2

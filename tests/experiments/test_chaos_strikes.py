@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -11,12 +12,22 @@ from test_chaos_oracles import LOG
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.campaign import Plan, Result, campaign
+from gemini_lab.experiments.chaos.clock import NodeClocks
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
+from gemini_lab.experiments.chaos.hosts import Hosts
+from gemini_lab.experiments.chaos.means import (
+    check,
+    possible,
+    why_no_clock,
+    why_no_disk,
+    why_no_network,
+)
 from gemini_lab.experiments.chaos.oracles import Aftermath
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
-from gemini_lab.experiments.chaos.tier import BreakableTier, can_be_full
+from gemini_lab.experiments.chaos.suffer import Suffered
+from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
-from gemini_lab.experiments.chaos.turn import Struck, Suffered
+from gemini_lab.experiments.chaos.turn import Struck
 from gemini_lab.experiments.chaos.victims import MARK, marked
 from gemini_lab.log.file import EventLog
 from gemini_lab.storage.persistent import MANIFEST, PersistentTier
@@ -44,7 +55,10 @@ def test_a_tier_that_is_away_is_an_error_and_never_an_empty_folder(tier):
     reader.check()
 
 
-@pytest.mark.skipif(not can_be_full(), reason="a disk of its own needs root")
+needs_disk = pytest.mark.skipif(why_no_disk() is not None, reason=str(why_no_disk()))
+
+
+@needs_disk
 def test_a_full_tier_takes_nothing_until_it_is_emptied(tier):
     reader = PersistentTier(str(tier.url))
     tier.fill()
@@ -52,6 +66,43 @@ def test_a_full_tier_takes_nothing_until_it_is_emptied(tier):
         reader.check()
     tier.empty()
     reader.check()
+
+
+@needs_disk
+@pytest.mark.parametrize("now_and_then", [False, True])
+def test_who_writes_to_a_frozen_tier_stands_still_until_it_thaws(tier, now_and_then):
+    file = tier.url / "new"
+    with subprocess.Popen(["sh", "-c", 'sleep 0.1; echo . > "$0"', file]) as writer:
+        tier.freeze(now_and_then=now_and_then)
+        with pytest.raises(ConfigError, match="frozen"):
+            tier.flip(0)  # nothing of the campaign's own may stand still there
+        if not now_and_then:
+            with pytest.raises(subprocess.TimeoutExpired):
+                writer.wait(0.5)
+            tier.thaw()
+        assert writer.wait(60) == 0  # it crawls, but it comes through
+    tier.thaw()
+    assert tier.flip(0)
+
+
+@needs_disk
+def test_a_tier_thaws_when_the_program_that_froze_it_is_killed(tmp_path):
+    freeze = f"""
+from gemini_lab.experiments.chaos.tier import BreakableTier
+from pathlib import Path
+import sys
+with BreakableTier(Path({str(tmp_path)!r})) as tier:
+    tier.freeze(now_and_then=False)
+    print("frozen", flush=True)
+    sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", freeze], **pipes) as campaign:
+        assert campaign.stdout.readline() == b"frozen\n"
+        with subprocess.Popen(["touch", tmp_path / "disk" / "new"]) as writer:
+            campaign.kill()
+            assert writer.wait(60) == 0
+    subprocess.run(["umount", tmp_path / "disk"], check=True)
 
 
 def test_one_bit_of_the_newest_shard_turns(tier):
@@ -88,6 +139,110 @@ def test_processes_are_known_by_their_mark_and_no_others():
             process.communicate()
 
 
+CLOCK = """
+import sys, time
+for _ in sys.stdin:
+    print(time.time(), time.monotonic(), flush=True)
+"""
+
+
+@pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_clock()))
+def test_a_nodes_clock_is_set_and_no_other_nodes_and_not_the_one_that_nobody_can_set(tmp_path):
+    clocks = NodeClocks(tmp_path)
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLOCK],
+            env={**os.environ, **clocks.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for _ in range(2)
+    ]
+
+    def times(node):
+        node.stdin.write(b"\n")
+        node.stdin.flush()
+        return [float(text) for text in node.stdout.readline().split()]
+
+    try:
+        before = [times(node) for node in nodes]
+        clocks.step(nodes[0].pid, -3600)
+        clocks.step(nodes[0].pid, 600)
+        after = [times(node) for node in nodes]
+    finally:
+        for node in nodes:
+            node.communicate()
+    steps = [now[0] - was[0] - (now[1] - was[1]) for was, now in zip(before, after, strict=True)]
+    assert steps == pytest.approx([-3000, 0], abs=1)
+
+
+POST = """
+import socket, sys
+post = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+post.bind(("0.0.0.0", 5000))
+for line in sys.stdin:
+    if line.startswith("send"):
+        post.sendto(b"out", (sys.argv[1], int(sys.argv[2])))
+        print("sent", flush=True)
+        continue
+    post.settimeout(float(line))
+    try:
+        print(post.recv(9).decode(), flush=True)
+    except TimeoutError:
+        print("nothing", flush=True)
+"""
+NEVER_S = 0.3  # what is cut off does not come later either
+
+
+@pytest.mark.skipif(why_no_network() is not None, reason=str(why_no_network()))
+def test_a_partition_loses_what_a_node_sends_or_gets_until_it_is_mended(tmp_path):
+    """Real datagrams between a host and the machine of the campaign."""
+    with Hosts(tmp_path, 1) as hosts, socket.socket(type=socket.SOCK_DGRAM) as ours:
+        ours.bind((hosts.campaign, 0))
+        port = str(ours.getsockname()[1])
+        node = subprocess.Popen(
+            hosts.command(0, [sys.executable, "-u", "-c", POST, hosts.campaign, port]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+        def ask(line):
+            node.stdin.write(f"{line}\n")
+            node.stdin.flush()
+            return node.stdout.readline().strip()
+
+        def arrives(*, in_time_s):
+            """Whether what the node sends, and what is sent to it."""
+            ask("send")
+            ours.settimeout(in_time_s)
+            try:
+                sent = ours.recv(9) == b"out"
+            except TimeoutError:
+                sent = False
+            ours.sendto(b"in", (hosts.names[0], 5000))
+            return sent, ask(in_time_s) == "in"
+
+        try:
+            assert arrives(in_time_s=20) == (True, True)
+            for kind, expected in (
+                ("partition", (False, False)),
+                ("partition_out", (False, True)),
+                ("partition_in", (True, False)),
+            ):
+                host = hosts.strike(Fault(kind=kind, lasts_s=1.0), node.pid)
+                assert arrives(in_time_s=NEVER_S) == expected, kind
+                hosts.mend(host)
+                assert arrives(in_time_s=20) == (True, True), kind
+            hosts.strike(Fault(kind="link_slow", lasts_s=1.0), node.pid)
+            assert arrives(in_time_s=20) == (True, True)
+            with pytest.raises(ConfigError, match="on no host"):
+                hosts.strike(Fault(kind="partition", lasts_s=1.0), os.getpid())
+        finally:
+            node.communicate()
+
+
 WRITER = """
 import sys
 log = open(sys.argv[1], "ab", buffering=0)
@@ -112,7 +267,7 @@ def test_a_full_log_is_one_that_its_owner_cannot_write_for_a_while(tmp_path):
             return owner.stdout.readline()
 
         assert add() == b"taken\n"
-        strikes = Strikes(mark="", folder=tmp_path, owner=owner, tier=None, told=None)
+        strikes = Strikes(mark="", folder=tmp_path, owner=owner, told=None, scene=None)
         hit, mend = strikes.strike(Fault(kind="log_full", lasts_s=1.0))
         assert (hit, add()) == ("the log", b"File too large\n")
         mend()
@@ -182,6 +337,15 @@ def test_the_table_has_a_line_a_kind_with_median_worst_and_verdict(tmp_path):
     assert lines[0].endswith("1 in runs that did not hold")
     assert lines[1].split() == ["etcd_stop", "0", "it", "never", "happened"]
     assert result.to_json()["failures"][0]["problems"] == ["no luck"]
+
+
+def test_what_a_machine_cannot_break_is_left_out_and_refused_where_it_is_named():
+    can, reasons = possible(tuple(KINDS), without={"network": "no network", "clock": "no compiler"})
+    assert set(KINDS) - set(can) == {k for k in KINDS if KINDS[k].needs in {"network", "clock"}}
+    assert "clock_step: no compiler" in reasons
+    with pytest.raises(ConfigError, match="partition: no network"):
+        check(["node_kill", "partition"], without={"network": "no network"})
+    check(["node_kill"], without={"network": "no network"})
 
 
 @pytest.mark.parametrize(

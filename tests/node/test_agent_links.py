@@ -165,3 +165,30 @@ def test_who_says_what_is_no_message_is_hung_up_on(line, capsys):
             assert "cannot read a message" in capsys.readouterr().err
 
     run(story)
+
+
+def test_an_agent_that_a_former_root_knew_is_found_dead_though_nothing_names_it_any_more():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        agents.server.close()
+        agents.links.look_for({"node-7": address})
+        lost = await agents.next()
+        assert isinstance(lost, NodeLost)
+        assert (lost.node, lost.cause) == ("node-7", "dead")
+
+    run(story)
+
+
+def test_whose_address_is_anothers_now_is_dead_and_the_other_is_left_in_peace():
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        agents.links.look_for({"node-7": address})
+        agents.links.follow({"node-8": address}, is_settled=False)
+        heard = [await agents.next(), await agents.next()]
+        lost = next(one for one in heard if isinstance(one, NodeLost))
+        joined = next(one for one in heard if isinstance(one, NodeJoined))
+        assert (lost.node, lost.cause, joined.node) == ("node-7", "dead", "node-8")
+        assert agents.links.connected == {"node-8"}
+        assert agents.links.addresses == {"node-8": address}
+
+    run(story)

@@ -99,3 +99,16 @@ def test_what_was_dropped_while_an_owner_was_cut_off_confuses_no_count(link):
     assert again.texts[:5] == ["2", "3", "4", "5", "6"]
     link.heard(4)
     assert opened(link, "lab", taken=4).texts[0] == "6"
+
+
+def test_a_clock_that_is_set_moves_nothing_in_the_log():
+    now = {"wall": 1000.0, "steady": 5.0}
+    link = LabLink("node-0", wall_s=lambda: now["wall"], steady_s=lambda: now["steady"])
+    owner = Owner()
+    link.open(owner, LabHello(at_s=3000.0, owner="lab", taken=0))
+    for wall_s, steady_s in ((1001, 6), (4602, 7), (1003.2, 8)):  # set by an hour, and back
+        now |= {"wall": wall_s, "steady": steady_s}
+        say(link, 0)
+    assert [m.entry.at_s for m in owner.arrived] == pytest.approx([3001, 3002, 3003])
+    link.open(again := Owner(), LabHello(at_s=3004.0, owner="lab", taken=0))
+    assert [m.entry.at_s for m in again.arrived] == [m.entry.at_s for m in owner.arrived]

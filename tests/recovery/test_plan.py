@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gemini_lab.placement import Placement, plan_placement
@@ -251,3 +251,20 @@ def test_a_standby_is_chosen_that_keeps_replicas_on_different_racks():
         rack_of=racks,
     )
     assert plan.members[1] == "y"
+
+
+@given(situations(), st.randoms(use_true_random=False))
+def test_who_comes_back_gets_the_position_on_which_its_memory_counts(situation, rng):
+    """All members are gone; those who suffice come back, in any order, among empty machines."""
+    placement, members, _, lost, _ = situation
+    assume(placement.survives([members.index(node) for node in lost]))
+    spares = [node if node not in lost else f"empty-{node}" for node in members]
+    rng.shuffle(spares)
+    plan = plan_recovery(
+        placement=placement,
+        members=[f"gone-{number}" for number in range(len(members))],
+        copies=whole(placement, members, 6),
+        living=spares,
+        standbys=spares,
+    )
+    assert (plan.version, plan.tier) == (6, "memory")

@@ -133,6 +133,65 @@ def test_a_group_that_falls_silent_together_with_the_root_is_waited_for():
     assert "fell silent together with the root" in second.of(events.RecoveryWaiting)[-1].reason
 
 
+def test_an_old_version_on_a_standby_is_no_reason_to_leave_what_silent_nodes_may_have():
+    """Both who train fall silent, with the root; whose place was given away has what was old."""
+    first = Story(nodes=6).start(iterations=3)
+    first.lose("node-0", "lease")
+    first.lose("node-2", "lease")
+    first.join("node-0")
+    first.join("node-2")
+    assert first.members() == ["node-4", "node-1", "node-5", "node-3"]
+    first.protect()
+    first.iterate(4)
+    left = first.states[-1]
+    for iteration in (5, 6, 7):
+        first.iterate(iteration)
+    members = tuple(first.members())
+    second = successor(first, left, without=members)
+    for node in ("node-6", "node-7"):
+        second.join(node)
+    assert second.root.state.phase == "waiting"
+    assert "than version 3" in second.of(events.RecoveryWaiting)[-1].reason
+    second.copies |= {node: first.copies[node] for node in members}
+    for node in members:
+        second.join(node)
+    assert (second.plan().version, second.plan().tier) == (7, "memory")
+
+
+def test_nobody_starts_anew_because_all_who_knew_of_progress_are_dead():
+    """All nodes died together; the new ones read the state, which knows of the first iteration."""
+    first = Story(nodes=6).start(iterations=1)
+    left = first.states[-1]
+    for iteration in (2, 3):
+        first.iterate(iteration)
+    dead = ("node-0", "node-1", "node-2", "node-3")
+    second = successor(first, left, without=dead)
+    for node in ("node-6", "node-7", "node-8"):
+        second.join(node)
+    for node in dead:
+        second.lose(node, "dead")
+    assert second.root.state.phase == "waiting"
+    reason = second.of(events.RecoveryWaiting)[-1].reason
+    assert "no copy of version 1 is left anywhere" in reason
+    assert "1 iterations at least" in reason
+    second.do(second.root.handle(ProgressGivenUp(at_s=second.now_s, number=1)))
+    assert second.plan().tier == "start"
+
+
+def test_what_all_dead_nodes_saved_is_gone_on_from_as_soon_as_they_are_known_to_be_dead():
+    first = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
+    dead = ("node-0", "node-1", "node-2", "node-3")
+    first.persistent = [4]
+    second = successor(first, first.states[-1], without=(*dead, "node-4", "node-5"))
+    second.persistent = [4]
+    for node in ("node-6", "node-7", "node-8", "node-9"):
+        second.join(node)
+    assert second.root.state.phase == "waiting"
+    for node in dead:
+        second.lose(node, "dead")
+    assert (second.plan().version, second.plan().tier) == (4, "persistent")
+
+
 def test_a_node_that_is_not_to_be_used_again_is_used_rather_than_lose_what_it_has():
     story = Story(nodes=7).start(iterations=5)
     story.silent = {"node-0", "node-1"}

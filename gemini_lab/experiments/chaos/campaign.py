@@ -17,7 +17,8 @@ from gemini_lab.experiments.bench import Row, machine
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
 from gemini_lab.experiments.chaos.oracles import Losses, problems, standstill_s
 from gemini_lab.experiments.chaos.shrink import shrink
-from gemini_lab.experiments.chaos.turn import Struck, Suffered, suffer, undisturbed
+from gemini_lab.experiments.chaos.suffer import Suffered, suffer, undisturbed
+from gemini_lab.experiments.chaos.turn import Struck
 
 ITERATIONS: Final = 40
 ITERATIONS_A_FAULT: Final = 9
@@ -190,7 +191,7 @@ class Result:
 
 
 def campaign(plan: Plan, *, schedules: Sequence[Schedule] | None = None) -> Result:
-    """Run all of it, and say each fault as it happens.
+    """Run all of it, and say each fault as it happens; Ctrl-C ends it with what it has so far.
 
     Args:
         plan: What to do.
@@ -204,6 +205,9 @@ def campaign(plan: Plan, *, schedules: Sequence[Schedule] | None = None) -> Resu
             _say(f"run {schedule.number} of seed {schedule.seed}: {len(schedule.faults)} faults")
             run, found = one_run(schedule, plan, known)
             result.add(run, found)
+            if run.was_interrupted:
+                _say("  interrupted: this is what was found so far")
+                break
             for problem in found:
                 _say(f"  DOES NOT HOLD: {problem}")
             if found:

@@ -12,8 +12,10 @@ from typing import Final, Literal
 import msgspec
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.seats import node_name
 
-Place = Literal["rank", "standby", "pair", "root", "elsewhere"]
+Place = Literal["rank", "standby", "pair", "rack", "all", "root", "elsewhere"]
+Means = Literal["nothing", "disk", "network", "clock"]
 Moment = Literal[
     "calm", "together", "fence", "inventory", "plan", "start", "retrieve", "warm_up", "end"
 ]
@@ -33,22 +35,28 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         text: What is done, for people.
-        place: Of whom: a rank's node, a standby, two nodes that keep each other's replicas, the
-            root's node, or what is no node's.
+        place: Of whom: a rank's node, a standby, the nodes that keep a shard, a rack, all nodes,
+            the root's node, or what is no node's.
+        needs: What the run must have for it: a tier with a disk of its own, nodes with networks of
+            their own, or clocks of their own.
         lasts_s: Between which durations it lasts; `None`: for good.
         ends_run: Whether the run is over with it: nothing comes after it.
         begins_recovery: Whether a recovery is sure to come of it, for others to be aimed at.
+        spoils_tier: Whether a version that was saved may be lost by it.
     """
 
     text: str
     place: Place = "elsewhere"
+    needs: Means = "nothing"
     lasts_s: tuple[float, float] | None = None
     ends_run: bool = False
     begins_recovery: bool = False
+    spoils_tier: bool = False
 
 
 SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
 AWAY: Final = (0.1, 12.0)
+PAST_LEASE: Final = (4.0, 15.0)
 
 KINDS: Final[dict[str, Kind]] = {
     "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True),
@@ -62,6 +70,12 @@ KINDS: Final[dict[str, Kind]] = {
     "agent_stop": Kind(text="an agent stopped, and continued", place="rank", lasts_s=SHORT),
     "node_kill": Kind(text="SIGKILL to all of a node", place="rank", begins_recovery=True),
     "node_stop": Kind(text="all of a node stopped: it returns", place="rank", lasts_s=SHORT),
+    "node_return": Kind(
+        text="all of a node frozen past its lease: its place is given away, and it returns",
+        place="rank",
+        lasts_s=PAST_LEASE,
+        begins_recovery=True,
+    ),
     "root_kill": Kind(text="SIGKILL to all of the root's node", place="root", begins_recovery=True),
     "root_stop": Kind(text="the root's node stopped: it returns", place="root", lasts_s=SHORT),
     "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby"),
@@ -70,7 +84,26 @@ KINDS: Final[dict[str, Kind]] = {
     "pair_stop": Kind(
         text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT
     ),
+    "rack_kill": Kind(text="SIGKILL to all of a rack", place="rack", begins_recovery=True),
+    "rack_stop": Kind(text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT),
+    "all_kill": Kind(text="SIGKILL to all nodes and standbys", place="all", begins_recovery=True),
+    "all_stop": Kind(text="all nodes stopped: they return", place="all", lasts_s=SHORT),
     "link_cut": Kind(text="the connection of node and root closed", place="rank"),
+    "link_slow": Kind(
+        text="all of a node's traffic at 64 KiB/s", place="rank", needs="network", lasts_s=AWAY
+    ),
+    "partition": Kind(
+        text="a node cut off from everybody", place="rank", needs="network", lasts_s=AWAY
+    ),
+    "partition_out": Kind(
+        text="nothing that a node sends arrives", place="rank", needs="network", lasts_s=AWAY
+    ),
+    "partition_in": Kind(
+        text="nothing that is sent to a node arrives", place="rank", needs="network", lasts_s=AWAY
+    ),
+    "clock_step": Kind(
+        text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
+    ),
     "bit_flip": Kind(text="a bit turned in a node's memory", place="rank"),
     "etcd_kill": Kind(text="SIGKILL to etcd"),
     "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY),
@@ -78,9 +111,11 @@ KINDS: Final[dict[str, Kind]] = {
     "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True),
     "log_full": Kind(text="the disk of the run's log full", lasts_s=AWAY),
     "tier_away": Kind(text="the persistent tier cannot be reached", lasts_s=AWAY),
-    "tier_full": Kind(text="the persistent tier's disk full", lasts_s=AWAY),
-    "tier_flip": Kind(text="a bit turned in the tier's newest shard"),
-    "tier_torn": Kind(text="the tier's newest manifest cut short"),
+    "tier_full": Kind(text="the persistent tier's disk full", needs="disk", lasts_s=AWAY),
+    "tier_hang": Kind(text="writes to the tier hang", needs="disk", lasts_s=AWAY),
+    "tier_slow": Kind(text="writes to the tier crawl", needs="disk", lasts_s=AWAY),
+    "tier_flip": Kind(text="a bit turned in the tier's newest shard", spoils_tier=True),
+    "tier_torn": Kind(text="the tier's newest manifest cut short", spoils_tier=True),
 }
 """Every kind by its name."""
 
@@ -102,7 +137,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         after_s: How long after that.
         rank: Whom it strikes, for the kinds that strike somebody's.
         lasts_s: How long until it is mended; 0 for what is not.
-        bit: Which one turns, for the kinds that turn one: any large number.
+        bit: Which one turns, for the kinds that turn one: any large number. Of a clock, by how much
+            it is set.
     """
 
     kind: str
@@ -123,8 +159,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Whose thing it breaks."""
         return KINDS[self.kind].place
 
+    @property
+    def step_s(self) -> int:
+        """By how much a clock is set: from a second to an hour, either way."""
+        return (1 + self.bit // 2 % 3600) * (-1 if self.bit % 2 else 1)
+
     def __str__(self) -> str:
-        where = {"rank": f" of rank {self.rank}", "pair": f" of shard {self.rank}"}
+        where = {
+            "rank": f" of rank {self.rank}",
+            "pair": f" of shard {self.rank}",
+            "rack": f" of rank {self.rank}",
+        }
         lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
         when = {"calm": "of calm", "together": "after the fault before", "end": "after the end"}
         return (
@@ -156,6 +201,24 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         far = [fault.rank for fault in self.faults if fault.rank >= self.nodes]
         if far:
             raise ConfigError(f"a fault strikes rank {far[0]}, but there are {self.nodes} ranks")
+
+    @property
+    def needs(self) -> frozenset[Means]:
+        """What the run must have for its faults."""
+        return frozenset(KINDS[fault.kind].needs for fault in self.faults)
+
+    @property
+    def most_lost(self) -> int:
+        """How many machines its faults can take, or have replaced, at most."""
+        machines = self.nodes + self.standbys
+        taken = {"elsewhere": 0, "pair": 2, "rack": (machines + 1) // 2, "all": machines}
+        return sum(taken.get(fault.place, 1) for fault in self.faults)
+
+    @property
+    def rack_of(self) -> dict[str, str]:
+        """The rack of each machine that is there at the start: every other one is in the same."""
+        machines = range(self.nodes + self.standbys)
+        return {node_name(number): f"rack-{number % 2}" for number in machines}
 
     def having(self, faults: Sequence[Fault]) -> "Schedule":
         """The same run with other faults."""

@@ -21,6 +21,8 @@ class Aftermath:
         undisturbed: The losses of the same job, never disturbed.
         iterations: Of the job.
         is_cut_short: Whether the run's owner was killed: it ends with its owner.
+        may_fall_back: Whether versions in the persistent tier were spoilt, or a person let go of
+            what was waited for.
         hang: Where it stood still for too long, and what it said then; empty if nowhere.
         exit_status: Of the command that ran it.
         bad_lines: Lines of the log that were no events.
@@ -31,6 +33,7 @@ class Aftermath:
     undisturbed: Losses
     iterations: int
     is_cut_short: bool = False
+    may_fall_back: bool = False
     hang: str = ""
     exit_status: int = 0
     bad_lines: int = 0
@@ -50,6 +53,7 @@ def problems(run: Aftermath) -> list[str]:
         two_roots,
         two_lineages,
         thrown_away,
+        forgotten,
         untold,
         left_behind,
     ):
@@ -143,6 +147,21 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
                         "whole in memory"
                     )
                 complete, newest, is_excused = {}, version, False
+
+
+def forgotten(run: Aftermath) -> Iterator[str]:
+    """What does not come from memory is the newest version that was saved, unless it was spoilt."""
+    saved = 0
+    for entry in run.entries:
+        match event := entry.event:
+            case events.PersistFinished():
+                saved = event.version
+            case events.RecoveryPlanned() if event.tier != "memory" and not run.may_fall_back:
+                if (event.version or 0) < saved:
+                    yield (
+                        f"epoch {event.epoch} goes on from version {event.version}, though {saved} "
+                        "was saved"
+                    )
 
 
 def untold(run: Aftermath) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 from gemini_lab.experiments.chaos.faults import Schedule
-from gemini_lab.experiments.chaos.tier import BreakableTier
+from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.victims import MARK, marked, send
 from gemini_lab.experiments.quickstart import gpt_job
 
@@ -26,18 +26,26 @@ SETTINGS: Final = {"min_progress_s": 10.0, "log_collectives": False}
 
 @contextlib.contextmanager
 def started(
-    schedule: Schedule, folder: Path, tier: BreakableTier, mark: str
+    schedule: Schedule, folder: Path, scene: Scene, mark: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`gemini-lab run` with the job; ended, and all that it started, at the end."""
+    threads = max(1, (os.cpu_count() or 1) // schedule.nodes)  # on hosts, too: so sums are the same
     environment = {
+        "OMP_NUM_THREADS": str(threads),
         **os.environ,
+        **scene.environment,
         MARK: mark,
         "TMPDIR": str(folder / "scratch"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # PyTorch's own stays by design
     }
     with (folder / "owner.log").open("wb") as log:
         owner = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.cli.main", *run_command(schedule, folder, tier)],
+            [
+                sys.executable,
+                "-m",
+                "gemini_lab.cli.main",
+                *run_command(schedule, folder, scene),
+            ],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -51,14 +59,16 @@ def started(
             owner.wait()
 
 
-def run_command(schedule: Schedule, folder: Path, tier: BreakableTier) -> list[str]:
+def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
     """What `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
     job = gpt_job(
         size="tiny", iterations=schedule.iterations, layer_s=LAYER_S, gemini=dict(SETTINGS)
     )
+    where = ["--hosts", ",".join(scene.hosts.names)] if scene.hosts else []
     return [
         *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
-        *("--folder", str(folder), "--name", "run", "--persistent-url", str(tier.url)),
+        *(*where, "--racks", ",".join(schedule.rack_of.values())),
+        *("--folder", str(folder), "--name", "run", "--persistent-url", str(scene.tier.url)),
         *("--persist-every", str(PERSIST_EVERY), "-m", job.script, *job.args),
     ]
 

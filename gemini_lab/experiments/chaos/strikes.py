@@ -3,16 +3,17 @@
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import psutil
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.faults import KINDS, Fault
-from gemini_lab.experiments.chaos.tier import BreakableTier
+from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, nodes_of, send
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
@@ -25,6 +26,7 @@ SIGNALS: Final = {
     "kill": signal.SIGKILL,
     "hang": signal.SIGSTOP,
     "stop": signal.SIGSTOP,
+    "return": signal.SIGSTOP,
 }
 """What the second half of a kind's name does to processes."""
 
@@ -36,8 +38,9 @@ class Strikes:
         mark: Of the run's processes.
         folder: The run's.
         owner: The process that started it.
-        tier: Its persistent tier.
         told: What its log says.
+        scene: What stands around it.
+        rack_of: The racks of its nodes, by name.
     """
 
     def __init__(
@@ -46,11 +49,12 @@ class Strikes:
         mark: str,
         folder: Path,
         owner: subprocess.Popen[bytes],
-        tier: BreakableTier,
         told: Told,
+        scene: Scene,
+        rack_of: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._mark, self._folder, self._owner = mark, folder, owner
-        self._tier, self._told = tier, told
+        self._told, self._scene, self._rack_of = told, scene, rack_of
 
     def strike(self, fault: Fault) -> tuple[str, Mend | None]:
         """Make a fault happen; what was hit, and what mends it again.
@@ -63,6 +67,10 @@ class Strikes:
             return self._break_tier(fault, how)
         if fault.kind == "log_full":
             return self._fill_log()
+        if KINDS[fault.kind].needs == "network":
+            return self._break_link(fault)
+        if fault.kind == "clock_step":
+            return self._set_clock(fault)
         if fault.kind == "link_cut":
             return self._order(LinkCut(f"rank-{fault.rank}"))
         if fault.kind == "bit_flip":
@@ -80,20 +88,25 @@ class Strikes:
         if what == "owner":
             return "the owner", [psutil.Process(self._owner.pid)]
         nodes = nodes_of(self._mark)
-        names = self._names(fault)
+        names = self._names(fault, nodes)
         found = [nodes[name] for name in names if name in nodes]
         hit = " and ".join(names) or "nobody"
         return hit, [process for node in found for process in _part(node, what)]
 
-    def _names(self, fault: Fault) -> list[str]:
+    def _names(self, fault: Fault, there: Collection[str]) -> list[str]:
         names: Sequence[str | None]
         match fault.place:
             case "root":
                 names = [self._told.root]
             case "standby":
-                names = self._told.standbys[:1]
+                names = [name for name in self._told.standbys if name in there][:1]
             case "pair":
                 names = self._told.keepers_of(fault.rank)
+            case "rack":
+                rack = self._rack_of.get(self._told.node_of(fault.rank) or "", "")
+                names = [name for name in there if rack and self._rack_of.get(name) == rack]
+            case "all":
+                names = [*there]
             case _:
                 names = [self._told.node_of(fault.rank)]
         return [name for name in names if name]
@@ -114,18 +127,45 @@ class Strikes:
 
         return "the log", empty
 
+    def _agent(self, fault: Fault) -> tuple[str, int]:
+        """The node that a fault strikes, and the process that it is known by.
+
+        Raises:
+            ConfigError: It is not there now.
+        """
+        name, nodes = self._told.node_of(fault.rank), nodes_of(self._mark)
+        if name not in nodes:
+            raise ConfigError(f"{name or 'nobody'} has no such process now")
+        return name, nodes[name].agent.pid
+
+    def _break_link(self, fault: Fault) -> tuple[str, Mend]:
+        if self._scene.hosts is None:
+            raise ConfigError("the nodes of this run have no networks of their own")
+        hosts, (name, pid) = self._scene.hosts, self._agent(fault)
+        host = hosts.strike(fault, pid)
+        return name, lambda: hosts.mend(host)
+
+    def _set_clock(self, fault: Fault) -> tuple[str, None]:
+        if self._scene.clocks is None:
+            raise ConfigError("the nodes of this run have no clocks of their own")
+        name, pid = self._agent(fault)
+        self._scene.clocks.step(pid, fault.step_s)
+        return f"{name}, by {fault.step_s:+} s", None
+
     def _break_tier(self, fault: Fault, how: str) -> tuple[str, Mend | None]:
         match how:
             case "away":
-                self._tier.go_away()
-                return "the tier", self._tier.come_back
+                self._scene.tier.go_away()
+                return "the tier", self._scene.tier.come_back
             case "full":
-                self._tier.fill()
-                return "the tier", self._tier.empty
+                self._scene.tier.fill()
+                return "the tier", self._scene.tier.empty
+            case "hang" | "slow":
+                return "the tier", self._scene.tier.freeze(now_and_then=how == "slow")
             case "flip":
-                return self._tier.flip(fault.bit), None
+                return self._scene.tier.flip(fault.bit), None
             case _:
-                return self._tier.tear(), None
+                return self._scene.tier.tear(), None
 
 
 def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:

@@ -1,21 +1,28 @@
-"""The persistent tier of a campaign's runs: it can be away, full, flipped and torn."""
+"""The persistent tier of a campaign's runs: it can be away, full, slow, hung, flipped and torn."""
 
 import contextlib
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.chaos.means import why_no_disk
 from gemini_lab.storage.persistent import MANIFEST
 
 DISK_BYTES: Final = 1 << 26
-BLOCK: Final = b"x" * (1 << 20)
 
-
-def can_be_full() -> bool:
-    """Whether a disk of its own can be had: that needs root."""
-    return os.geteuid() == 0
+HANG: Final = 'fsfreeze -f "$0" && echo frozen && read -r _; fsfreeze -u "$0"'
+CRAWL: Final = """
+while fsfreeze -f "$0" && echo frozen; do
+  read -r -t 0.4 _; ended=$?
+  fsfreeze -u "$0"
+  [ $ended -gt 128 ] || exit
+  sleep 0.04
+done
+"""
+"""Programs that freeze the disk until their input ends: so it thaws however a campaign ends."""
 
 
 class BreakableTier:
@@ -34,20 +41,32 @@ class BreakableTier:
         self._disk = folder / "disk"
         self._data = self._disk / "tier"
         self._is_mounted = False
+        self._freezers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         self._disk.mkdir(parents=True, exist_ok=True)
-        if can_be_full():
-            options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}", "gemini_lab-chaos"]
-            done = subprocess.run(["mount", *options, self._disk], capture_output=True, check=False)
-            self._is_mounted = done.returncode == 0
+        if why_no_disk() is None:
+            self._is_mounted = self._mount()
         self._data.mkdir(exist_ok=True)
         self._lead_to(self._disk)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.thaw()
         if self._is_mounted:
             subprocess.run(["umount", "--lazy", self._disk], capture_output=True, check=False)
+
+    def _mount(self) -> bool:
+        """Whether a small disk could be made and mounted: one that can be full, and frozen."""
+        image = self._disk.with_name("disk.img")
+        with image.open("wb") as file:
+            file.truncate(DISK_BYTES)
+        make = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"]
+        mount = ["mount", "-o", "loop,noatime", str(image)]
+        return all(
+            subprocess.run(command, capture_output=True, check=False).returncode == 0
+            for command in ([*make, str(image)], [*mount, str(self._disk)])
+        )
 
     def go_away(self) -> None:
         """From now on whoever comes here gets an error of the system's, never an empty folder."""
@@ -61,24 +80,53 @@ class BreakableTier:
         """Leave no byte free.
 
         Raises:
-            ConfigError: It has no disk of its own.
+            ConfigError: It has no disk of its own, or is frozen.
         """
-        if not self._is_mounted:
-            raise ConfigError("the tier has no disk of its own to fill: that needs root")
-        with self._ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(BLOCK) == len(BLOCK):
-                pass
+        self._check_disk()
+        with self._ballast.open("wb", buffering=0) as file:
+            for block_bytes in (1 << 20, 1 << 12):  # the last ones singly
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(block_bytes)):
+                        pass
 
     def empty(self) -> None:
         """Give the space back."""
         self._ballast.unlink(missing_ok=True)
 
+    def freeze(self, *, now_and_then: bool) -> Callable[[], None]:
+        """Have who writes stand still in the kernel; what ends that.
+
+        Args:
+            now_and_then: Let writes through for a moment twice a second, so that they crawl.
+
+        Raises:
+            ConfigError: It has no disk of its own, or is frozen.
+        """
+        self._check_disk()
+        freezer = subprocess.Popen(
+            ["bash", "-c", CRAWL if now_and_then else HANG, str(self._disk)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert freezer.stdout is not None
+        freezer.stdout.readline()
+        self._freezers.append(freezer)
+        return self.thaw
+
+    def thaw(self) -> None:
+        """Let writes through again."""
+        for freezer in self._freezers:
+            freezer.communicate()
+        self._freezers.clear()
+
     def flip(self, bit: int) -> str:
         """Turn one bit in a shard of the newest version; says where.
 
         Raises:
-            ConfigError: Nothing is there yet.
+            ConfigError: Nothing is there yet, or it is frozen.
         """
+        self._check_thawed()
         file = max(self._newest().glob("shard-*"), default=None, key=lambda path: path.name)
         if file is None:
             raise ConfigError("the newest version in the tier has no shard yet")
@@ -94,11 +142,22 @@ class BreakableTier:
         """Cut the newest manifest in half; says which.
 
         Raises:
-            ConfigError: Nothing is there yet.
+            ConfigError: Nothing is there yet, or it is frozen.
         """
+        self._check_thawed()
         file = self._newest() / MANIFEST
         os.truncate(file, file.stat().st_size // 2)
         return f"{file.parent.name}/{file.name}"
+
+    def _check_disk(self) -> None:
+        if not self._is_mounted:
+            raise ConfigError(why_no_disk() or "the tier's own disk could not be mounted")
+        self._check_thawed()
+
+    def _check_thawed(self) -> None:
+        """Nothing of the campaign's own may stand still there."""
+        if self._freezers:
+            raise ConfigError("the tier's disk is frozen just now")
 
     @property
     def _ballast(self) -> Path:

@@ -1,8 +1,6 @@
-"""One run of a campaign: a job under `gemini-lab run`, struck from outside, until it is over."""
+"""When a run is struck: each fault of a schedule in its moment, until the run is over."""
 
 import contextlib
-import json
-import secrets
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
-from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
-from gemini_lab.experiments.chaos.owner import end, started, write_processes
+from gemini_lab.experiments.chaos.faults import KINDS, Fault
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
-from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.lab.control import ask
 from gemini_lab.recovery.messages import GiveUpProgress
@@ -47,77 +42,8 @@ class Struck:
     happened: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suffered:
-    """A run that is over.
-
-    Attributes:
-        schedule: What it was to suffer.
-        struck: What it did suffer, in order.
-        aftermath: For the oracles.
-        folder: Its own.
-    """
-
-    schedule: Schedule
-    struck: tuple[Struck, ...]
-    aftermath: Aftermath
-    folder: Path
-
-
 class StoodStillError(GeminiError):
     """Training did not go on in time."""
-
-
-def suffer(
-    schedule: Schedule,
-    *,
-    folder: Path,
-    undisturbed: Losses,
-    limit_s: float,
-    say: Callable[[Struck], None] = lambda _: None,
-) -> Suffered:
-    """Run the job, strike, and gather what the oracles need.
-
-    Args:
-        schedule: What to suffer.
-        folder: Where the run is to have its folder; it is made.
-        undisturbed: The job's losses.
-        limit_s: Training that stands still for longer than this hangs.
-        say: Called with each fault once it is over, or did not happen.
-    """
-    name = f"run-{schedule.seed}-{schedule.number}-{secrets.token_hex(3)}"
-    mark = secrets.token_hex(8)
-    scratch = folder / name / "scratch"
-    scratch.mkdir(parents=True)
-    hang = ""
-    with (
-        BreakableTier(folder / name) as tier,
-        started(schedule, folder / name, tier, mark) as owner,
-    ):
-        run_folder = folder / name / "run"
-        told = Told(run_folder, iterations=schedule.iterations)
-        strikes = Strikes(mark=mark, folder=run_folder, owner=owner, tier=tier, told=told)
-        turn = Turn(strikes, told, owner, run_folder, limit_s=limit_s, say=say)
-        try:
-            turn.go_through(schedule.faults)
-        except StoodStillError as error:
-            hang = str(error)
-            write_processes(mark, folder / name / "processes.txt")
-        exit_status, left = end(owner, mark, scratch, is_hung=bool(hang))
-        told.poll()
-    aftermath = Aftermath(
-        entries=told.entries,
-        undisturbed=undisturbed,
-        iterations=schedule.iterations,
-        is_cut_short=turn.is_cut_short,
-        hang=hang,
-        exit_status=exit_status,
-        bad_lines=told.bad_lines,
-        left=() if hang else left,
-    )
-    return Suffered(
-        schedule=schedule, struck=tuple(turn.struck), aftermath=aftermath, folder=run_folder
-    )
 
 
 class Turn:
@@ -134,6 +60,7 @@ class Turn:
     Attributes:
         struck: The faults that were due so far.
         is_cut_short: Whether one of them ends the run.
+        may_fall_back: Whether one of them spoilt the tier, or what was waited for was let go.
     """
 
     def __init__(
@@ -147,7 +74,7 @@ class Turn:
         say: Callable[[Struck], None],
     ) -> None:
         self.struck: list[Struck] = []
-        self.is_cut_short = False
+        self.is_cut_short = self.may_fall_back = False
         self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder
         self._limit_s, self._say = limit_s, say
         self._mends = Mends()
@@ -219,6 +146,7 @@ class Turn:
             self._take(Struck(fault=fault, at_s=at_s, happened=False, hit=str(error)))
             return
         self.is_cut_short |= KINDS[fault.kind].ends_run
+        self.may_fall_back |= KINDS[fault.kind].spoils_tier
         if mend is not None:
             self._mends.add(mend, after_s=fault.lasts_s)
         self._newest_s = self._moved_s = time.monotonic()
@@ -264,28 +192,6 @@ class Turn:
         self._waits_since_s = self._waits_since_s or now
         if now - self._waits_since_s > (LET_GO_S if is_gone else RETURN_S):
             self._waits_since_s = now
+            self.may_fall_back = True
             with contextlib.suppress(ConfigError):
                 ask(self._folder, GiveUpProgress())
-
-
-def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
-    """The losses of the same job without any fault.
-
-    Those of an earlier call with the same `folder` are used again.
-
-    Raises:
-        GeminiError: Even without faults it does not finish.
-    """
-    kept = folder / f"undisturbed-{form.nodes}-{form.iterations}.json"
-    if not kept.exists():
-        quiet = suffer(form.having(()), folder=folder, undisturbed={}, limit_s=limit_s)
-        losses = losses_of(quiet.aftermath.entries)
-        if len(losses) != form.nodes * form.iterations or not quiet.aftermath.has_finished:
-            raise GeminiError(
-                f"the job did not finish without any fault ({quiet.aftermath.hang or 'it ended'}); "
-                f"see {quiet.folder.parent / 'owner.log'}"
-            )
-        told = [[*place, loss.hex()] for place, loss in losses.items()]
-        kept.write_text(json.dumps(told) + "\n", encoding="utf-8")
-    told = json.loads(kept.read_text(encoding="utf-8"))
-    return {(iteration, rank): float.fromhex(loss) for iteration, rank, loss in told}

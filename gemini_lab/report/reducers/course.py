@@ -127,7 +127,7 @@ class Course:
                 self.phase, self.detail = "recovering", ""
             case RecoveryPlanned() if self.phase == "waiting for machines":
                 self.phase = "recovering"
-            case RecoveryStep(step=step) if self.phase != "training":
+            case RecoveryStep(step=step) if self.phase in {"starting", "recovering"}:
                 self.detail = f"{STEPS.get(step, step)} done"
             case RecoveryWaiting(missing=missing, reason=reason):
                 self.phase = "waiting for machines"

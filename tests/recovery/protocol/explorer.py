@@ -57,6 +57,7 @@ _IN_ORDER = (
     (("freeze_group", 1), ("give_up",), ("thaw_all",), ("kill_group", 1), ("add",), ("add",)),
     (("tier_down",), ("kill_group", 4), ("tier_up",)),
 )  # what must come one after the other
+RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
 
 
@@ -73,6 +74,8 @@ class Found:
 def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     """A world and what happens in it: stretches of work, with faults at random moments."""
     rng = random.Random(seed)
+    if seed % RETURNS_EVERY == 0:
+        return Shape(nodes=2, standbys=2, has_tier=False, iterations=20), _returning(rng)
     shape = rng.choice(SHAPES)
     kinds = list(rng.choice(_TOGETHER))
     if rng.random() < 0.6:
@@ -89,6 +92,25 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
             actions.append((kind, *(rng.randrange(limit) for limit in limits)))
         actions.append(("go", rng.randrange(10**6), rng.choice((5, 20, 60, 120, 300, 600))))
     return shape, tuple(actions)
+
+
+def _returning(rng: random.Random) -> tuple[Action, ...]:
+    """Whose place was given away comes back with what is old; then who trains falls silent."""
+
+    def go(*moves: int) -> Action:
+        return ("go", rng.randrange(10**6), rng.choice(moves))
+
+    return (
+        go(300, 500),
+        ("freeze", rng.randrange(6)),
+        ("wait", rng.randrange(30)),
+        go(200, 400),
+        ("thaw_all",),
+        go(300, 500, 700),
+        ("freeze_group", rng.randrange(4)),
+        go(60, 300),
+        *((("thaw_all",), go(60, 300)) if rng.random() < 0.5 else ()),
+    )
 
 
 def run(shape: Shape, schedule: Sequence[Action], rules: Rules | None = None) -> str | None:

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.protocol import Instruction, NodeJoined
 from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.stakes import reason_to_wait
 
 from .world import Rules
 
@@ -31,10 +33,21 @@ class WaitsForNobody(RootAgent):
         return ""
 
 
+class TrustsAnyMemory(RootAgent):
+    """A version that is whole in memory counts, also where nobody shows how far training came."""
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        if not super()._reason_to_wait(plan, at_s):
+            return ""
+        trusting = replace(hopes(self.state, self._inventory), is_witnessed=True)
+        return reason_to_wait(plan, trusting) or ""
+
+
 OLD_RULES = {
     "versions say no history": (Rules(has_lineage=False), 126),
     "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 108),
     "nobody is waited for": (Rules(root=WaitsForNobody), 12),
+    "what any node has counts": (Rules(root=TrustsAnyMemory), 312),
     "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
 }
 """The rules, each with a seed from which on a schedule soon breaks the protocol by it."""
