@@ -257,9 +257,9 @@ class EtcdStore:
             user=self.address.user,
             password=self.address.password,
         )
-        if credentials is None:
-            # The token goes along as metadata too; gRPC refuses the other form without TLS.
-            client.call_credentials = None
+        # The token goes along as metadata too. gRPC refuses the other form without TLS, and with it
+        # a channel's end has waited for ever for calls to a member that was killed.
+        client.call_credentials = None
         return client
 
     def _drop(self) -> None:
