@@ -11,7 +11,6 @@ from pathlib import Path
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
-    TOKEN_VARIABLE,
     WAIT_S,
     check_name,
     find_lab,
@@ -20,6 +19,7 @@ from gemini_lab.launch.join import (
     say,
     take_name,
 )
+from gemini_lab.launch.provider import TOKEN_VARIABLE
 from gemini_lab.node.agent import run_agent
 from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore
@@ -36,6 +36,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--store", required=True, help="the etcd: host:port[,host:port...]")
     options.add_argument("--lab", required=True, help="the name that `run --join` was given")
     options.add_argument("--token-file", type=Path, help="file with the lab's token, mode 600")
+    options.add_argument(
+        "--machine",
+        default=os.environ.get("SLURM_JOB_ID", ""),
+        metavar="ID",
+        help="this machine's id, as its provider calls it, such as an EC2 instance's; a Slurm "
+        "job's is known",
+    )
     options.add_argument(
         "--wait", type=float, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
     )
@@ -60,7 +67,8 @@ def command(arguments: Sequence[str]) -> int:
     record = find_lab(store, options.lab, wait_s=options.wait, tell=say)
     if (reason := why_blind(record.detached)) is not None:
         raise LaunchError(reason)
-    name = take_name(store, socket.gethostname(), first=int(os.environ.get("SLURM_PROCID", "0")))
+    first = int(os.environ.get("SLURM_PROCID", "0"))
+    name = take_name(store, socket.gethostname(), machine=options.machine, first=first)
     store.close()
     config = AgentConfig(
         name=name,

@@ -56,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="LAB",
         help="start no nodes: machines join under this name by `gemini-lab node`; needs --etcd",
     )
+    options.add_argument(
+        "--provider",
+        metavar="WORDS",
+        help="with --join: starts those that join, and others for lost ones: 'slurm [SBATCH "
+        "OPTIONS]' or 'auto-scaling GROUP [REGION]'",
+    )
     options.add_argument("--token-file", type=Path, help="file with the token of those that join")
     options.add_argument(
         "--wait",
@@ -228,6 +234,7 @@ def lab_options(options: argparse.Namespace) -> LabOptions:
         "folder": options.folder,
         "lease_s": options.lease,
         "join": options.join,
+        "provider": options.provider,
         "token": find_token(options.token_file) if options.join else None,
         "wait_s": options.wait,
     }

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gemini_lab.errors import CapacityError, ConfigError, LaunchError
+from gemini_lab.errors import ConfigError, GeminiError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.alone import ALONE_S, LOOK_S, Alone
 from gemini_lab.lab.cluster import Audience
@@ -323,7 +323,7 @@ class AgentCluster:
             self._bringing += count
             try:
                 await self._connect(await asyncio.to_thread(self._operator.bring, count))
-            except (CapacityError, LaunchError) as error:
+            except GeminiError as error:  # what is impossible now may be mended meanwhile
                 self._audience.take_note(
                     f"no new node: {error}; the operator is asked again in {pause_s:.0f} s"
                 )

@@ -9,7 +9,8 @@ from typing import Any, Final, TypedDict
 from gemini_lab.errors import ConfigError
 from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
 from gemini_lab.launch.mpi import Hosts
-from gemini_lab.launch.operator import Operator
+from gemini_lab.launch.provider import Provider
+from gemini_lab.launch.providers import parse_provider
 from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.seats import Seats, node_name
@@ -28,10 +29,10 @@ class LabConfig:
         folder: Where runs keep their logs.
         lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Fork workers from a parent that has imported everything.
-        operator: Where machines come from; `None`: from `mpiexec`.
         racks: The rack of each node, standbys included; `None`: they are not known.
         join: The lab's name in the store, for agents that were started by themselves to join;
-            `None`: the operator starts them.
+            `None`: `mpiexec` starts them.
+        provider: Starts those that join; `None`: somebody else does.
         token: The secret of agents that join; empty: `GEMINI_LAB_TOKEN` has it.
         wait_s: How long they are waited for.
 
@@ -47,9 +48,9 @@ class LabConfig:
     folder: Path = RUNS_FOLDER
     lease_s: float = 2.0
     warm: bool = True
-    operator: Operator | None = None
     racks: tuple[str, ...] | None = None
     join: str | None = None
+    provider: Provider | None = None
     token: str = field(default="", repr=False)
     wait_s: float = WAIT_S
 
@@ -62,6 +63,11 @@ class LabConfig:
             )
         if self.join is not None:
             self._check_join()
+        elif self.provider is not None:
+            raise ConfigError(
+                "the provider's machines join a lab by its name, and it has none; give it one: "
+                "join= or --join"
+            )
         if self.lease_s < 2:
             raise ConfigError(
                 f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s})"
@@ -85,7 +91,7 @@ class LabConfig:
                 f"agents are to join {self.join!r}, but in which store? name the etcd that they "
                 "reach, too: etcd= or --etcd"
             )
-        if self.hosts.names or self.operator is not None:
+        if self.hosts.names:
             raise ConfigError("agents join by themselves, or hosts are named for them: not both")
         if not self.token:
             raise ConfigError(NO_TOKEN)
@@ -113,9 +119,9 @@ class LabOptions(TypedDict, total=False):
     folder: str | Path
     lease_s: float
     warm: bool
-    operator: Operator | None
     racks: Sequence[str] | None
     join: str | None
+    provider: Provider | str | None
     token: str | None
     wait_s: float
 
@@ -156,6 +162,7 @@ _READERS: Final[Mapping[str, Callable[[Any], object]]] = {
     "hosts": hosts_from,
     "etcd": EtcdAddress.parse,
     "folder": lambda folder: Path(folder).absolute(),
+    "provider": lambda said: parse_provider(said) if isinstance(said, str) else said,
     "racks": tuple,
     "token": str,
 }

@@ -16,8 +16,10 @@ from gemini_lab.lab.control import write_secret
 from gemini_lab.lab.runs import fresh_folder, run_started, said
 from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission
+from gemini_lab.launch.auto_scaling import AutoScaling
 from gemini_lab.launch.join import check_name
 from gemini_lab.launch.mpi import Hosts
+from gemini_lab.launch.slurm import Slurm
 from gemini_lab.log.events import LabStarted
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, Detached, LabRecord
@@ -39,6 +41,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         warm: Whether workers are forked from a parent that has imported everything.
         hosts: Machines to start on.
         join: The name under which agents join by themselves.
+        provider: Starts those that join.
         wait_s: How long they are waited for.
         scenario: Failures to inject on the way, as `Scenario.to_json` gives them.
     """
@@ -50,12 +53,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     warm: bool
     hosts: tuple[str, ...]
     join: str | None
+    provider: Slurm | AutoScaling | None
     wait_s: float
     scenario: dict[str, object]
 
     @classmethod
     def of(cls, config: LabConfig, scenario: Scenario) -> "RunRecord":
         """The record of a run on such a lab."""
+        assert isinstance(config.provider, Slurm | AutoScaling | None)
         return cls(
             nodes=config.nodes,
             standbys=config.standbys,
@@ -64,6 +69,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             warm=config.warm,
             hosts=config.hosts.names,
             join=config.join,
+            provider=config.provider,
             wait_s=config.wait_s,
             scenario=scenario.to_json(),
         )
@@ -78,6 +84,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             warm=self.warm,
             hosts=Hosts(names=self.hosts),
             join=self.join,
+            provider=self.provider,
             wait_s=self.wait_s,
             etcd=store.address,
             token=token,
@@ -134,10 +141,10 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
 
 def _check(config: LabConfig) -> None:
     """Refuse what could not live on without this process."""
-    if config.operator is not None:
+    if not isinstance(config.provider, Slurm | AutoScaling | None):
         raise ConfigError(
-            "a detached run cannot take an operator= of yours along; name hosts=, or have machines "
-            "join by themselves: join="
+            "a detached run cannot take a provider= of your own along; name one that comes with "
+            "gemini_lab, or leave it out and start `gemini-lab node` on new machines yourself"
         )
     if config.hosts.names and config.etcd is None:
         raise ConfigError(

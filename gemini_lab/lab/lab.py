@@ -21,7 +21,7 @@ from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
 from gemini_lab.lab.starting import start_cluster
 from gemini_lab.lab.submission import Submission
-from gemini_lab.launch.operator import Operator
+from gemini_lab.launch.provider import Provider
 from gemini_lab.log.events import Profiled
 from gemini_lab.placement import Placement
 from gemini_lab.profiler.profile import Profile
@@ -44,11 +44,12 @@ class Lab:
         folder: Where runs keep their logs.
         lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Fork workers from a parent that has imported everything.
-        operator: Where machines come from; by default `mpiexec` on this machine or `hosts`.
         racks: The rack of each node, in their order, standbys included: replicas are spread over
             racks, and a rack can be lost at once.
         join: A name under which agents join that were started by themselves, by `gemini-lab node`:
             nothing is started then, and they are waited for. Needs `etcd`.
+        provider: Starts those that join, and others for lost ones: `Slurm`, `AutoScaling`, one of
+            your own, or words such as `"slurm --partition=gpu"`.
         token: The secret that they were given; by default that in `GEMINI_LAB_TOKEN`.
         wait_s: How long they are waited for.
         start: Starts the nodes; by default with MPI and etcd.
@@ -69,9 +70,9 @@ class Lab:
         folder: str | Path = LabConfig.folder,
         lease_s: float = LabConfig.lease_s,
         warm: bool = LabConfig.warm,
-        operator: Operator | None = None,
         racks: Sequence[str] | None = None,
         join: str | None = None,
+        provider: Provider | str | None = None,
         token: str | None = None,
         wait_s: float = LabConfig.wait_s,
         start: Starter = start_cluster,
@@ -86,9 +87,9 @@ class Lab:
                 "folder": folder,
                 "lease_s": lease_s,
                 "warm": warm,
-                "operator": operator,
                 "racks": racks,
                 "join": join,
+                "provider": provider,
                 "token": token,
                 "wait_s": wait_s,
             }

@@ -147,10 +147,10 @@ def _taken_over(
 def _end(run: Run, cluster: AgentCluster, operator: Operator) -> None:
     """Leave nothing: neither agents nor keys, and in the folder what a run that is over keeps."""
     cluster.leave()
-    operator.clear()
     run.close()
     for name in (ACCESS_FILE, LAB_FILE):
         (run.folder / name).unlink(missing_ok=True)
+    operator.clear()  # may take this very machine away
     cluster.leave_beside()
 
 

@@ -14,6 +14,7 @@ from gemini_lab.launch.etcd import Embedded, start_etcd
 from gemini_lab.launch.join import JoinOperator, prefix_of
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
+from gemini_lab.launch.provider import Invitation, Supply
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
 from gemini_lab.node.control_store import EtcdStore
@@ -34,7 +35,7 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
         store = EtcdStore(address, prefix_of(config.join or secrets.token_hex(6)))
         undo.callback(store.close)
         record = record_of(config)
-        operator = config.operator or own_operator(config, store, record)
+        operator = own_operator(config, store, record)
         undo.callback(operator.clear)
         cluster = AgentCluster(
             store=store,
@@ -80,7 +81,7 @@ def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
 def own_operator(
     config: LabConfig, store: EtcdStore, record: LabRecord, *, token: str = ""
 ) -> JoinOperator | MpiOperator:
-    """What brings a lab's machines where it was given no operator.
+    """What brings a lab's machines.
 
     Args:
         config: The lab.
@@ -89,7 +90,14 @@ def own_operator(
         token: Its secret; by default a new one.
     """
     if config.join is not None:
-        return JoinOperator(store=store, token=token or config.token, wait_s=config.wait_s)
+        token = token or config.token
+        supply = None
+        if config.provider is not None:
+            lab = Invitation(
+                lab=config.join, identity=record.identity, etcd=store.address, token=token
+            )
+            supply = Supply(provider=config.provider, lab=lab)
+        return JoinOperator(store=store, token=token, wait_s=config.wait_s, supply=supply)
     return MpiOperator(
         etcd=store.address,
         prefix=store.prefix.rstrip("/"),

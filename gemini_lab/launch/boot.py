@@ -74,7 +74,9 @@ def agent_environment(threads: int | None) -> dict[str, str]:
         threads: For each worker's computations, unless the user has set OMP_NUM_THREADS.
     """
     foreign = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "MPIR_", "SLURM_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(foreign) or k == "SLURM_CONF"
+    }  # where Slurm is, for an owner that asks it for machines
     if threads is not None:
         kept.setdefault("OMP_NUM_THREADS", str(threads))
     # Without this, asking whether CUDA is there would spoil the processes that are forked later.

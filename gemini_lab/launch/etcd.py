@@ -12,13 +12,14 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gemini_lab.errors import LaunchError
+from gemini_lab.launch.certificate import certificate_for
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
@@ -39,6 +41,8 @@ ASK_S: Final = 2.0  # for an answer to whether it is well
 HUNG_S: Final = 30.0  # without one for so long, it is started again
 END_S: Final = 10.0  # for all of it to be gone, at the lab's end
 LEAVE_S: Final = 3.0
+CERTIFICATE: Final = "certificate.pem"
+KEY: Final = "key.pem"
 
 
 def find_etcd() -> str:
@@ -89,7 +93,8 @@ class Embedded:
 def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
     """A one-member etcd whose data lives as long as the `with` block, or a lab that it stays for.
 
-    It wants a password: whoever could write to it could have nodes run any script.
+    It wants a password: whoever could write to it could have nodes run any script. Beyond loopback
+    its clients talk to it by TLS, and know it by a certificate that their address of it has.
 
     Args:
         host: The address on which agents reach it; loopback unless the lab spans machines.
@@ -99,9 +104,15 @@ def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
     """
     binary = find_etcd()
     folder = tempfile.mkdtemp(prefix="gemini_lab-etcd-")
-    client = f"http://{host}:{free_port(host)}"
+    certificate = None if host == LOOPBACK else certificate_for(host)
+    endpoint = f"{host}:{free_port(host)}"
+    client = f"{'http' if certificate is None else 'https'}://{endpoint}"
     peer = f"http://{LOOPBACK}:{free_port(LOOPBACK)}"  # it asks for no password, and has no peers
-    open_to_all = EtcdAddress(endpoints=(client.removeprefix("http://"),))
+    open_to_all = EtcdAddress(endpoints=(endpoint,))
+    if certificate is not None:
+        open_to_all = replace(open_to_all, ca_pem=certificate.pem.decode())
+        (Path(folder) / CERTIFICATE).write_bytes(certificate.pem)  # the folder is its user's alone
+        (Path(folder) / KEY).write_bytes(certificate.key_pem)
     keeper = subprocess.Popen(
         [sys.executable, "-m", "gemini_lab.launch.etcd", binary, folder, client, peer],
         stdin=subprocess.PIPE,
@@ -113,7 +124,7 @@ def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
     try:
         _wait_until_ready(keeper, folder, open_to_all)
         address = replace(open_to_all, user="root", password=secrets.token_hex(16))
-        _close_to_strangers(binary, address)
+        _close_to_strangers(binary, client, folder, address)
         yield Embedded(address, keeper)
     finally:
         if not keeper.stdin.closed:
@@ -137,8 +148,9 @@ def _wait_until_ready(keeper: subprocess.Popen[bytes], folder: str, address: Etc
             return
 
 
-def _close_to_strangers(binary: str, address: EtcdAddress) -> None:
+def _close_to_strangers(binary: str, client: str, folder: str, address: EtcdAddress) -> None:
     """Want the password of `address` from now on."""
+    trust = [f"--cacert={folder}/{CERTIFICATE}"] if address.ca_pem is not None else []
     control = Path(binary).with_name("etcdctl")
     for command in (
         ["user", "add", "root", "--interactive=false"],
@@ -147,7 +159,7 @@ def _close_to_strangers(binary: str, address: EtcdAddress) -> None:
     ):
         try:
             done = subprocess.run(
-                [str(control), f"--endpoints={address.endpoints[0]}", *command],
+                [str(control), f"--endpoints={client}", *trust, *command],
                 text=True,
                 input=address.password,
                 capture_output=True,
@@ -171,7 +183,7 @@ def keep(binary: str, folder: str, client: str, peer: str, hung_s: float = HUNG_
         now = time.monotonic()
         if now - asked_s > HEALTH_S:
             asked_s = now
-            heard_s = time.monotonic() if answers(client) else heard_s
+            heard_s = time.monotonic() if answers(client, folder) else heard_s
         if now - heard_s > hung_s:
             etcd.kill()
         if etcd.poll() is not None:
@@ -190,10 +202,14 @@ def keep(binary: str, folder: str, client: str, peer: str, hung_s: float = HUNG_
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def answers(url: str) -> bool:
-    """Whether the etcd at `url` says how it is, be that well or ill."""
+def answers(url: str, folder: str) -> bool:
+    """Whether the etcd at `url`, whose folder this is, says how it is, be that well or ill."""
     at = urlsplit(url)
-    asked = HTTPConnection(str(at.hostname), at.port, timeout=ASK_S)
+    host = str(at.hostname)
+    asked = HTTPConnection(host, at.port, timeout=ASK_S)
+    if at.scheme == "https":
+        trust = ssl.create_default_context(cafile=f"{folder}/{CERTIFICATE}")
+        asked = HTTPSConnection(host, at.port, timeout=ASK_S, context=trust)
     try:
         asked.request("GET", "/health")
         asked.getresponse()
@@ -214,6 +230,9 @@ def _run(binary: str, folder: str, client: str, peer: str) -> subprocess.Popen[b
         *("--initial-cluster", f"gemini={peer}", "--unsafe-no-fsync"),
         *("--auto-compaction-retention", "5m", "--bcrypt-cost", "4"),
     ]
+    if client.startswith("https:"):
+        files = (f"{folder}/{CERTIFICATE}", f"{folder}/{KEY}")
+        command += ["--cert-file", files[0], "--key-file", files[1]]
     with (Path(folder) / "etcd.log").open("ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

@@ -20,13 +20,13 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import CapacityError, ConfigError, LaunchError
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
+from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import ControlStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.seats import in_order, node_name, node_number
 
-TOKEN_VARIABLE: Final = "GEMINI_LAB_TOKEN"  # noqa: S105 (where one is, not one)
 NO_TOKEN: Final = (
     f"agents that join prove that they know the lab's token, and there is none; put the same one, "
     f"such as `openssl rand -hex 16` gives, into {TOKEN_VARIABLE} for all of them, or into a file "
@@ -35,9 +35,24 @@ NO_TOKEN: Final = (
 SHORTEST_TOKEN: Final = 16
 WAIT_S: Final = 600.0
 LOOK_S: Final = 0.25
+CHECK_S: Final = 5.0  # how often a provider is asked whether those that are to come still are
 SAY_AGAIN_S: Final = 15.0
 PLACES: Final = "places/"
-"""Before each name that was taken: its key has the host that took it, and none is given twice."""
+"""Before each name that was taken: its key has the `Place`, and none is given twice."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who took a node's name.
+
+    Attributes:
+        host: The machine's name, for people.
+        machine: Its id, as whatever started it calls it.
+        nonce: Random: by it the taker knows its own.
+    """
+
+    host: str
+    machine: str
+    nonce: str
 
 
 def prefix_of(lab: str) -> str:
@@ -124,15 +139,17 @@ def find_lab(
         time.sleep(LOOK_S)
 
 
-def take_name(store: ControlStore, host: str, *, first: int = 0) -> str:
+def take_name(store: ControlStore, host: str, *, machine: str = "", first: int = 0) -> str:
     """A name that no node of the lab has had; it is this host's from now on.
 
     Args:
         store: The lab's.
         host: This machine's name.
+        machine: Its id, as whatever started it calls it; by default its name.
         first: The number to try first, where whoever starts the agents counts them.
     """
-    claim = f"{host} {secrets.token_hex(8)}"
+    place = Place(host=host, machine=machine or host, nonce=secrets.token_hex(8))
+    claim = msgspec.json.encode(place).decode()
     number = first
     while True:
         name = node_name(number)
@@ -149,6 +166,15 @@ def _is_place(key: str) -> bool:
     return key.startswith(PLACES)
 
 
+def places(items: Mapping[str, str]) -> dict[str, Place]:
+    """Who took each name, be it registered or not."""
+    return {
+        key.removeprefix(PLACES): msgspec.json.decode(claim, type=Place)
+        for key, claim in items.items()
+        if _is_place(key)
+    }
+
+
 # -- the lab's side --------------------------------------------------------------------------------
 
 
@@ -161,6 +187,7 @@ class JoinOperator:
         token: The secret that they were given, too.
         wait_s: How long it waits for them.
         tell: Called with who is there and who is missing, now and then.
+        supply: Starts them; `None`: somebody else does.
     """
 
     store: ControlStore
@@ -168,16 +195,20 @@ class JoinOperator:
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = say
     is_local: bool = False
+    supply: Supply | None = None
     _met: set[str] = field(default_factory=set)
     _is_closed: bool = False
 
     def bring(self, count: int) -> list[AgentUp]:
-        """Wait until `count` agents more have joined.
+        """Have `count` agents more join, and wait until they have.
 
         Raises:
-            CapacityError: They did not come in time.
+            CapacityError: They did not come in time, or the supply has no more.
+            LaunchError: The supply did not answer, or refused.
         """
-        say_s = time.monotonic()
+        if self.supply is not None:
+            self.supply.order(count, self._joined(patiently(self.store.items)))
+        check_s = say_s = time.monotonic()
         give_up_s = say_s + self.wait_s
         while True:
             items = patiently(self.store.items)
@@ -188,10 +219,16 @@ class JoinOperator:
                 return [AgentUp(name=name, address=addresses[name], pid=0) for name in come]
             left_s = give_up_s - time.monotonic()
             if left_s <= 0 or self._is_closed:
-                raise CapacityError(f"{told(items, count, self._met)}; {self._way_out()}")
+                why = told(items, count, self._met)
+                if self.supply is not None:  # who began and is not up in all that time never will
+                    self._met.update(places(items).keys() - addresses.keys())
+                raise CapacityError(f"{why}; {self._way_out()}")
             if time.monotonic() >= say_s:
                 self.tell(f"{told(items, count, self._met)}; waiting up to {left_s:.0f} s more")
                 say_s = time.monotonic() + SAY_AGAIN_S
+            if self.supply is not None and time.monotonic() >= check_s:
+                self.supply.check(count, self._joined(items))
+                check_s = time.monotonic() + CHECK_S
             time.sleep(LOOK_S)
 
     def know(self, names: Collection[str]) -> None:
@@ -201,19 +238,29 @@ class JoinOperator:
     def clear(self) -> None:
         """Wait for nobody any more; agents that joined end by themselves when the lab is gone."""
         self._is_closed = True
+        if self.supply is not None:
+            try:
+                self.supply.provider.give_back(self.supply.lab)
+            except GeminiError as error:
+                self.tell(f"machines may not have been given back: {error}")
+
+    def _joined(self, items: Mapping[str, str]) -> Joined:
+        return Joined(
+            machine_of={name: place.machine for name, place in places(items).items()},
+            up=node_addresses(items).keys(),
+            known=self._met,
+        )
 
     def _way_out(self) -> str:
+        if self.supply is not None:
+            return f"waited {self.wait_s:.0f} s; raise the wait (--wait, wait_s=)"
         return f"waited {self.wait_s:.0f} s; start `gemini-lab node` on more machines"
 
 
 def told(items: Mapping[str, str], count: int, met: set[str]) -> str:
     """In words: how many of `count` newcomers are there, and who of them, and who is not."""
     here = in_order(node_addresses(items).keys() - met)
-    taken = {
-        key.removeprefix(PLACES): claim.partition(" ")[0]
-        for key, claim in items.items()
-        if _is_place(key)
-    }
+    taken = {name: place.host for name, place in places(items).items()}
     slow = in_order(taken.keys() - met - set(here))
     parts = [f"{len(here)} of {count} nodes have joined"]
     if here:

@@ -20,7 +20,7 @@ from gemini_lab.seats import node_name, node_number
 
 
 class Operator(Protocol):
-    """Where machines come from; an EC2 Auto Scaling group would be another one.
+    """Where machines come from: `mpiexec`, or a lab's name in the store, where they join.
 
     Attributes:
         token: The secret with which its agents were started.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -89,6 +90,7 @@ class EtcdAddress:
         user: User name, or `None` without authentication.
         password: That user's password.
         ca_cert: File with the certificate authority; given, connections use TLS.
+        ca_pem: The certificate authority itself, of an etcd that a lab has started.
         cert: Client certificate file, where the server wants one.
         key: Client key file.
     """
@@ -97,6 +99,7 @@ class EtcdAddress:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_cert: str | None = None
+    ca_pem: str | None = field(default=None, repr=False)
     cert: str | None = None
     key: str | None = None
 
@@ -122,6 +125,23 @@ class EtcdAddress:
             cert=environment.get("ETCDCTL_CERT"),
             key=environment.get("ETCDCTL_KEY"),
         )
+
+
+def tls_credentials(address: EtcdAddress) -> Any:
+    """What gRPC wants for TLS, or `None` where connections are in clear."""
+    import grpc  # noqa: PLC0415  (its threads start with its import)
+
+    def read(file: str | None) -> bytes | None:
+        return None if file is None else Path(file).read_bytes()
+
+    authority = address.ca_pem.encode() if address.ca_pem is not None else read(address.ca_cert)
+    if authority is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=authority,
+        private_key=read(address.key),
+        certificate_chain=read(address.cert),
+    )
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:
@@ -229,19 +249,17 @@ class EtcdStore:
         import etcd3  # noqa: PLC0415  (gRPC's threads start with its import)
 
         host, port = _host_and_port(endpoint)
-        client = etcd3.client(
-            host=host,
-            port=port,
+        credentials = tls_credentials(self.address)
+        member = etcd3.Endpoint(host, port, secure=credentials is not None, creds=credentials)
+        client = etcd3.MultiEndpointEtcd3Client(
+            endpoints=[member],
             timeout=self.timeout_s,
             user=self.address.user,
             password=self.address.password,
-            ca_cert=self.address.ca_cert,
-            cert_cert=self.address.cert,
-            cert_key=self.address.key,
         )
-        if self.address.ca_cert is None:
-            # The token goes along as metadata too; gRPC refuses the other form without TLS.
-            client.call_credentials = None
+        # The token goes along as metadata too. gRPC refuses the other form without TLS, and with it
+        # a channel's end has waited for ever for calls to a member that was killed.
+        client.call_credentials = None
         return client
 
     def _drop(self) -> None:

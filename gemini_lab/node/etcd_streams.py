@@ -7,10 +7,9 @@ cost no threads, and a heartbeat is one message and not a call of its own.
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
+from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError, tls_credentials
 
 Result = TypeVar("Result")
 
@@ -136,17 +135,8 @@ def _channel_to(endpoint: str, address: EtcdAddress) -> Any:
     import grpc.aio  # noqa: PLC0415
 
     target = endpoint.rpartition("//")[2]
-    if address.ca_cert is None:
+    if (credentials := tls_credentials(address)) is None:
         return grpc.aio.insecure_channel(target)
-
-    def read(file: str | None) -> bytes | None:
-        return None if file is None else Path(file).read_bytes()
-
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=read(address.ca_cert),
-        private_key=read(address.key),
-        certificate_chain=read(address.cert),
-    )
     return grpc.aio.secure_channel(target, credentials)
 
 

@@ -1,7 +1,9 @@
 """The embedded etcd's keeper: whatever happens to etcd, it comes back on its data."""
 
+import asyncio
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
+from gemini_lab.launch.certificate import certificate_for
 from gemini_lab.launch.etcd import answers, find_etcd, free_port, start_etcd
 from gemini_lab.node.control_store import (
     EtcdAddress,
@@ -21,6 +24,7 @@ from gemini_lab.node.control_store import (
     StoreUnavailableError,
     patiently,
 )
+from gemini_lab.node.etcd_streams import EtcdStreams
 
 PATIENCE_S = 60.0
 
@@ -40,7 +44,7 @@ def kept(folder: Path, hung_s: float) -> Iterator[tuple[str, psutil.Process]]:
     """)
     keeper = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        until(lambda: answers(client))
+        until(lambda: answers(client, str(folder)))
         yield client, psutil.Process(keeper.pid)
     finally:
         assert keeper.stdin is not None
@@ -63,7 +67,7 @@ def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
         (server,) = keeper.children()
         server.send_signal(failure)
         server.wait(PATIENCE_S)  # whatever it is that ends it
-        until(lambda: answers(client))
+        until(lambda: answers(client, str(tmp_path / "etcd")))
         assert patiently(store.items) == {"key": "kept"}
         store.close()
 
@@ -84,3 +88,45 @@ def test_the_embedded_etcd_wants_its_password():
         store = EtcdStore(address, "test")
         assert patiently(store.items) == {}
         store.close()
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback's."""
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return str(entry.address)
+    pytest.skip("this machine has no network")
+
+
+def test_an_embedded_etcd_that_others_reach_is_known_by_its_certificate():
+    """Neither in clear nor with another certificate: the password is said to nobody else."""
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    host = own_address()
+    with start_etcd(host) as started:
+        address = started.address
+        store = EtcdStore(address, "test")
+        patiently(lambda: store.put("key", "encrypted"))
+        assert patiently(store.items) == {"key": "encrypted"}
+        store.close()
+        assert asyncio.run(lease_is_kept(address))
+        foreign = certificate_for(host).pem.decode()
+        for authority in (None, foreign):
+            stranger = EtcdStore(replace(address, ca_pem=authority), "test")
+            with pytest.raises(StoreUnavailableError):
+                stranger.items()
+            assert not asyncio.run(lease_is_kept(replace(address, ca_pem=authority)))
+
+
+async def lease_is_kept(address: EtcdAddress) -> bool:
+    """Whether what an agent keeps open finds this etcd; it has no such lease."""
+    streams = EtcdStreams(address, "test")
+    try:
+        return not await streams.keep_alive(1)
+    except StoreUnavailableError:
+        return False
+    finally:
+        await streams.close()
