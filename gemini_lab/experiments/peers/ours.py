@@ -19,6 +19,8 @@ from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wi
 class Ours(Peer):
     """Versions leave in the background, as in a job that was not profiled yet."""
 
+    keeps_copies = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         after, before = (task.rank + 1) % task.ranks, (task.rank - 1) % task.ranks
@@ -55,9 +57,15 @@ class Ours(Peer):
         copy = self._newest(self._slab)
         views = self._views(copy)
         self.details["views without a look at their bytes"] = time.perf_counter() - started_s
-        if bad := copy.bad_chunks():
-            raise IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
+        self._verified(copy)
         return views
+
+    def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
+        """Verified views into the slab, which is a node's agent's and outlives every worker."""
+        versions = [copy.version for copy in self._slab.copies() if copy.shard == lost]
+        if not versions:
+            return None
+        return self._views(self._verified(self._slab.read(lost, max(versions))))
 
     def measure_more(self) -> None:
         """Restore as a new worker does, which maps the slab anew and thus touches every page."""
@@ -79,6 +87,11 @@ class Ours(Peer):
 
     def _note(self, _: MovedVersion) -> None:
         self._whole_s = time.perf_counter()
+
+    def _verified(self, copy: ReadBuffer) -> ReadBuffer:
+        if bad := copy.bad_chunks():
+            raise IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
+        return copy
 
     def _newest(self, slab: Slab) -> ReadBuffer:
         shard = self.task.rank
