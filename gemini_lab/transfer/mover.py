@@ -1,7 +1,7 @@
 """The acting half: version v goes to the slab and to its replicas while iteration v+1 computes."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -87,7 +87,7 @@ class VersionMover:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(self._move, version, buffers)
+        self._under_way = self._thread.submit(self._move, version, buffers, write_counts(version))
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -96,10 +96,13 @@ class VersionMover:
             Seconds spent waiting.
 
         Raises:
+            IntegrityError: The version is not of one moment; nothing of it was kept.
             RuntimeError: The transfer broke, as it does when a peer dies.
         """
         started_s = time.perf_counter()
         error = None if self._under_way is None else self._under_way.exception()
+        if isinstance(error, IntegrityError):
+            raise error
         if error is not None:
             raise RuntimeError("sending the checkpoint failed; a peer may be gone") from error
         return time.perf_counter() - started_s
@@ -119,13 +122,16 @@ class VersionMover:
 
     # -- the mover's thread ----------------------------------------------------------------------
 
-    def _move(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+    def _move(
+        self, version: OutgoingVersion, buffers: VersionBuffers, counts: Sequence[int]
+    ) -> None:
         started_s = time.perf_counter()
         self._route.wait_for_first()
         sizes_bytes = self._exchange_sizes(version)
         local = LocalCopy(version, buffers.own, lanes=self._wire.lanes)
         sent = self._route.exchange(local, buffers, sizes_bytes)
         local.up_to(version.payload_bytes)
+        _require_unwritten(version, counts)
         self._exchange_digests(version, buffers, sizes_bytes)
         for rank, buffer in buffers.incoming.items():
             buffer.commit(sizes_bytes[rank])
@@ -176,3 +182,28 @@ class VersionMover:
         works = [group.isend(ours, rank) for rank in self._peers.sends_to]
         works += [group.irecv(room, rank) for rank, room in theirs.items()]
         finish(works)
+
+
+def write_counts(version: OutgoingVersion) -> list[int]:
+    """How often torch has seen each of the version's tensors, or what it is a view of, written.
+
+    Writes through `.data`, and those of kernels that do not tell torch, are not among them.
+    """
+    return [0 if t.is_inference() else t._version for _, t in version.pieces]
+
+
+def _require_unwritten(version: OutgoingVersion, counts: Sequence[int]) -> None:
+    """Refuse a version whose tensors changed between `send` and now.
+
+    The rank that finds this says nothing more to the others. They wait for its checksums, so no
+    replica of the version is committed, and they learn of it as they do of a rank that died.
+    """
+    now = write_counts(version)
+    written = sum(new != old for new, old in zip(now, counts, strict=True))
+    if written:
+        raise IntegrityError(
+            f"{written} of the {len(now)} tensors of version {version.version} were written while "
+            "it was on its way, so what was copied is not of one moment, and is dropped; change "
+            "weights and optimizer states in the protected step, or after it and before the next "
+            "forward pass"
+        )

@@ -31,8 +31,9 @@ class Ours(Peer):
             chunk_bytes=Settings().chunk_bytes,
         )
         self._whole_s = 0.0
-        peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
-        self._mover = VersionMover(Wire(group=group), peers, self._slab, on_moved=self._note)
+        self._wire = Wire(group=group)
+        self._peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
+        self._mover = self._make_mover()
 
     def begin(self, step: int) -> None:
         """Hand the tensors over: they are copied and sent while the iteration computes."""
@@ -81,9 +82,17 @@ class Ours(Peer):
         copy = self._newest(self._slab)
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 
+    def start_over(self) -> None:
+        """Another mover: one that has refused a version stays so."""
+        self._mover.close()
+        self._mover = self._make_mover()
+
     def close(self) -> None:
         """End the mover's thread."""
         self._mover.close()
+
+    def _make_mover(self) -> VersionMover:
+        return VersionMover(self._wire, self._peers, self._slab, on_moved=self._note)
 
     def _note(self, _: MovedVersion) -> None:
         self._whole_s = time.perf_counter()
