@@ -189,7 +189,7 @@ def write_counts(version: OutgoingVersion) -> list[int]:
 
     Writes through `.data`, and those of kernels that do not tell torch, are not among them.
     """
-    return [0 if t.is_inference() else t._version for _, t in version.pieces]
+    return [0 if t.is_inference() else t._version for _, t in version.pieces]  # noqa: SLF001 - torch has no other name for it
 
 
 def _require_unwritten(version: OutgoingVersion, counts: Sequence[int]) -> None:

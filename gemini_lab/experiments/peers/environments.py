@@ -51,7 +51,13 @@ def install(name: str, folder: Path) -> Path:
     (site / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     if tag := CATALOG[name].platform:
-        wheels = ["--platform", f"{tag}_{platform.machine()}", "--only-binary", ":all:", "--no-deps"]
+        wheels = [
+            "--platform",
+            f"{tag}_{platform.machine()}",
+            "--only-binary",
+            ":all:",
+            "--no-deps",
+        ]
         command += [*wheels, "--target", str(site)]
     result = subprocess.run(
         [*command, *CATALOG[name].requirements], capture_output=True, text=True, check=False

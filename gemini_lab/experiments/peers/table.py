@@ -257,12 +257,11 @@ def _legend(row: Row) -> list[str]:
     return [
         "geometric mean (95 % interval, Student-t) of the slowest rank; -: it offers no such thing",
         "*: its restore refused every flipped bit that mattered; without: it does not look",
-        "torn: tensors of the saved state with later values, where the update came after the peer's",
-        "own guard, or as soon as its call had returned; killed peer: in the middle of a save",
-        f"measured with {settings['size']} fp32 on each of {settings['ranks']} ranks, files in "
-        f"memory, iterations that leave the CPU idle for {settings['idle_cpu_s']:g} s;",
-        "back to back without any idle time; memory: proportional set size of ranks and helpers, "
-        "and the files",
+        "torn: tensors of the saved state with later values, where the update came after the",
+        "peer's own guard, or as soon as its call had returned; killed peer: amid a save",
+        f"{settings['size']} fp32 on each of {settings['ranks']} ranks, files in memory; CPU idle "
+        f"for {settings['idle_cpu_s']:g} s between saves,",
+        "back to back not at all; memory: proportional set size of ranks and helpers, and files",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is done to a peer beside timing it: updates at the wrong moment, flipped bits, a killed rank.
+"""What is done to a peer: saves and restores, early updates, flipped bits, a killed rank.
 
 Every trial is called by all ranks together, like the methods of a `Peer`.
 """
