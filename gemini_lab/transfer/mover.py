@@ -12,7 +12,15 @@ from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route, finish
-from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, VersionBuffers, Wire
+from gemini_lab.transfer.version import (
+    MovedVersion,
+    OutgoingVersion,
+    Peers,
+    VersionBuffers,
+    Wire,
+    require_unwritten,
+    write_counts,
+)
 
 
 class VersionMover:
@@ -131,7 +139,7 @@ class VersionMover:
         local = LocalCopy(version, buffers.own, lanes=self._wire.lanes)
         sent = self._route.exchange(local, buffers, sizes_bytes)
         local.up_to(version.payload_bytes)
-        _require_unwritten(version, counts)
+        require_unwritten(version, counts)
         self._exchange_digests(version, buffers, sizes_bytes)
         for rank, buffer in buffers.incoming.items():
             buffer.commit(sizes_bytes[rank])
@@ -182,28 +190,3 @@ class VersionMover:
         works = [group.isend(ours, rank) for rank in self._peers.sends_to]
         works += [group.irecv(room, rank) for rank, room in theirs.items()]
         finish(works)
-
-
-def write_counts(version: OutgoingVersion) -> list[int]:
-    """How often torch has seen each of the version's tensors, or what it is a view of, written.
-
-    Writes through `.data`, and those of kernels that do not tell torch, are not among them.
-    """
-    return [0 if t.is_inference() else t._version for _, t in version.pieces]  # noqa: SLF001 - torch has no other name for it
-
-
-def _require_unwritten(version: OutgoingVersion, counts: Sequence[int]) -> None:
-    """Refuse a version whose tensors changed between `send` and now.
-
-    The rank that finds this says nothing more to the others. They wait for its checksums, so no
-    replica of the version is committed, and they learn of it as they do of a rank that died.
-    """
-    now = write_counts(version)
-    written = sum(new != old for new, old in zip(now, counts, strict=True))
-    if written:
-        raise IntegrityError(
-            f"{written} of the {len(now)} tensors of version {version.version} were written while "
-            "it was on its way, so what was copied is not of one moment, and is dropped; change "
-            "weights and optimizer states in the protected step, or after it and before the next "
-            "forward pass"
-        )
