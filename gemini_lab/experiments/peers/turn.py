@@ -41,15 +41,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         dist.init_process_group("gloo")
         peer = CATALOG[task.peer].make(task)
-        try:
-            measure(peer, findings)
-        finally:
-            peer.close()
     except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result here
-        traceback.print_exc()
-        findings.error = f"{type(error).__name__}: {error}"
-    answer(task, findings)
+        _answer_error(task, findings, error)
+        return 0
+    try:
+        measure(peer, findings)
+        answer(task, findings)  # before `close`, which may wait for a rank that was killed
+    except Exception as error:  # noqa: BLE001 - as above
+        _answer_error(task, findings, error)
+    peer.close()
     return 0
+
+
+def _answer_error(task: Task, findings: Findings, error: Exception) -> None:
+    traceback.print_exc()
+    findings.error = f"{type(error).__name__}: {error}"
+    answer(task, findings)
 
 
 def answer(task: Task, findings: Findings) -> None:
