@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gemini_lab.experiments.peers.contract import Peer, Region, are_equal, flip, size_of
 
-_PATIENCE_S = 60.0  # for survivors of a kill, who may wait for the dead
+_PATIENCE_S = 20.0  # for survivors of a kill: Gloo may never tell them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
