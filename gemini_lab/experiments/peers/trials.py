@@ -101,6 +101,8 @@ def tear(peer: Peer, step: int, *, guarded: bool) -> int | None:
         peer.before_update()
     peer.update()
     peer.finish()
+    if not guarded:
+        peer.before_update()  # too late for this update, but what it ends must end
     blank(peer)
     restored = peer.restore()
     if restored is None:
