@@ -1,7 +1,7 @@
 """The acting half: version v goes to the slab and to its replicas while iteration v+1 computes."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -12,7 +12,15 @@ from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route, finish
-from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, VersionBuffers, Wire
+from gemini_lab.transfer.version import (
+    MovedVersion,
+    OutgoingVersion,
+    Peers,
+    VersionBuffers,
+    Wire,
+    require_unwritten,
+    write_counts,
+)
 
 
 class VersionMover:
@@ -87,7 +95,7 @@ class VersionMover:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(self._move, version, buffers)
+        self._under_way = self._thread.submit(self._move, version, buffers, write_counts(version))
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -96,10 +104,13 @@ class VersionMover:
             Seconds spent waiting.
 
         Raises:
+            IntegrityError: The version is not of one moment; nothing of it was kept.
             RuntimeError: The transfer broke, as it does when a peer dies.
         """
         started_s = time.perf_counter()
         error = None if self._under_way is None else self._under_way.exception()
+        if isinstance(error, IntegrityError):
+            raise error
         if error is not None:
             raise RuntimeError("sending the checkpoint failed; a peer may be gone") from error
         return time.perf_counter() - started_s
@@ -119,13 +130,16 @@ class VersionMover:
 
     # -- the mover's thread ----------------------------------------------------------------------
 
-    def _move(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+    def _move(
+        self, version: OutgoingVersion, buffers: VersionBuffers, counts: Sequence[int]
+    ) -> None:
         started_s = time.perf_counter()
         self._route.wait_for_first()
         sizes_bytes = self._exchange_sizes(version)
         local = LocalCopy(version, buffers.own, lanes=self._wire.lanes)
         sent = self._route.exchange(local, buffers, sizes_bytes)
         local.up_to(version.payload_bytes)
+        require_unwritten(version, counts)
         self._exchange_digests(version, buffers, sizes_bytes)
         for rank, buffer in buffers.incoming.items():
             buffer.commit(sizes_bytes[rank])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import WriteBuffer
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.group import CheckpointGroup
@@ -108,3 +109,31 @@ class MovedVersion:
     local_s: float
     duration_s: float
     sent: tuple[SentBytes, ...] = ()
+
+
+def write_counts(version: OutgoingVersion) -> list[int]:
+    """How often torch has seen each of the version's tensors, or what it is a view of, written.
+
+    Writes through `.data`, and those of kernels that do not tell torch, are not among them.
+    """
+    return [0 if t.is_inference() else t._version for _, t in version.pieces]  # noqa: SLF001 - torch has no other name for it
+
+
+def require_unwritten(version: OutgoingVersion, counts: Sequence[int]) -> None:
+    """Refuse a version whose tensors were written since `counts` of it were taken.
+
+    The rank that finds this says nothing more to the others. They wait for its checksums, so no
+    replica of the version is committed, and they learn of it as they do of a rank that died.
+
+    Raises:
+        IntegrityError: Some were; it says how many.
+    """
+    now = write_counts(version)
+    written = sum(new != old for new, old in zip(now, counts, strict=True))
+    if written:
+        raise IntegrityError(
+            f"{written} of the {len(now)} tensors of version {version.version} were written while "
+            "it was on its way, so what was copied is not of one moment, and is dropped; change "
+            "weights and optimizer states in the protected step, or after it and before the next "
+            "forward pass"
+        )

@@ -2,6 +2,8 @@
 
 import torch
 
+from gemini_lab.transfer.version import require_unwritten, write_counts
+
 
 class Keeper:
     """Keeps some versions, read as late as traffic may: when the next update waits for them."""
@@ -10,14 +12,19 @@ class Keeper:
         self.wanted = wanted
         self.newest = None
         self.outgoing = None
+        self.under_way = None
         self.payloads = {}
 
     def send(self, version):
         self.newest = version.version
+        self.under_way = (version, write_counts(version))
         if version.version in self.wanted:
             self.outgoing = version
 
     def wait(self):
+        if self.under_way is not None:
+            require_unwritten(*self.under_way)
+            self.under_way = None
         if self.outgoing is not None:
             version, self.outgoing = self.outgoing, None
             payload = self.payloads[version.version] = bytearray(version.payload_bytes)

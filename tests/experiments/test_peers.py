@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.peers import bench as peers_bench
-from gemini_lab.experiments.peers.bench import Record, rows_of, table, take_turns
+from gemini_lab.experiments.peers.bench import take_turns
 from gemini_lab.experiments.peers.catalog import CATALOG, FLOOR, OURS
 from gemini_lab.experiments.peers.contract import (
     TENSORS,
@@ -24,6 +23,7 @@ from gemini_lab.experiments.peers.contract import (
 from gemini_lab.experiments.peers.environments import find_python, parse_environments
 from gemini_lab.experiments.peers.memory import folder_bytes
 from gemini_lab.experiments.peers.one_turn import Conditions, Turn, collect, combine, run_turn
+from gemini_lab.experiments.peers.table import GLOO, Record, rows_of, table
 from gemini_lab.units import KIB, MIB
 
 CONDITIONS = Conditions(size_bytes=256 * KIB, ranks=2, iteration_s=0.0)
@@ -113,7 +113,7 @@ def test_a_turn_that_fails_once_is_repeated_and_the_table_says_so():
     record = Record(peer="dlrover")
     take_turns([record], lambda *_: found(error=errors.pop(0)), repeats=1, flips=0)
     assert (len(record.turns), record.why_not) == (1, "")
-    assert "repeated: TimeoutError: late" in table(rows_of(record, CONDITIONS))
+    assert "repeated: TimeoutError: late" in table(rows_of([record], CONDITIONS))
 
 
 def test_a_missing_package_is_reported_with_the_way_out():
@@ -121,7 +121,7 @@ def test_a_missing_package_is_reported_with_the_way_out():
     error = "ModuleNotFoundError: No module named 'dlrover'"
     take_turns([record], lambda *_: found(error=error), repeats=2, flips=0)
     assert "--install DIR" in record.why_not
-    rows = rows_of(record, CONDITIONS)
+    rows = rows_of([record], CONDITIONS)
     assert [row.values for row in rows] == [()]
     assert "not measured: not installed" in table(rows)
     assert rows[0].to_json()["why_not"] == record.why_not
@@ -130,18 +130,58 @@ def test_a_missing_package_is_reported_with_the_way_out():
 # -- the table -----------------------------------------------------------------------------------
 
 
+def cells(text, peer):
+    """The cells of a peer's line in each of the two tables."""
+    lines = [line for line in text.splitlines() if line.startswith(f"{peer} ")]
+    return [[cell.strip() for cell in line.split("  ") if cell][1:] for line in lines]
+
+
 def test_what_a_peer_does_not_offer_is_a_dash_never_a_zero():
     record = Record(peer="dlrover", turns=[found(held_up_s=0.04, restore_s=0.005)])
-    line = table(rows_of(record, CONDITIONS)).splitlines()[1]
-    cells = [cell for cell in line.split("  ") if cell]
-    assert [cell.strip() for cell in cells] == [
-        "dlrover",
-        "40.0 ms (40.0 to 40.0)",
-        "-",
-        "5.0 ms (5.0 to 5.0)",
-        "1 MiB (1 to 1)",
-        "-",
+    assert cells(table(rows_of([record], CONDITIONS)), "dlrover") == [
+        ["40 ms", "-", "-", "5 ms", "-"],
+        ["-", "-", "-", "-", "1 MiB"],
     ]
+
+
+def test_a_mean_stands_in_its_interval_and_one_value_has_none():
+    record = Record(peer="dcp", turns=[found(held_up_s=s) for s in (0.01, 0.02, 0.04)])
+    (row,) = (row for row in rows_of([record], CONDITIONS) if row.settings["measure"] == "held up")
+    assert row.mean == pytest.approx(0.02)
+    assert row.interval == pytest.approx((0.02 / 5.596, 0.02 * 5.596), rel=1e-3)  # t = 4.3027
+    record.turns = record.turns[:1]
+    (row,) = (row for row in rows_of([record], CONDITIONS) if row.settings["measure"] == "held up")
+    assert "low_95" not in row.to_json()
+
+
+def test_every_peer_is_compared_with_ours_turn_by_turn():
+    ours = Record(peer=OURS, turns=[found(peer_copy_s=s) for s in (0.1, 0.4)])
+    other = Record(peer="nvrx", turns=[found(peer_copy_s=s) for s in (0.2, 0.8)])
+    floor = Record(
+        peer=FLOOR, turns=[found(peer_copy_s=s, details={GLOO: s / 2}) for s in (0.1, 0.4)]
+    )
+    rows = {row.name: row for row in rows_of([floor, ours, other], CONDITIONS)}
+    assert rows["nvrx, peer copy whole / gemini_lab's"].values == (2.0, 2.0)
+    assert rows["gemini_lab, a version's speed / bare Gloo's"].values == (0.5, 0.5)
+
+
+def test_a_restore_counts_as_verified_when_it_refused_all_flips_that_mattered():
+    good = Record(
+        peer=OURS, turns=[found(restore_s=1.0, flips={"silent": 0, "refused": 3, "harmless": 1})]
+    )
+    blind = Record(
+        peer="dcp", turns=[found(restore_s=1.0, flips={"silent": 1, "refused": 3, "harmless": 0})]
+    )
+    text = table(rows_of([good, blind], CONDITIONS))
+    assert [cells(text, peer)[0][3] for peer in (OURS, "dcp")] == ["1000 ms *", "1000 ms"]
+
+
+def test_torn_tensors_a_refusal_and_a_killed_peer_are_told_apart():
+    torn = Record(peer="dcp", turns=[found(guarded_torn=0, torn=64)])
+    proud = Record(peer=OURS, turns=[found(guarded_torn=0, refuses_torn=True, lost_saves=1)])
+    text = table(rows_of([torn, proud], CONDITIONS))
+    assert cells(text, "dcp")[1][1:4] == ["0 of 64", "64 of 64", "-"]
+    assert cells(text, OURS)[1][1:4] == ["0 of 64", "refused", "1 save behind"]
 
 
 def test_silent_loads_of_all_turns_are_added_up():
@@ -149,7 +189,7 @@ def test_silent_loads_of_all_turns_are_added_up():
         found(flips={"silent": 3, "refused": 1, "harmless": 0}),
         found(flips={"silent": 4, "refused": 0, "harmless": 2}),
     ]
-    rows = rows_of(Record(peer="dcp", turns=turns), CONDITIONS)
+    rows = rows_of([Record(peer="dcp", turns=turns)], CONDITIONS)
     row = next(row for row in rows if row.settings["measure"] == "silent loads")
     assert (row.values, row.settings["flips"], row.settings["harmless"]) == ((7.0,), 10, 2)
     assert "7 of 10" in table(rows)
@@ -157,18 +197,13 @@ def test_silent_loads_of_all_turns_are_added_up():
 
 
 def test_the_floor_is_no_peer_that_could_hold_training_up():
-    rows = rows_of(Record(peer=FLOOR, turns=[found(held_up_s=1.0, peer_copy_s=1.0)]), CONDITIONS)
+    rows = rows_of([Record(peer=FLOOR, turns=[found(held_up_s=1.0, peer_copy_s=1.0)])], CONDITIONS)
     assert "held up" not in [row.settings["measure"] for row in rows]
 
 
 def test_every_way_of_measuring_stands_in_the_table():
-    rows = [Row(name=name, values=(), settings=settings_of(name), why_not="no") for name in CATALOG]
-    text = table(rows)
+    text = table(rows_of([Record(peer=name, why_not="no") for name in CATALOG], CONDITIONS))
     assert all(entry.how in text for entry in CATALOG.values())
-
-
-def settings_of(name):
-    return rows_of(Record(peer=name, why_not="no"), CONDITIONS)[0].settings
 
 
 # -- options -------------------------------------------------------------------------------------
@@ -215,6 +250,8 @@ def test_ours_keeps_a_copy_on_the_peer_and_loads_no_flipped_bit():
     assert turn.findings.flips == {"silent": 0, "refused": 5, "harmless": 0}
     assert turn.findings.peer_copy_s is not None
     assert turn.findings.restore_s is not None
+    assert (turn.findings.guarded_torn, turn.findings.refuses_torn) == (0, True)
+    assert turn.findings.lost_saves in {0, 1}
     assert turn.peak_bytes > 4 * 2 * CONDITIONS.size_bytes
 
 

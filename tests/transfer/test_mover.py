@@ -1,5 +1,6 @@
 """Versions on their way: whenever a rank dies, one version is whole."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.mover import VersionMover
@@ -71,6 +73,42 @@ def test_what_broke_on_the_movers_thread_is_raised_where_training_waits(alone):
             with pytest.raises(RuntimeError, match="a peer may be gone") as caught:
                 mover.wait()
             assert isinstance(caught.value.__cause__, OSError)
+
+
+WRITES = {
+    "a tensor": lambda _, tensor: tensor.add_(1),
+    "what it is a view of": lambda base, _: base.add_(1),
+    "an optimizer's way": lambda _, tensor: torch._foreach_add_([tensor], 1),
+    "nothing": lambda *_: None,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_version_that_is_written_to_on_its_way_is_dropped_and_the_one_before_stays(alone, write):
+    class Halting(BackgroundRoute):
+        """Begins when it is told to."""
+
+        def wait_for_first(self):
+            assert may_begin.wait(30)
+
+    may_begin = threading.Event()
+    base = torch.zeros(200, dtype=torch.uint8)
+    pieces = [(0, base[:50]), (50, base[100:150])]
+    versions = [OutgoingVersion(version=v, pieces=pieces, payload_bytes=100) for v in (1, 2)]
+    with VersionMover(*alone, on_moved=lambda _: None) as mover:
+        mover.send(versions[0])
+        mover.wait()
+        base.add_(1)  # between two versions
+        mover.follow(Halting(*alone[:2]))
+        mover.send(versions[1])
+        WRITES[write](base, pieces[1][1])
+        may_begin.set()
+        outcome = contextlib.nullcontext() if write == "nothing" else pytest.raises(IntegrityError)
+        with outcome:
+            mover.wait()
+    whole = {copy.version: bytes(alone[2].read(0, copy.version).data) for copy in alone[2].copies()}
+    assert whole[1] == bytes(100)
+    assert whole.get(2) == (bytes([1] * 100) if write == "nothing" else None)
 
 
 @pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])

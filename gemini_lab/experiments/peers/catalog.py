@@ -19,12 +19,15 @@ class Entry:
         how: What is measured of it, in words.
         requirements: What to install; nothing if it comes with gemini_lab.
         packages: Whose versions to state.
+        platform: Take the newest wheels that are made for this one, though this machine's own C
+            library may be older: what is measured of them is Python.
     """
 
     target: str
     how: str
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ("torch",)
+    platform: str = ""
 
     def make(self, task: Task) -> Peer:
         """The peer, set up on this rank.
@@ -71,9 +74,24 @@ CATALOG: Final[dict[str, Entry]] = {
     "nvrx": Entry(
         target="nvrx_local:NvrxLocal",
         how="local checkpoints as memory files, cliques of 2, with a CPU adapter; "
-        "asynchronous saves need CUDA",
-        requirements=("nvidia-resiliency-ext>=0.4.1",),
+        "asynchronous saves and fetching a replica need CUDA: the replica's file is read",
+        requirements=("nvidia-resiliency-ext",),
         packages=("nvidia-resiliency-ext",),
+        platform="manylinux_2_39",
+    ),
+    "lm_resiliency": Entry(
+        target="lm_resiliency_pairs:LmResiliencyPairs",
+        how="in-memory manager, every save, pairs over Gloo; copies within the call where there is "
+        "no CUDA; restored as copies; a lost rank's state by its restart files, with CRC-32",
+        requirements=("lm-resiliency==0.2.0",),
+        packages=("lm-resiliency",),
+    ),
+    "torch_checkpointing": Entry(
+        target="torch_checkpointing_files:TorchCheckpointingFiles",
+        how="CheckpointManager as it comes, staged by a thread, written by a process to memory "
+        "files; its guard is `with manager.lock()`",
+        requirements=("torch-checkpointing==0.1.1",),
+        packages=("torch_checkpointing",),
     ),
     "torchft": Entry(
         target="torchft_http:TorchftHttp",

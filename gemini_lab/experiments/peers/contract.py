@@ -48,8 +48,17 @@ class Findings:
     Attributes:
         held_up_s: Time for which training waited for a save, in the call and before its update.
         peer_copy_s: From the call until a copy is whole on another rank.
+        back_to_back_s: Time of a save, until it is over everywhere, when nothing else happens.
         restore_s: From asking until the tensors can be used.
         flips: How many flipped bits were silent, refused, or harmless; empty if none was flipped.
+        guarded_torn: Tensors of a restored state that have later values, when the update came after
+            the peer's own guard (`before_update`).
+        torn: The same when the update came as soon as the call returned.
+        refuses_torn: Whether the peer then refused to save or to restore.
+        take_over_s: From the moment at which a rank had noticed that another was killed in the
+            middle of a save, until it had that one's tensors.
+        lost_saves: How many saves older than the one under way these tensors were; `None` if no
+            rank had them.
         details: Further times, by name, in seconds.
         versions: Of the peer's package.
         error: Why the turn was not finished.
@@ -57,8 +66,14 @@ class Findings:
 
     held_up_s: float | None = None
     peer_copy_s: float | None = None
+    back_to_back_s: float | None = None
     restore_s: float | None = None
     flips: dict[str, int] = field(default_factory=dict)
+    guarded_torn: int | None = None
+    torn: int | None = None
+    refuses_torn: bool = False
+    take_over_s: float | None = None
+    lost_saves: int | None = None
     details: dict[str, float] = field(default_factory=dict)
     versions: str = ""
     error: str = ""
@@ -73,10 +88,12 @@ class Peer(ABC):
     Attributes:
         state: The tensors to be saved; `update` changes them in place.
         restores_in_place: Whether `restore` puts what it reads into `state`.
+        keeps_copies: Whether a rank's state outlives its node: `take_over` gives it on another.
         details: Further times that `begin` or `restore` took, by name, in seconds.
     """
 
     restores_in_place = False
+    keeps_copies = False
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -116,9 +133,21 @@ class Peer(ABC):
         """What `restore` ought to give, as a copy."""
         return {name: tensor.clone() for name, tensor in self.state.items()}
 
+    def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:  # noqa: ARG002 - for those that can
+        """The newest whole state of a rank that was killed, from what is here; by no collective.
+
+        Returns:
+            `None` if this rank keeps nothing of it.
+        """
+        return None
+
     def stored(self) -> Sequence[Region]:
         """Where this rank's newest saved bytes lie; nothing if the peer stores none."""
         return ()
+
+    def start_over(self) -> None:
+        """Be ready to save again after a refusal, as a worker is that was started anew."""
+        return
 
     def close(self) -> None:
         """Give back what outlives the process."""

@@ -1,6 +1,7 @@
 """Which Python runs which peer: this one, one that the user names, or one made for the peer."""
 
 import importlib.util
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -49,6 +50,15 @@ def install(name: str, folder: Path) -> Path:
     below = sysconfig.get_path("purelib")
     (site / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    if tag := CATALOG[name].platform:
+        wheels = [
+            "--platform",
+            f"{tag}_{platform.machine()}",
+            "--only-binary",
+            ":all:",
+            "--no-deps",
+        ]
+        command += [*wheels, "--target", str(site)]
     result = subprocess.run(
         [*command, *CATALOG[name].requirements], capture_output=True, text=True, check=False
     )

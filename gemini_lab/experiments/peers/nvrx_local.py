@@ -30,6 +30,8 @@ class CpuStateDict(BasicTensorAwareStateDict):  # type: ignore[misc]
 class NvrxLocal(Peer):
     """Blocks until the replicas are exchanged and written."""
 
+    keeps_copies = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._manager: Any = LocalCheckpointManager(
@@ -52,6 +54,14 @@ class NvrxLocal(Peer):
         self._manager.find_latest()
         loaded, _ = self._manager.load()
         state: dict[str, torch.Tensor] = loaded.state_dict
+        return state
+
+    def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
+        """The replica's file here; its own way to fetch one passes every tensor through CUDA."""
+        files = sorted(self._manager.local_ckpt_dir.glob(f"iter_*_{lost}_local.pt"))
+        if not files:
+            return None
+        state: dict[str, torch.Tensor] = torch.load(files[-1], weights_only=False).state_dict
         return state
 
     def stored(self) -> Sequence[Region]:

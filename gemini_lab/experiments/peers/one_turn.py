@@ -27,7 +27,7 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What all ranks of a peer found in one turn: of each time, that of the slowest rank.
+    """What all ranks of a peer found in one turn: of each time and count, the worst of the ranks'.
 
     Attributes:
         findings: Times and flips.
@@ -121,7 +121,13 @@ def combine(found: Sequence[Findings]) -> Findings:
     return Findings(
         held_up_s=_longest([one.held_up_s for one in found]),
         peer_copy_s=_longest([one.peer_copy_s for one in found]),
+        back_to_back_s=_longest([one.back_to_back_s for one in found]),
         restore_s=_longest([one.restore_s for one in found]),
+        guarded_torn=_most([one.guarded_torn for one in found]),
+        torn=_most([one.torn for one in found]),
+        refuses_torn=any(one.refuses_torn for one in found),
+        take_over_s=_longest([one.take_over_s for one in found]),
+        lost_saves=_most([one.lost_saves for one in found]),
         flips=next((one.flips for one in found if one.flips), {}),
         details=details,
         versions=next((one.versions for one in found if one.versions), ""),
@@ -131,6 +137,10 @@ def combine(found: Sequence[Findings]) -> Findings:
 
 def _longest(times_s: Sequence[float | None]) -> float | None:
     return max((one for one in times_s if one is not None), default=None)
+
+
+def _most(counts: Sequence[int | None]) -> int | None:
+    return max((one for one in counts if one is not None), default=None)
 
 
 def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:

@@ -19,6 +19,8 @@ from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wi
 class Ours(Peer):
     """Versions leave in the background, as in a job that was not profiled yet."""
 
+    keeps_copies = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         after, before = (task.rank + 1) % task.ranks, (task.rank - 1) % task.ranks
@@ -29,8 +31,9 @@ class Ours(Peer):
             chunk_bytes=Settings().chunk_bytes,
         )
         self._whole_s = 0.0
-        peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
-        self._mover = VersionMover(Wire(group=group), peers, self._slab, on_moved=self._note)
+        self._wire = Wire(group=group)
+        self._peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
+        self._mover = self._make_mover()
 
     def begin(self, step: int) -> None:
         """Hand the tensors over: they are copied and sent while the iteration computes."""
@@ -55,9 +58,15 @@ class Ours(Peer):
         copy = self._newest(self._slab)
         views = self._views(copy)
         self.details["views without a look at their bytes"] = time.perf_counter() - started_s
-        if bad := copy.bad_chunks():
-            raise IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
+        self._verified(copy)
         return views
+
+    def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
+        """Verified views into the slab, which is a node's agent's and outlives every worker."""
+        versions = [copy.version for copy in self._slab.copies() if copy.shard == lost]
+        if not versions:
+            return None
+        return self._views(self._verified(self._slab.read(lost, max(versions))))
 
     def measure_more(self) -> None:
         """Restore as a new worker does, which maps the slab anew and thus touches every page."""
@@ -73,12 +82,25 @@ class Ours(Peer):
         copy = self._newest(self._slab)
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 
+    def start_over(self) -> None:
+        """Another mover: one that has refused a version stays so."""
+        self._mover.close()
+        self._mover = self._make_mover()
+
     def close(self) -> None:
         """End the mover's thread."""
         self._mover.close()
 
+    def _make_mover(self) -> VersionMover:
+        return VersionMover(self._wire, self._peers, self._slab, on_moved=self._note)
+
     def _note(self, _: MovedVersion) -> None:
         self._whole_s = time.perf_counter()
+
+    def _verified(self, copy: ReadBuffer) -> ReadBuffer:
+        if bad := copy.bad_chunks():
+            raise IntegrityError(f"{len(bad)} chunks differ from their checksums: {bad[:8]}")
+        return copy
 
     def _newest(self, slab: Slab) -> ReadBuffer:
         shard = self.task.rank

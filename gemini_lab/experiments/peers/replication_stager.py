@@ -18,6 +18,8 @@ _TIMEOUT: Final = timedelta(minutes=10)
 class ReplicationStager(Peer):
     """Blocks until the partner's state is here and in a file, which is what can be restored."""
 
+    keeps_copies = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._partner = (task.rank + task.ranks // 2) % task.ranks
@@ -54,6 +56,10 @@ class ReplicationStager(Peer):
             for tensor in state.values():
                 tensor.add_(1)
         return state
+
+    def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
+        """The file here, if that rank is the partner."""
+        return self.restore() if lost == self._partner else None
 
     def stored(self) -> Sequence[Region]:
         """The file."""

@@ -5,8 +5,9 @@ goes to `rank-N.json` in the task's folder. When memory is to be sampled, a file
 """
 
 import contextlib
+import itertools
 import json
-import random
+import statistics
 import sys
 import time
 import traceback
@@ -16,22 +17,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-import torch
 import torch.distributed as dist
 
+from gemini_lab.experiments.peers import trials
 from gemini_lab.experiments.peers.catalog import CATALOG
-from gemini_lab.experiments.peers.contract import (
-    Findings,
-    Peer,
-    Region,
-    Task,
-    are_equal,
-    flip,
-    size_of,
-)
+from gemini_lab.experiments.peers.contract import Findings, Peer, Task
 
 WARM_UPS: Final = 2
 """Saves before the one that counts; one restore is made before the one that counts."""
+BACK_TO_BACK: Final = 5
+"""Saves one after another whose mean time counts."""
 SAMPLING: Final = "sampling"
 SAMPLED: Final = "sampled"
 """Files that say: sample memory now, and: it was sampled."""
@@ -46,69 +41,73 @@ def main(arguments: Sequence[str]) -> int:
     try:
         dist.init_process_group("gloo")
         peer = CATALOG[task.peer].make(task)
-        try:
-            measure(peer, findings)
-        finally:
-            peer.close()
     except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result here
-        traceback.print_exc()
-        findings.error = f"{type(error).__name__}: {error}"
-    result = task.folder / f"rank-{task.rank}.json"
-    result.with_suffix(".part").write_text(json.dumps(asdict(findings)), encoding="utf-8")
-    result.with_suffix(".part").rename(result)
+        _answer_error(task, findings, error)
+        return 0
+    try:
+        measure(peer, findings)
+        answer(task, findings)  # before `close`, which may wait for a rank that was killed
+    except Exception as error:  # noqa: BLE001 - as above
+        _answer_error(task, findings, error)
+    peer.close()
     return 0
 
 
+def _answer_error(task: Task, findings: Findings, error: Exception) -> None:
+    traceback.print_exc()
+    findings.error = f"{type(error).__name__}: {error}"
+    answer(task, findings)
+
+
+def answer(task: Task, findings: Findings) -> None:
+    """Write what this rank found where the bench waits for it."""
+    result = task.folder / f"rank-{task.rank}.json"
+    result.with_suffix(".part").write_text(json.dumps(asdict(findings)), encoding="utf-8")
+    result.with_suffix(".part").rename(result)
+
+
 def measure(peer: Peer, findings: Findings) -> None:
-    """Save, restore, save and restore once more for the memory, then damage what is stored."""
-    for step in range(1, WARM_UPS + 2):
-        findings.held_up_s, findings.peer_copy_s = _save(peer, step)
-    _restore(peer)
-    findings.restore_s = _restore(peer)
-    peer.measure_more()
-    findings.details = dict(peer.details)
+    """Time saves and restores, sample the memory of one more of each, then do what may go wrong."""
+    steps = itertools.count(1)
+    _time(peer, findings, steps)
+    findings.guarded_torn = trials.tear(peer, next(steps), guarded=True)
     with _sampled(peer.task):
-        _save(peer, WARM_UPS + 2)
+        _save(peer, next(steps))
         restored = peer.restore()
         _await_sample(peer.task)
         del restored
-    findings.flips = _damage(peer)
+    findings.flips = trials.damage(peer)
+    try:
+        findings.torn = trials.tear(peer, next(steps), guarded=False)
+    except Exception as error:  # noqa: BLE001 - any refusal is one
+        print(f"refused: {error}")  # noqa: T201
+        findings.refuses_torn = True
+        peer.start_over()
+    if peer.keeps_copies:
+        taken = trials.kill(
+            peer,
+            (next(steps), next(steps)),
+            after_s=(findings.peer_copy_s or 0.0) / 2,
+            last_words=lambda: answer(peer.task, findings),
+        )
+        if taken is not None:
+            findings.take_over_s, findings.lost_saves = taken
 
 
-def _save(peer: Peer, step: int) -> tuple[float, float | None]:
-    """How long training was held up, and after what time the copy on a peer was whole."""
-    peer.update()
-    dist.barrier()
-    started_s = time.perf_counter()
-    peer.begin(step)
-    held_up_s = time.perf_counter() - started_s
-    time.sleep(peer.task.iteration_s)
-    asked_s = time.perf_counter()
-    peer.before_update()
-    held_up_s += time.perf_counter() - asked_s
-    whole_s = peer.finish()
-    return held_up_s, None if whole_s is None else whole_s - started_s
+def _time(peer: Peer, findings: Findings, steps: Iterator[int]) -> None:
+    for step in itertools.islice(steps, WARM_UPS + 1):
+        one = _save(peer, step)
+        findings.held_up_s, findings.peer_copy_s = one.held_up_s, one.peer_copy_s
+    trials.restore(peer)
+    findings.restore_s = trials.restore(peer)
+    peer.measure_more()
+    findings.details = dict(peer.details)
+    many = [trials.save(peer, step, idle_s=0.0) for step in itertools.islice(steps, BACK_TO_BACK)]
+    findings.back_to_back_s = statistics.fmean(one.over_s for one in many)
 
 
-def _restore(peer: Peer) -> float | None:
-    """How long the restore took, which must give what was saved."""
-    expected = peer.expected()
-    _blank(peer)
-    dist.barrier()
-    started_s = time.perf_counter()
-    restored = peer.restore()
-    took_s = time.perf_counter() - started_s
-    if restored is None:
-        return None
-    if not are_equal(restored, expected):
-        raise ValueError("what it restored is not what was saved")
-    return took_s
-
-
-def _blank(peer: Peer) -> None:
-    if peer.restores_in_place:
-        for tensor in peer.state.values():
-            tensor.zero_()
+def _save(peer: Peer, step: int) -> trials.Save:
+    return trials.save(peer, step, idle_s=peer.task.iteration_s)
 
 
 @contextlib.contextmanager
@@ -133,44 +132,6 @@ def _await_sample(task: Task) -> None:
         while not sampled.exists() and time.monotonic() < deadline_s:
             time.sleep(0.01)
     dist.barrier()
-
-
-def _damage(peer: Peer) -> dict[str, int]:
-    """What became of each of the bits that were flipped in what rank 0 stored."""
-    is_mine = peer.task.rank == 0
-    regions = peer.stored() if is_mine else ()
-    found = {"silent": 0, "refused": 0, "harmless": 0}
-    stores = [len(regions)]
-    dist.broadcast_object_list(stores, src=0)
-    if not stores[0] or not peer.task.flips:
-        return {}
-    expected = peer.expected()
-    draw = random.Random(peer.task.seed)
-    for _ in range(peer.task.flips):
-        outcome = _load_damaged(peer, regions, draw, expected)
-        found[outcome] += 1
-    return found if is_mine else {}
-
-
-def _load_damaged(
-    peer: Peer, regions: Sequence[Region], draw: random.Random, expected: dict[str, torch.Tensor]
-) -> str:
-    """Load with one bit flipped, which is flipped back afterwards."""
-    bit = draw.randrange(8 * sum(map(size_of, regions))) if regions else 0
-    if regions:
-        flip(regions, bit)
-    dist.barrier()
-    try:
-        restored = peer.restore()
-        # Compared before the bit is flipped back: what was restored may be views.
-        outcome = "harmless" if restored is None or are_equal(restored, expected) else "silent"
-    except Exception as error:  # noqa: BLE001 - any refusal is one
-        print(f"refused: {error}")  # noqa: T201
-        outcome = "refused"
-    dist.barrier()
-    if regions:
-        flip(regions, bit)
-    return outcome
 
 
 def _versions(packages: Sequence[str]) -> str:
