@@ -101,6 +101,7 @@ def jobs_there():
     return asked("squeue", "--noheader", "--array", "--format=%A")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_slurm_brings_machines_and_one_for_a_lost_one_and_gets_all_back(
     slurm, undisturbed, tmp_path, monkeypatch

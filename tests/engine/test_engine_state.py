@@ -8,8 +8,12 @@ import pytest
 
 from gemini_lab.shard.layout import ShardLayout
 
+ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}
 CASES = [
-    {"stage": stage, "optimizer": optimizer, "accumulation": accumulation}
+    pytest.param(
+        {"stage": stage, "optimizer": optimizer, "accumulation": accumulation},
+        marks=() if (stage, optimizer, accumulation) in ONE_A_STAGE else pytest.mark.long,
+    )
     for stage in (1, 2, 3)
     for optimizer in ("Adam", "SGD")
     for accumulation in (1, 2)
@@ -64,7 +68,10 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
 @pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")
 @pytest.mark.parametrize(
     ("zero", "name"),
-    [({}, "FusedAdam"), ({"offload_optimizer": {"device": "cpu"}}, "DeepSpeedCPUAdam")],
+    [
+        pytest.param({}, "FusedAdam", marks=pytest.mark.long),
+        ({"offload_optimizer": {"device": "cpu"}}, "DeepSpeedCPUAdam"),
+    ],
     ids=["fused", "offload"],
 )
 def test_deepspeeds_own_adams_are_restored_too(server, tmp_path, zero, name):

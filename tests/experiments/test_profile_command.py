@@ -84,6 +84,7 @@ def test_watching_and_pacing_leave_the_losses_bit_identical(script: Path) -> Non
     assert watched == expected[: len(watched)]
 
 
+@pytest.mark.long
 def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
     script: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_script_that_ends_too_early_says_how_many_iterations_it_had(
     assert not Path("profile.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("script")
 def test_a_script_is_profiled_on_links_that_the_kernel_shapes() -> None:
     if reason := why_not():
