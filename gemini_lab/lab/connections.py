@@ -86,8 +86,12 @@ class Connections:
         self._opening.add(name)
         try:
             taken = self._left.get(name, 0)
-            hello = LabHello(at_s=time.time(), owner=self._owner, taken=taken)
-            channel = await connect(address, self._token, hello, timeout_s=ANSWER_S)
+            channel = await connect(
+                address,
+                self._token,
+                lambda: LabHello(at_s=time.time(), owner=self._owner, taken=taken),
+                timeout_s=ANSWER_S,
+            )
         finally:
             self._opening.discard(name)
         self._channels[name] = channel

@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import secrets
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -36,12 +37,23 @@ _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 
 class Channel:
-    """One authenticated connection; `peer` is the opener's greeting."""
+    """One authenticated connection.
+
+    Attributes:
+        peer: The opener's greeting.
+        age_s: At the listener's end, how old the greeting may have been when it was read.
+    """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Hello
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Hello,
+        *,
+        age_s: float = 0.0,
     ) -> None:
         self.peer = peer
+        self.age_s = age_s
         self._reader = reader
         self._writer = writer
 
@@ -91,9 +103,11 @@ async def serve(
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             address = f"{host}:{port}"
+            began_s = time.monotonic()
             hello = await asyncio.wait_for(_admit(reader, writer, token, address), HANDSHAKE_S)
             if hello is not None:
-                await handle(Channel(reader, writer, hello))
+                age_s = time.monotonic() - began_s
+                await handle(Channel(reader, writer, hello, age_s=age_s))
         except (TimeoutError, MessageError, *_BROKEN):
             pass  # a stranger, or a peer that died while it was introducing itself
         finally:
@@ -122,8 +136,16 @@ async def _admit(
     return hello
 
 
-async def connect(address: str, token: str, hello: Hello, *, timeout_s: float) -> Channel:
-    """Open a connection to `address` (`host:port`) and introduce ourselves with `hello`.
+async def connect(
+    address: str, token: str, hello: Hello | Callable[[], Hello], *, timeout_s: float
+) -> Channel:
+    """Open a connection to `address` (`host:port`) and introduce ourselves.
+
+    Args:
+        address: Where somebody listens.
+        token: The lab's secret.
+        hello: The greeting, or what makes it when the listener has answered.
+        timeout_s: For all of it.
 
     Raises:
         ConnectionRefusedError: Nothing listens there: the process is dead.
@@ -135,15 +157,15 @@ async def connect(address: str, token: str, hello: Hello, *, timeout_s: float) -
     async def open_and_greet() -> Channel:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        is_known = False
+        said = None
         try:
-            is_known = await _greet(reader, writer, token, address, encode(hello))
+            said = await _greet(reader, writer, token, address, hello)
         finally:
-            if not is_known:
+            if said is None:
                 writer.close()
-        if not is_known:
+        if said is None:
             raise LaunchError(f"{address} does not know this lab's token; is it another lab's?")
-        return Channel(reader, writer, hello)
+        return Channel(reader, writer, said)
 
     return await asyncio.wait_for(open_and_greet(), timeout_s)
 
@@ -153,14 +175,17 @@ async def _greet(
     writer: asyncio.StreamWriter,
     token: str,
     address: str,
-    greeting: bytes,
-) -> bool:
-    """Prove the token to a listener; says whether the listener proves it, too."""
+    hello: Hello | Callable[[], Hello],
+) -> Hello | None:
+    """Prove the token to a listener; what it was greeted with, or `None` if it does not know it."""
     nonces = [await _read(reader, limit_bytes=HELLO_LIMIT_BYTES), secrets.token_bytes(NONCE_BYTES)]
+    said = hello if isinstance(hello, Message) else hello()
+    greeting = encode(said)
     for part in (nonces[1], _proof(token, b"opener", address, nonces, greeting), greeting):
         _write(writer, part)
     answer = await _read(reader, limit_bytes=HELLO_LIMIT_BYTES)
-    return hmac.compare_digest(answer, _proof(token, b"listener", address, nonces, greeting))
+    is_known = hmac.compare_digest(answer, _proof(token, b"listener", address, nonces, greeting))
+    return said if is_known else None
 
 
 def _proof(token: str, side: bytes, address: str, nonces: list[bytes], greeting: bytes) -> bytes:

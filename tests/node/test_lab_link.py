@@ -12,9 +12,10 @@ from gemini_lab.recovery.messages import EventSaid, LabHello
 class Owner:
     """The owner's end of a connection: what arrived."""
 
-    def __init__(self):
+    def __init__(self, age_s=0.0):
         self.arrived = []
         self.is_closed = False
+        self.age_s = age_s
 
     def send(self, message):
         if not self.is_closed:
@@ -112,3 +113,15 @@ def test_a_clock_that_is_set_moves_nothing_in_the_log():
     assert [m.entry.at_s for m in owner.arrived] == pytest.approx([3001, 3002, 3003])
     link.open(again := Owner(), LabHello(at_s=3004.0, owner="lab", taken=0))
     assert [m.entry.at_s for m in again.arrived] == [m.entry.at_s for m in owner.arrived]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "age_s", "offset_s"),
+    [(0.4, 0, 0), (-3, 4, 0), (-9, 4, -7), (9, 4, 11), (-3600, 0, -3600)],
+    ids=["close", "late", "behind, and late", "ahead, and late", "behind"],
+)
+def test_a_greeting_that_comes_late_is_no_other_clock(ahead_s, age_s, offset_s):
+    link = LabLink("node-0", wall_s=lambda: 1000.0, steady_s=lambda: 5.0)
+    link.open(owner := Owner(age_s), LabHello(at_s=1000 + ahead_s, owner="lab", taken=0))
+    say(link, 0)
+    assert owner.arrived[0].entry.at_s == pytest.approx(1000 + offset_s)
