@@ -54,7 +54,14 @@ quiet_run.progress(iterations)
 # **Predict** before you run on: a worker is killed after a quarter of the iterations, a whole node
 # in the middle (by you), and the node with the root agent, which leads recoveries, after three
 # quarters. How many iterations will have to be done again? Which of the three needs shards from
-# another node's memory?
+# another node's memory? Write it into the box that the cell shows: it is kept, and stands beside
+# what comes out.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+again = predict("iterations done again, all three together")
+again
 
 # %%
 failures = (
@@ -82,6 +89,7 @@ run.progress(iterations)
 quiet, failed = quiet_run.report(), run.report()
 print(loss_table(quiet, failed, rows=5))
 print(failed.losses_match(quiet))
+again.came_out(sum(each.lost_iterations for each in failed.recoveries))
 
 # %% [markdown]
 # The same story against the clock. Each shaded span is a recovery, from the kill to the first

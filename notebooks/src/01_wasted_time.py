@@ -34,11 +34,19 @@ failures = 400  # simulated ones
 # ## 1. How large is a checkpoint?
 # Mixed precision with Adam keeps, for each parameter, an fp32 weight and two fp32 moments; the fp16
 # weights and gradients can be had again from them. **Predict**: how many bytes is that for a model
-# of 530 billion parameters?
+# of 530 billion parameters? The cell shows a box for it: what you write there is kept, and stands
+# beside what comes out.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+size = predict("its checkpoint, in TB")
+size
 
 # %%
 job = model_named(model)
-print(f"{job.name}: {job.params / 1e9:.0f} B parameters, {job.checkpoint_bytes / 1e12:.2f} TB")
+print(f"{job.name}: {job.params / 1e9:.0f} B parameters")
+size.came_out(f"{job.checkpoint_bytes / 1e12:.2f}")
 
 # %% [markdown]
 # Twelve bytes a parameter. Model parallelism and ZeRO cut this into shards but do not make the sum
@@ -49,8 +57,12 @@ print(f"{job.name}: {job.params / 1e9:.0f} B parameters, {job.checkpoint_bytes /
 # hours?
 
 # %%
+to_store = predict(f"{model} to a store of {store} takes")
+to_store
+
+# %%
 store_s = job.checkpoint_bytes / parse_bandwidth(store)
-print(f"{job.name} to a store of {store}: {format_seconds(store_s)}")
+to_store.came_out(format_seconds(store_s))
 
 # %% [markdown]
 # The same for three models that the paper and its talk name. Hollow bars are theirs, full ones are

@@ -34,7 +34,14 @@ trials = 20000  # of the Monte Carlo
 # copy? In *groups*, two machines keep each other's. In a *ring*, each sends to the next one.
 #
 # **Predict**: two of the four machines die at once. There are six pairs. How many are fatal in
-# groups, how many in the ring?
+# groups, how many in the ring? What you write into the box is kept, and
+# stands beside what comes out.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+fatal = predict("fatal pairs of four machines: groups, ring")
+fatal
 
 # %%
 groups = plan_placement(nodes=4, replicas=2)
@@ -52,8 +59,10 @@ def fatal_sets(placement, lost):
 
 
 # %%
-print("groups:", fatal_sets(groups, 2))
-print("ring:  ", fatal_sets(ring, 2))
+pairs = {"groups": fatal_sets(groups, 2), "ring": fatal_sets(ring, 2)}
+for name, lost in pairs.items():
+    print(f"{name:6}", lost)
+fatal.came_out(", ".join(str(len(lost)) for lost in pairs.values()))
 
 # %% [markdown]
 # **Explain.** With m machines lost, memory fails exactly if they are all the holders of some shard.

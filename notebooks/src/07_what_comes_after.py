@@ -39,10 +39,17 @@ racks = 8
 # two copies in two buffers, and does the traffic fit into the network's idle time?
 
 # %%
+from gemini_lab_widgets.predictions import predict
+
+in_memory = predict(f"memory a machine for two copies: {params} on {nodes}, in GB")
+in_memory
+
+# %%
 yours = {"params": params, "nodes": nodes, "network": network, "store": store}
 answer = plan(**yours, failures_per_node_per_day=failures / 1000)
 
 # %%
+in_memory.came_out(f"{answer.memory_needed_bytes / 1e9:.0f}")
 answer
 
 # %% [markdown]

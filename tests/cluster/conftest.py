@@ -48,12 +48,20 @@ def processes_of_labs() -> list[psutil.Process]:
     return found
 
 
+def is_of(process: psutil.Process, known: set[int]) -> bool:
+    """Whether a process or one that it descends from is known."""
+    try:
+        return not known.isdisjoint(one.pid for one in (process, *process.parents()))
+    except psutil.NoSuchProcess:
+        return True  # it is gone
+
+
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
-    """Fail if a test leaves a process or an etcd folder behind."""
+    """Fail if a test leaves a process or an etcd folder behind, but for those of other labs."""
     before = {process.pid for process in processes_of_labs()}
     yield
-    left = [process for process in processes_of_labs() if process.pid not in before]
+    left = [process for process in processes_of_labs() if not is_of(process, before)]
     _, alive = psutil.wait_procs(left, timeout=10)
     assert alive == []
 
