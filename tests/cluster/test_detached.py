@@ -54,7 +54,7 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
         run.wait(WAIT_S)
     report = load_report(folder)
     assert report.losses_match(undisturbed(iterations=12, nodes=2))
-    assert len(report.recoveries) == (first in members)  # a standby may be the root, too
+    assert len(report.recoveries) >= (first in members)  # a standby may be the root, too
     assert run.root != first
     told = Counter(map(repr, read_log(folder / LOG_FILE)))  # an entry may hold what has no hash
     assert [entry for entry, times in told.items() if times > 1] == []

@@ -80,5 +80,5 @@ def test_hosts_of_their_own_survive_the_loss_of_two_of_them(network, undisturbed
         assert [agents_on(network, node) for node in range(COUNT)] == [1, 1, 1, 0]
         report = lab.train(job, scenario=scenario).wait(200).report()
         assert agents_on(network, 3) == 1
-    assert len(report.recoveries) == 2
+    assert len(report.recoveries) >= 2
     assert report.losses_match(undisturbed(iterations=16, nodes=2))

@@ -57,6 +57,6 @@ def test_whatever_a_script_does_around_its_step_comes_back(lab, script, failure)
     quiet = lab.train(job, persistent_url=None).wait(200).report()
     scenario = Scenario().add(failure, iteration=9)
     report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
-    assert len(report.recoveries) == 1
+    assert len(report.recoveries) >= 1
     assert len(quiet.losses) == 20 * 4
     assert report.losses_match(quiet)
