@@ -31,8 +31,8 @@ class BetaPowers:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
         self._update = _update_of(partitions)
-        self._betas: list[tuple[float, float]] = []
-        self._since = 1  # the first step since the last gap
+        self._betas = self._all_betas()
+        self._since = self._steps() + 1  # the first step since the last gap
         self._leave_a_gap()
 
     def capture(self) -> int:

@@ -48,6 +48,7 @@ TRAINER = """
 """
 
 
+@pytest.mark.long
 def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(lab, script, tmp_path):
     """tests/engine/test_loops.py has it for more places; here it is started as users do."""
     pytest.importorskip("transformers")

@@ -122,6 +122,7 @@ def test_a_users_own_script_survives_a_crash_with_its_client_state(lab, script, 
     assert "seen 30" in (run.folder / "output" / "rank-0.log").read_text()
 
 
+@pytest.mark.long
 def test_long_work_between_steps_or_said_to_be_a_pause_is_no_hang(lab, script):
     """Three times as long as a worker may stand still in a step; the other ranks wait for it."""
     text = tiny_script(STEPS=12).replace(
@@ -199,6 +200,7 @@ def test_a_full_store_disturbs_nothing_but_is_told(lab, undisturbed):
     assert report.traffic.persistent_failures
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_without_a_standby_the_run_waits_until_the_operator_brings_a_machine(undisturbed, tmp_path):
     with Lab(2, 0, folder=tmp_path) as small:

@@ -61,6 +61,7 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     assert not (folder / ACCESS_FILE).exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("GEMINI_LAB_TOKEN", "0123456789abcdef")

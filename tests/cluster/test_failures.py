@@ -106,6 +106,7 @@ def stop_and_damage(run) -> None:
     run.watch(watch)
 
 
+@pytest.mark.long
 def test_two_lost_nodes_of_one_group_send_everyone_to_the_persistent_tier(lab, undisturbed):
     job = gpt_job(size="tiny", iterations=ITERATIONS)
     scenario = Scenario().add(NodesLoss(("rank-2", "rank-3")), iteration=9)
@@ -115,6 +116,7 @@ def test_two_lost_nodes_of_one_group_send_everyone_to_the_persistent_tier(lab, u
     assert {receipt.tier for receipt in report.recoveries[0].receipts} <= {"persistent"}
 
 
+@pytest.mark.long
 def test_without_any_version_left_a_person_decides_that_training_starts_anew(lab, undisturbed):
     """The run waits, and says for what, until somebody lets the lost iterations go."""
     job = gpt_job(size="tiny", iterations=ITERATIONS)

@@ -60,6 +60,7 @@ def pause_an_agent(used_s: list[float]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_waiting_for_a_slow_agent_leaves_the_processors_to_it(tmp_path):
     used_s: list[float] = []

@@ -69,6 +69,7 @@ def hold(tmp_path, monkeypatch):
     return package / "hold"
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_holds_up_neither_training_nor_a_recovery(hold, undisturbed, tmp_path):
     job = gpt_job(size="tiny", iterations=16, layer_s=0.03)
     with Lab(4, 1, folder=tmp_path / "lab") as lab:
