@@ -70,7 +70,7 @@ class AgentCluster:
         beside: str | None = None,
     ) -> None:
         self._beside = beside
-        self._connections = Connections(operator.token, self, self._spawn)
+        self._connections = Connections(operator.token, self, self._begin)
         self._are_met = asyncio.Event()
         self._record = msgspec.json.encode(record).decode()
         self.root: str | None = None
@@ -213,9 +213,13 @@ class AgentCluster:
         self._spawn(self._bring(self._machines))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work.add(self._begin(work))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Start what goes on until the loop ends: what is left to say needs a connection."""
         future = self._loop.spawn(work)
-        self._work.add(future)
         future.add_done_callback(self._ended)
+        return future
 
     def _ended(self, work: Future[None]) -> None:
         """Nobody waits for this work: what went wrong with it would be lost."""

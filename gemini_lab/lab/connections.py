@@ -47,7 +47,7 @@ class Connections:
         self,
         token: str,
         listener: Listener,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._token, self._listener, self._spawn = token, listener, spawn
         self._owner = secrets.token_hex(8)

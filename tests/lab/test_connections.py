@@ -13,7 +13,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Note, RunFinished
 from gemini_lab.node.config import LabRecord
 from gemini_lab.node.lab_link import LabLink
-from gemini_lab.recovery.messages import Flush, Flushed, Heard
+from gemini_lab.recovery.messages import CloseLab, Flush, Flushed, Heard
 from gemini_lab.wire.tcp import serve
 
 TOKEN = "secret"
@@ -25,6 +25,7 @@ class AgentStandIn:
     def __init__(self, name, *, late=()):
         self.name, self.link, self.late = name, LabLink(name), list(late)
         self.heard = 0
+        self.has_ended = False
 
     async def open(self):
         self.server, port = await serve("127.0.0.1", TOKEN, self.welcome)
@@ -42,6 +43,9 @@ class AgentStandIn:
                     for event in self.late:
                         self.link.emit(event)
                     self.link.say(Flushed())
+                case CloseLab():
+                    self.has_ended = True
+                    channel.close()
         self.link.close(channel)
 
 
@@ -67,25 +71,29 @@ class AudienceStandIn:
 
 @pytest.fixture
 def meet():
-    """Has a lab meet agents; gives its loop."""
+    """Has a lab meet agents; gives its loop. What is started lies in `meet.started`."""
+    started = []
     with ExitStack() as undo:
 
-        def start(audience, *agents):
+        def start(audience, *agents, beside=None):
             loop = undo.enter_context(LoopThread())
             addresses = {each.name: loop.finish(each.open(), timeout_s=10) for each in agents}
             nodes = {f"nodes/{n}": json.dumps({"address": at}) for n, at in addresses.items()}
             cluster = AgentCluster(
-                store=SimpleNamespace(items=lambda: nodes),
+                store=SimpleNamespace(items=lambda: nodes, delete=lambda _: None),
                 record=LabRecord(
                     identity="1", machines=2, lease_s=2.0, warm=True, threads=1, detached=None
                 ),
                 operator=SimpleNamespace(token=TOKEN),
                 loop=loop,
                 audience=audience,
+                beside=beside,
             )
             cluster.take_over()
+            started.append(cluster)
             return loop
 
+        start.started = started
         yield start
 
 
@@ -133,3 +141,13 @@ def test_what_was_said_while_a_connection_was_cut_is_heard_once(meet):
     loop.call(agent.link.emit, Note(text="4"))
     wait_for(loop, lambda: "4" in audience.texts)
     assert audience.texts == ["1", "2", "3", "4"]
+
+
+def test_the_agent_beside_which_an_owner_runs_is_the_last_to_be_told_to_end(meet):
+    others, beside = AgentStandIn("node-1"), AgentStandIn("node-0")
+    loop = meet(AudienceStandIn(), others, beside, beside="node-0")
+    (cluster,) = meet.started
+    cluster.leave()
+    assert (others.has_ended, beside.has_ended) == (True, False)
+    cluster.leave_beside()
+    wait_for(loop, lambda: beside.has_ended)
