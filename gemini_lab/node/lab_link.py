@@ -1,6 +1,7 @@
 """An agent's way to the lab's owner: events and output there, on the owner's clock."""
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -63,12 +64,14 @@ class LabLink:
         """The lab is here: say what has waited, and follow its clock from now on."""
         self.close()
         self._channel, self._was_opened = channel, True
-        if hello.owner == self._owner:
-            self.heard(hello.taken)
-        self._owner, self._first = hello.owner, hello.taken
+        # What the owner has taken need not be on its disk: it is not said again, but kept.
+        is_known = hello.owner == self._owner
+        said = max(0, hello.taken - self._first) if is_known else 0
+        self._first = min(self._first, hello.taken) if is_known else hello.taken
+        self._owner = hello.owner
         self._set_at_s = self._wall_set_at_s
         self._clock_offset_s = _offset_s(hello.at_s - self._wall_s(), age_s=channel.age_s)
-        for message in self._unheard:
+        for message in itertools.islice(self._unheard, said, None):
             channel.send(message)
         if self._dropped:
             text = f"{self._dropped} messages of {self._name} were dropped: no lab took them"

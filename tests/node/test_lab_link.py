@@ -88,9 +88,18 @@ def test_an_owner_that_was_cut_off_hears_the_rest_and_nothing_twice(link):
     say(link, 4)
     again = opened(link, "lab", taken=2)  # the third was on its way
     assert again.texts == ["3", "4"]
+    assert opened(link, "lab", taken=4).texts == []
     link.heard(3)
     assert opened(link, "lab", taken=3).texts == ["4"]
     assert opened(link, "another lab").texts == ["4"]
+
+
+def test_what_a_cut_off_owner_had_not_on_disk_is_told_the_next_one(link):
+    opened(link, "lab")
+    say(link, 1, 2, 3)
+    assert opened(link, "lab", taken=3).texts == []
+    link.heard(1)
+    assert opened(link, "the next").texts == ["2", "3"]
 
 
 def test_what_was_dropped_while_an_owner_was_cut_off_confuses_no_count(link):
