@@ -6,6 +6,7 @@ node with the root agent killed. What is printed comes from the two event logs.
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
+from gemini_lab.log.file import LOG_FILE
 from gemini_lab.report import Comparison, RunReport
+from gemini_lab.report.text import BLOCKS, Ink, ink_for, render
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +34,6 @@ class Result:
     undisturbed: RunReport
     disturbed: RunReport
     comparison: Comparison
-
-    def __str__(self) -> str:
-        return f"{self.disturbed}\n{loss_table(self.undisturbed, self.disturbed)}\n{self.verdict}"
 
     @property
     def verdict(self) -> str:
@@ -85,6 +85,12 @@ def loss_table(undisturbed: RunReport, disturbed: RunReport, *, rows: int = 8) -
     return "\n".join(lines)
 
 
+def summary(result: Result, *, ink: Ink = BLOCKS) -> str:
+    """What the run with failures did, the losses beside those of the other, and the verdict."""
+    table = loss_table(result.undisturbed, result.disturbed)
+    return f"{render(result.disturbed, ink=ink)}\n\n{table}\n\n{result.verdict}"
+
+
 def run_main_job(lab: Lab, job: Job, scenario: Scenario, *, iterations: int) -> Result:
     """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
     print("first, a run that never fails:")  # noqa: T201
@@ -122,7 +128,8 @@ def command(arguments: list[str]) -> int:
         waiting = "1 standby" if options.standbys == 1 else f"{options.standbys} standbys"
         print(f"{options.nodes} nodes and {waiting} are up")  # noqa: T201
         result = run_main_job(lab, job, scenario, iterations=iterations)
-    print(f"\n{result}")  # noqa: T201
+    log = options.folder / result.disturbed.name / LOG_FILE
+    print(f"\n{summary(result, ink=ink_for(sys.stdout.encoding))}\n\nlog: {log}")  # noqa: T201
     if not result.comparison:
         raise GeminiError(f"the losses differ: {result.comparison.first_difference}")
     return 0
