@@ -15,11 +15,12 @@ from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 
 
 class Victim(Protocol):
-    """What of a node can be struck; its agent is one."""
+    """What of a node can be struck; an agent's supervisor is one."""
 
     name: str
     lab: LabLink
@@ -27,9 +28,7 @@ class Victim(Protocol):
     bulk: BulkProcesses
     keeper: MemoryKeeper
     writer: ShardWriter
-
-    def cut_root_link(self) -> None:
-        """Close the connection to the root agent, as a failing network does."""
+    root: RootLink
 
 
 async def strike(node: Victim, action: Action) -> None:
@@ -44,7 +43,7 @@ async def strike(node: Victim, action: Action) -> None:
         case "node_freeze":
             await _signal_node(node, action, signal.SIGSTOP)
         case "link_cut":
-            node.cut_root_link()
+            node.root.cut()
             _said(node, action)
         case "bit_flip":
             await _flip_bit(node, action)

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 from gemini_lab.job import Job
-from gemini_lab.node.agent import Agent
-from gemini_lab.node.config import AgentConfig
-from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.node.host import ANSWER_S, Worker, WorkerHost
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.supervisor import Supervisor
+from gemini_lab.node.tasks import Tasks
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
@@ -123,21 +124,19 @@ def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
     """An import that takes minutes on a busy machine made a healthy node count as hung."""
 
     async def fence_a_slow_one() -> list[Message]:
-        agent = Agent(a_config(), lambda _: None)
-        agent.address = "127.0.0.1:1"
-        agent._root = said = Said()
+        said = Said()
+        node = a_supervisor(said)
         try:
-            agent.host.signal_all(signal.SIGSTOP)
+            node.host.signal_all(signal.SIGSTOP)
             for order in (HoldPort(epoch=1), Fence(epoch=2), HoldPort(epoch=2)):
-                await asyncio.wait_for(agent._obey(order), PATIENCE_S / 10)
+                await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)
             assert said.messages == [Fenced(epoch=2)]
-            agent.host.signal_all(signal.SIGCONT)
+            node.host.signal_all(signal.SIGCONT)
             while len(said.messages) < 3:
                 await asyncio.sleep(0.01)
             return said.messages
         finally:
-            agent.host.close()
-            await agent.bulk.close()
+            await node.close()
 
     fenced, *held = asyncio.run(asyncio.wait_for(fence_a_slow_one(), PATIENCE_S))
     assert isinstance(fenced, Fenced)
@@ -177,22 +176,20 @@ def test_a_fence_is_answered_while_memory_is_read():
     """An inventory of a large memory takes minutes; a healthy node counted as hung meanwhile."""
 
     async def fence_a_reader() -> list[Message]:
-        agent = Agent(a_config(), lambda _: None)
-        agent.address = "127.0.0.1:1"
-        agent._root = said = Said()
+        said = Said()
+        node = a_supervisor(said)
         try:
-            await agent.bulk.warm_up()
-            agent.bulk.signal_all(signal.SIGSTOP)
+            await node.bulk.warm_up()
+            node.bulk.signal_all(signal.SIGSTOP)
             for order in (TakeInventory(epoch=1, run=1), Fence(epoch=2)):
-                await asyncio.wait_for(agent._obey(order), PATIENCE_S / 10)
+                await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)
             assert said.messages == [Fenced(epoch=2)]
-            await agent._obey(TakeInventory(epoch=2, run=1))
+            await node.obey(TakeInventory(epoch=2, run=1))
             while len(said.messages) < 2:
                 await asyncio.sleep(0.01)
             return said.messages
         finally:
-            agent.host.close()
-            await agent.bulk.close()
+            await node.close()
 
     _, inventory = asyncio.run(asyncio.wait_for(fence_a_reader(), PATIENCE_S))
     assert isinstance(inventory, Inventory)
@@ -200,7 +197,7 @@ def test_a_fence_is_answered_while_memory_is_read():
 
 
 class Said:
-    """What an agent told its root."""
+    """The connection to a root agent, and what came over it."""
 
     def __init__(self):
         self.messages: list[Message] = []
@@ -209,15 +206,17 @@ class Said:
         self.messages.append(message)
 
 
-def a_config() -> AgentConfig:
-    return AgentConfig(
+def a_supervisor(said: Said) -> Supervisor:
+    root = RootLink()
+    root.open(said)
+    return Supervisor(
         name="node-0",
-        token="secret",
-        etcd=EtcdAddress(endpoints=("127.0.0.1:1",)),
-        prefix="gemini_lab/test",
-        lease_s=2.0,
+        ip="127.0.0.1",
         warm=False,
-        threads=None,
+        lab=LabLink("node-0"),
+        root=root,
+        tasks=Tasks(on_failure=print),
+        leave=lambda: None,
     )
 
 

@@ -1,0 +1,361 @@
+"""What an agent does on its node: what the root agent orders, and what its workers say.
+
+It starts and ends the workers, reads the memory, has versions saved, and passes on to the root
+agent and the log what each is to hear.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration, IterationBegun, Note, Protected, VersionComplete
+from gemini_lab.node.build_locks import build_root, left_locks
+from gemini_lab.node.bulk import BulkProcesses
+from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.node.tasks import Tasks
+from gemini_lab.node.watch import WorkerWatch
+from gemini_lab.recovery.messages import (
+    Commit,
+    EventSaid,
+    Fence,
+    Fenced,
+    HoldPort,
+    ImportAhead,
+    Inventory,
+    Joined,
+    Learned,
+    ListVersions,
+    Message,
+    OutputSaid,
+    Persist,
+    PortHeld,
+    Prepare,
+    Refused,
+    Release,
+    RestoreFailed,
+    RootOrder,
+    ScriptFinished,
+    SlabGiven,
+    SlabRequest,
+    StartWorkers,
+    TakeInventory,
+    VersionsListed,
+    WorkerExited,
+    WorkerPulse,
+    WorkerStart,
+)
+from gemini_lab.recovery.plan import Stored
+from gemini_lab.recovery.protocol import HeardEvent
+
+REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
+STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
+
+
+class Supervisor:
+    """One node's workers and memory, in its agent.
+
+    Args:
+        name: The node's.
+        ip: Where its workers are reached.
+        warm: Whether workers are forked from a process that has their imports.
+        lab: The way to the log.
+        root: The way to the root agent.
+        tasks: Where work beside an order runs.
+        leave: Ends the agent.
+        host: What starts and ends its workers.
+        bulk: What does its bulk work; by default processes of its own.
+
+    Attributes:
+        epoch: The newest that this node knows; what belongs to an older one counts no more.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        ip: str,
+        warm: bool,
+        lab: LabLink,
+        root: RootLink,
+        tasks: Tasks,
+        leave: Callable[[], None],
+        host: Callable[..., WorkerHost] = WorkerHost,
+        bulk: BulkProcesses | None = None,
+    ) -> None:
+        self.name, self.lab, self.root = name, lab, root
+        self.epoch = 0
+        self._ip, self._is_warm = ip, warm
+        self._tasks, self._leave = tasks, leave
+        self._began_at_s = time.time()
+        self.bulk = bulk or BulkProcesses()
+        self.keeper = MemoryKeeper(self.bulk)
+        self.host = host(
+            warm=warm,
+            on_message=self._on_message,
+            on_output=self._on_output,
+            on_exit=self._on_exit,
+            on_note=lambda text: lab.emit(Note(text=text)),
+        )
+        self.writer = ShardWriter(
+            keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
+        )
+        self._watch = WorkerWatch()
+        self._protected: Protected | None = None  # what a worker of this node said last
+        self._inventory: asyncio.Task[None] | None = None  # memory that is being read
+        self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED)
+        )
+        self._run: int | None = None  # whose those are
+        self._told_locks: set[Path] = set()  # of which it was said that nobody here holds them
+        self._is_placed = False  # whether the root agent knows the placement
+
+    def joined(self) -> Joined:
+        """What another root agent is told first; it hears all of the workers' pulses anew."""
+        self._watch.forget_told()
+        workers = {rank: worker.status for rank, worker in self.host.workers.items()}
+        return Joined(epoch=self.epoch, workers=workers)
+
+    def look_at_workers(self) -> None:
+        """Tell the root agent what has changed in how they get on; called about once a second."""
+        for pulse in self._watch.look(self.host.workers.values()):
+            self.root.send(pulse)
+
+    async def end_workers(self, *, before: int | None = None) -> None:
+        """End all of this node's workers.
+
+        Args:
+            before: Only if they belong to an older epoch than this one, which begins here now.
+        """
+        if before is not None:
+            if before <= self.epoch or not self.host.workers:
+                return
+            self.epoch = before
+        await self.host.kill_all(epoch=self.epoch)
+
+    async def close(self) -> None:
+        """End all that was started here, and let the memory go."""
+        self.host.close()
+        await self.bulk.close()
+        self.keeper.close()
+
+    # -- what the root says ----------------------------------------------------------------------
+
+    async def obey(self, order: RootOrder) -> None:
+        if order.epoch < self.epoch:
+            return  # an order from before a fence
+        self.epoch = order.epoch
+        match order:
+            case Fence():
+                self._give_up_work()
+                await self.host.kill_all(epoch=self.epoch)
+                self.root.send(Fenced(epoch=order.epoch))
+            case TakeInventory():  # it may take minutes, and a fence must not wait for it
+                self._inventory = self._tasks.begin(self._take_inventory(order))
+            case HoldPort():
+                self._tasks.begin(self._hold_port(order))
+            case StartWorkers():
+                self._start_workers(order)
+            case Prepare() if self._is_warm:
+                self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
+            case Persist():
+                self.writer.expect(order)
+            case Commit():
+                self.writer.commit(order)
+            case Release():
+                self._give_up_work()
+                self.writer.is_full = False
+                await self.host.kill_all(epoch=self.epoch)
+                await self.keeper.free()
+
+    async def _hold_port(self, order: HoldPort) -> None:
+        """Beside other orders: a warm parent that still imports must not delay the next fence."""
+        host = self._ip
+        port = await self.host.hold_port(host=host, epoch=order.epoch)
+        self.root.send(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
+
+    def _give_up_work(self) -> None:
+        """Nobody waits any more for what is being saved or read."""
+        self.writer.cancel()
+        if self._inventory is not None:
+            self._inventory.cancel()
+            self._inventory = None
+
+    async def _take_inventory(self, order: TakeInventory) -> None:
+        self._clear_build_locks()
+        try:
+            found = await self.keeper.inventory(order.run)
+        except GeminiError as error:
+            self.lab.emit(Note(text=f"{self.name} cannot read its memory, and leaves: {error}"))
+            self._leave()
+            return
+        stored, unread = None, ""
+        if order.persistent_url is not None:
+            stored, unread = await self._stored_versions(order.persistent_url)
+        self.root.send(
+            Inventory(
+                epoch=order.epoch,
+                copies=found.copies,
+                damaged=found.damaged,
+                persistent=stored,
+                unread=unread,
+                iterations=[said for told in self._iterations.values() for said in told]
+                if order.run == self._run
+                else [],
+                protected=self._protected
+                if order.asks_settings and (found.copies or found.damaged)
+                else None,
+            )
+        )
+
+    async def _stored_versions(self, url: str) -> tuple[list[Stored] | None, str]:
+        """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
+        try:
+            listing = self.bulk.ask(ListVersions(url=url), VersionsListed)
+            answer, _ = await asyncio.wait_for(listing, STORAGE_S)
+        except TimeoutError:
+            unread = f"it did not answer within {STORAGE_S:.0f} s"
+        except (GeminiError, OSError) as error:
+            unread = str(error)
+        else:
+            return answer.versions, ""
+        self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
+        return None, unread
+
+    def _clear_build_locks(self) -> None:
+        """Take away what a worker left that was killed while it compiled; no node has one now."""
+        left = left_locks(build_root(os.environ), since_s=self._began_at_s)
+        for lock in left.ours:
+            lock.unlink(missing_ok=True)
+            self.lab.emit(Note(text=f"removed {lock}: a worker was killed while it compiled there"))
+        for lock in sorted({*left.older} - self._told_locks):
+            self._told_locks.add(lock)
+            self.lab.emit(
+                Note(
+                    text=f"{lock} is older than this lab, and no process of {self.name} holds it: "
+                    "a worker that compiles there waits until it is gone; if no other machine "
+                    "does, remove it"
+                )
+            )
+
+    def _start_workers(self, order: StartWorkers) -> None:
+        if self._run != order.order.run:
+            self._iterations.clear()
+            self._run = order.order.run
+        self._is_placed = order.seats.placement is not None
+        interface = interface_of(self._ip)
+        for rank in order.seats.ranks_on(self.name):
+            self.host.start(
+                WorkerStart(
+                    rank=rank,
+                    epoch=order.epoch,
+                    order=order.order,
+                    seats=order.seats,
+                    plan=order.plan,
+                    rendezvous=order.rendezvous,
+                    fingerprint=order.fingerprint,
+                    interface=interface,
+                )
+            )
+
+    # -- what workers say --------------------------------------------------------------------------
+
+    def _on_message(self, worker: Worker, message: Message, fds: list[int]) -> None:
+        del fds  # workers send none
+        match message:
+            case EventSaid():
+                to_log, to_root = told_of(message.entry, is_placed=self._is_placed)
+                self.lab.pass_on(to_log)
+                if to_root is not None:
+                    self.root.send(to_root)
+                if isinstance(message.entry.event, VersionComplete):
+                    self.writer.begin_if_whole()
+                elif isinstance(message.entry.event, Protected):
+                    self._protected = message.entry.event
+                self._remember(message.entry.event)
+            case WorkerPulse():
+                self._watch.hear(message)
+            case SlabRequest():
+                self._tasks.begin(self._give_slab(worker, message))
+            case ScriptFinished() | RestoreFailed() | Learned():
+                self.root.send(message)
+
+    def _remember(self, event: events.AnyEvent) -> None:
+        """Keep what a worker of this node said of its newest iterations."""
+        match event:
+            case IterationBegun() | Iteration(restored=False):
+                self._iterations[event.rank].append(event)
+
+    async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
+        try:
+            slab = await self.keeper.slab(worker.local_rank, wanted)
+        except (GeminiError, OSError) as error:
+            worker.channel.send(Refused.of(error))
+        else:
+            worker.channel.send(SlabGiven(), (slab.fd,))
+
+    def _on_output(self, worker: Worker, lines: list[str]) -> None:
+        self.lab.say(OutputSaid(rank=worker.rank, epoch=worker.epoch, lines=lines))
+
+    def _on_exit(self, worker: Worker, code: int) -> None:
+        if worker.epoch < self.epoch or worker.status == "finished":
+            return  # ended by a fence, or at its script's end
+        self.lab.emit(
+            events.WorkerExited(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                pid=worker.pid or 0,
+                signal=signal.Signals(-code).name if code < 0 else None,
+                exit_code=code if code >= 0 else None,
+                output=tuple(worker.output) if code else (),
+            )
+        )
+        self.root.send(
+            WorkerExited(
+                rank=worker.rank,
+                epoch=worker.epoch,
+                code=code,
+                output="\n".join(worker.output),
+                error=worker.error,
+            )
+        )
+
+
+def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
+    """What the log is told of a worker's event, and what the root agent.
+
+    The root agent hears what it decides on. A placement grows with the nodes, so that not every
+    one of thousands of ranks repeats it: the log has it from rank 0.
+
+    Args:
+        entry: What the worker says.
+        is_placed: Whether the root agent knows the placement.
+    """
+    event, brief = entry.event, entry
+    if isinstance(event, Protected):
+        brief = msgspec.structs.replace(entry, event=msgspec.structs.replace(event, placement=None))
+    is_first = isinstance(event, Protected) and event.rank == 0
+    to_root = EventSaid(entry=brief if is_placed else entry)
+    return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with this IP address, if there is one."""
+    for name, entries in psutil.net_if_addrs().items():
+        if address in (entry.address for entry in entries):
+            return str(name)
+    return None
