@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 
 import pytest
 from hypothesis import settings
@@ -22,6 +24,12 @@ REAL = frozenset({"browser", "cluster", "notebooks"})
 """Folders whose tests start nodes, notebooks and browsers: one at a time, and with precedence."""
 YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
+
+BUILD = """
+from deepspeed.ops.op_builder import CPUAdamBuilder, ShareMemCommBuilder
+for builder in (CPUAdamBuilder(), ShareMemCommBuilder()):
+    builder.load(verbose=False)
+"""
 
 
 def pytest_addoption(parser):
@@ -54,6 +62,17 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False  # the real ones come first
     return RealOnesTogether(config, log)
+
+
+def pytest_sessionstart(session):
+    """Compile DeepSpeed's operators before two processes share the processors.
+
+    A compiler beside real nodes starves them, and they it: of two minutes it makes more than five.
+    """
+    if getattr(session.config.option, "numprocesses", None):
+        # Where there is no compiler, the tests that need one say so themselves.
+        build = [sys.executable, "-c", BUILD]
+        subprocess.run(build, check=False, capture_output=True, timeout=900)
 
 
 def pytest_runtest_setup(item):
