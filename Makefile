@@ -15,7 +15,7 @@ quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
 
 test: set-up
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2
 
 test-long: set-up
 	$(VENV)/bin/python -m pytest --long
