@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from gemini_lab.cli.dry_run import describe_decided, find_block
 from gemini_lab.cli.exits import EXIT_OF, Exit
@@ -41,6 +41,23 @@ def parser() -> argparse.ArgumentParser:
         description="Run a training script on nodes whose failures it survives. The script calls "
         "gemini_lab.protect; everything after its name is its own.",
     )
+    _add_machines(options.add_argument_group("machines"))
+    _add_joining(options.add_argument_group("machines that join by themselves"))
+    _add_protection(options.add_argument_group("what is kept"))
+    _add_run(options.add_argument_group("the run"))
+    _add_script(options.add_argument_group("the script"))
+    return options
+
+
+class Options(Protocol):
+    """Options of one kind, which `--help` shows together."""
+
+    @property
+    def add_argument(self) -> Callable[..., argparse.Action]:
+        """Takes one more."""
+
+
+def _add_machines(options: Options) -> None:
     number = partial(options.add_argument, type=int)
     number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
     number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
@@ -51,6 +68,15 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--hosts", help="host names, separated by commas")
     options.add_argument("--racks", help="the rack of each node and standby, separated by commas")
     options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
+    options.add_argument(
+        "--lease",
+        type=float,
+        default=LabConfig.lease_s,
+        help="seconds of silence: lost (%(default)s)",
+    )
+
+
+def _add_joining(options: Options) -> None:
     options.add_argument(
         "--join",
         metavar="LAB",
@@ -69,13 +95,9 @@ def parser() -> argparse.ArgumentParser:
         default=LabConfig.wait_s,
         help="seconds to wait for those that join (%(default)s)",
     )
-    options.add_argument(
-        "--detach",
-        action="store_true",
-        help="return when the nodes are up: the run needs nobody from then on",
-    )
-    options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
-    options.add_argument("--name", help="of this run; by default the time and the script")
+
+
+def _add_protection(options: Options) -> None:
     options.add_argument("--replicas", type=int, help="copies of each shard, the own included")
     options.add_argument("--persistent-url", help="persistent tier: a folder, s3://... (fsspec)")
     options.add_argument("--persist-every", type=int, help="iterations between persistent versions")
@@ -89,6 +111,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="any other setting; it replaces the script's own",
     )
+
+
+def _add_run(options: Options) -> None:
+    options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
+    options.add_argument("--name", help="of this run; by default the time and the script")
+    options.add_argument(
+        "--detach",
+        action="store_true",
+        help="return when the nodes are up: the run needs nobody from then on",
+    )
     options.add_argument(
         "--notice",
         type=float,
@@ -99,16 +131,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--metrics", metavar="[ADDRESS:]PORT", help="serve metrics for Prometheus there"
     )
+    options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
     options.add_argument(
         "--dry-run", action="store_true", help="say all that was decided, and start nothing"
     )
-    options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
-    options.add_argument(
-        "--lease",
-        type=float,
-        default=LabConfig.lease_s,
-        help="seconds of silence: lost (%(default)s)",
-    )
+
+
+def _add_script(options: Options) -> None:
     options.add_argument(
         "--pass-local-rank",
         action="store_true",
@@ -117,7 +146,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module")
     options.add_argument("script")
     options.add_argument("args", nargs=argparse.REMAINDER)
-    return options
 
 
 def command(arguments: list[str]) -> int:

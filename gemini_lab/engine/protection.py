@@ -30,7 +30,7 @@ from gemini_lab.engine.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import WorkerStart
+from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
@@ -39,7 +39,7 @@ from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.node_link import node_link
-from gemini_lab.transfer.traffic import open_traffic
+from gemini_lab.transfer.traffic import CheckpointTraffic, open_traffic
 from gemini_lab.transfer.version import Peers
 
 Value = TypeVar("Value")
@@ -147,12 +147,9 @@ def start_protection(
     state = EngineState(engine, script=script)
     settings = read_settings(state.framework, start.order, remark)
     seats = start.seats.placed(settings)
-    url = settings.persistent_url
     is_first = start.fingerprint is None  # of the run: nobody has called this before
-    if url is not None and start.rank == 0 and (is_first or start.plan.version is None):
-        tier = persistent_tier(url)
-        tier.check()
-        tier.claim(start.order.run, is_resumed=start.order.is_resumed)
+    if start.rank == 0 and (is_first or start.plan.version is None):
+        _claim_tier(settings.persistent_url, start.order)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
     memory = _lay_out(session, state, seats, settings, group)
     if is_first and resumes_elsewhere(start.order, settings):
@@ -163,27 +160,13 @@ def start_protection(
         seats=seats,
         slab=memory.slab,
         group=group,
-        persistent_url=url,
+        persistent_url=settings.persistent_url,
         lineage=lineage,
         layout=state.layout,
     )
     with session.pulse.within("restoring", start.plan.tier):
         newest, epoch = _restore(session, state, place)
-    traffic = open_traffic(
-        settings,
-        group,
-        memory.slab,
-        Peers(
-            rank=start.rank,
-            sends_to=seats.peers_that_keep(start.rank),
-            receives_from=seats.replica_numbers(start.rank),
-        ),
-        shard_bytes=memory.shard_bytes,
-        link=_open_link(settings, start, group),
-        node_of=seats.node_of,
-        on_device=torch.device(engine.device).type == "cuda",
-        emit=session.emit,
-    )
+    traffic = _open_traffic(session, engine, place, memory, settings)
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
     iterations = IterationLog(session.emit, newest=newest, measure=lambda: gradient_norm(engine))
@@ -234,6 +217,14 @@ def _require_all_ranks(workers: int) -> None:
         )
 
 
+def _claim_tier(url: str | None, order: JobOrder) -> None:
+    """Make the persistent tier this run's, before it has anything to lose there."""
+    if url is not None:
+        tier = persistent_tier(url)
+        tier.check()
+        tier.claim(order.run, is_resumed=order.is_resumed)
+
+
 def _lay_out(
     session: WorkerSession,
     state: EngineState,
@@ -260,6 +251,32 @@ def _lay_out(
         )
     )
     return memory
+
+
+def _open_traffic(
+    session: WorkerSession,
+    engine: Engine,
+    place: Place,
+    memory: ShardMemory,
+    settings: Settings,
+) -> CheckpointTraffic:
+    """What sends this rank's versions to its peers, as the settings want it."""
+    rank, seats = place.rank, place.seats
+    return open_traffic(
+        settings,
+        place.group,
+        memory.slab,
+        Peers(
+            rank=rank,
+            sends_to=seats.peers_that_keep(rank),
+            receives_from=seats.replica_numbers(rank),
+        ),
+        shard_bytes=memory.shard_bytes,
+        link=_open_link(settings, session.start, place.group),
+        node_of=seats.node_of,
+        on_device=torch.device(engine.device).type == "cuda",
+        emit=session.emit,
+    )
 
 
 def _restore(

@@ -1,7 +1,7 @@
 """What is loaded from where after a failure (paper, section 6.2): the decision, without any I/O."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -195,13 +195,7 @@ def plan_recovery(
         workers_per_node=workers_per_node,
         rack_of=rack_of,
     )
-    position_of = {node: position for position, node in enumerate(new_members) if node is not None}
-    usable = (
-        copy
-        for copy in alive
-        if (position := position_of.get(copy.node)) is not None
-        and copy.shard // workers_per_node in kept[position]
-    )
+    usable = _usable(alive, new_members, kept, workers_per_node)
     holders = {v: held for v, held in _holders(usable).items() if v not in rejected}
     shards = range(placement.nodes * workers_per_node)
     whole = [v for v, by_shard in holders.items() if all(by_shard.get(s) for s in shards)]
@@ -221,17 +215,45 @@ def plan_recovery(
             reason=f"version {chosen.version} is whole in memory",
         )
     reason = _why_not_memory({v.version: held for v, held in sorted(holders.items())}, shards)
-    tier: Literal["persistent", "start"] = "persistent" if stored else "start"
-    found_there = f"has version {newest_stored}" if stored else "has none: training starts anew"
+    return _from_elsewhere(stored, new_members, shards, reason)
+
+
+def _from_elsewhere(
+    stored: Collection[VersionId],
+    members: tuple[str | None, ...],
+    shards: Collection[int],
+    reason: str,
+) -> RecoveryPlan:
+    """All nodes load the newest version of the persistent tier; without one, training starts."""
+    newest = max(stored, default=None)
+    if newest is None:
+        tier: Literal["persistent", "start"] = "start"
+        found_there = "has none: training starts anew"
+    else:
+        tier, found_there = "persistent", f"has version {newest.version}"
     return RecoveryPlan(
-        version=newest_stored if stored else None,
-        lineage=max(stored).lineage if stored else NO_LINEAGE,
+        version=None if newest is None else newest.version,
+        lineage=NO_LINEAGE if newest is None else newest.lineage,
         tier=tier,
-        members=new_members,
+        members=members,
         sources=tuple(Source(shard=shard, tier=tier, holder=None) for shard in shards),
         transfers=(),
         reason=f"{reason}; the persistent tier {found_there}",
     )
+
+
+def _usable(
+    copies: Iterable[Copy],
+    members: Sequence[str | None],
+    kept: Sequence[Collection[int]],
+    workers_per_node: int,
+) -> Iterator[Copy]:
+    """The copies that a worker can send: those on members that keep their shards."""
+    position_of = {node: position for position, node in enumerate(members) if node is not None}
+    for copy in copies:
+        position = position_of.get(copy.node)
+        if position is not None and copy.shard // workers_per_node in kept[position]:
+            yield copy
 
 
 def _holders(copies: Iterable[Copy]) -> dict[VersionId, dict[int, list[str]]]:

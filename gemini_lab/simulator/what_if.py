@@ -16,7 +16,7 @@ from gemini_lab.placement import (
 )
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.simulator.catalog import model_named
-from gemini_lab.simulator.failures import FailureRate, poisson_failures
+from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.forecast import (
     HISTORIES,
     Forecast,
@@ -235,25 +235,14 @@ def plan(
         idle_s=idle_s,
         standbys=standbys,
     )
-    needed = BUFFERS * replicas * workload.shard_bytes
-    room = BUFFERS * 6 * workload.shard_bytes if memory is None else parse_bytes(memory)
-    if needed > room:
-        raise CapacityError(
-            f"{replicas} replicas need {format_bytes(needed)} a node ({replicas} shards of "
-            f"{format_bytes(workload.shard_bytes)}, {BUFFERS} buffers each), but there are "
-            f"{format_bytes(room)}; lower `replicas`, or use more nodes or memory"
-        )
+    needed, room = _memory(workload, replicas, memory)
     prices = price if isinstance(price, Price) else Price(node=1.0 if price is None else price)
     ours = gemini(workload, replicas=replicas, max_overhead=max_overhead)
     policies = policies_for(workload, replicas=replicas, max_overhead=max_overhead)
     days = history_days(nodes, failures_per_node_per_day)
-    rate = FailureRate(per_node_per_day=failures_per_node_per_day)
-    histories = [
-        poisson_failures(nodes=nodes, days=days, rate=rate, seed=seed + number)
-        for number in range(HISTORIES)
-    ]
+    histories = _histories(nodes, failures_per_node_per_day, days=days, seed=seed)
     repair_s = workload.detection_s + ours.serialise_s + ours.peer_s
-    if not standbys:
+    if not standbys:  # then another machine has to come first, uniformly within these bounds
         repair_s += sum(workload.replacement_s) / 2
     return WhatIf(
         workload=workload,
@@ -291,6 +280,30 @@ def plan(
         max_overhead=max_overhead,
         price=None if price is None else prices,
     )
+
+
+def _memory(workload: Workload, replicas: int, memory: str | float | None) -> tuple[int, int]:
+    """The bytes that a node needs for checkpoints, and those that it has."""
+    needed = BUFFERS * replicas * workload.shard_bytes
+    room = BUFFERS * 6 * workload.shard_bytes if memory is None else parse_bytes(memory)
+    if needed > room:
+        raise CapacityError(
+            f"{replicas} replicas need {format_bytes(needed)} a node ({replicas} shards of "
+            f"{format_bytes(workload.shard_bytes)}, {BUFFERS} buffers each), but there are "
+            f"{format_bytes(room)}; lower `replicas`, or use more nodes or memory"
+        )
+    return needed, room
+
+
+def _histories(
+    nodes: int, failures_per_node_per_day: float, *, days: float, seed: int
+) -> list[tuple[Outage, ...]]:
+    """What befalls the cluster in each of the simulated histories."""
+    rate = FailureRate(per_node_per_day=failures_per_node_per_day)
+    return [
+        poisson_failures(nodes=nodes, days=days, rate=rate, seed=seed + number)
+        for number in range(HISTORIES)
+    ]
 
 
 def _workload(
