@@ -104,7 +104,7 @@ class Figure:
         points: All values.
         notes: What has to be known to read it: inputs, fitted numbers, slips of the paper.
         kind: How it is drawn: lines, bars, or bars laid end to end.
-        log_y: Whether the y axis is logarithmic.
+        log_x, log_y: Whether an axis is logarithmic.
         unit: Of the values that a timeline writes into its bars.
         tolerance: Largest error that a value may have; without it, nothing is compared.
         is_absolute: Whether errors are differences, as for probabilities, not shares.
@@ -118,6 +118,7 @@ class Figure:
     points: tuple[Point, ...]
     notes: tuple[str, ...] = ()
     kind: Literal["lines", "bars", "timeline"] = "lines"
+    log_x: bool = False
     log_y: bool = False
     unit: str = "s"
     tolerance: float | None = None

@@ -93,6 +93,9 @@ def _panel(board: Board, figure: Figure) -> Axes:
     panel.set_title(clean(figure.y_label), fontweight="normal", color=palette.LIGHT.dim)
     panel.set_xlabel(clean(figure.x_label))
     panel.grid(axis="y", visible=True)
+    if figure.log_x:
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     if figure.log_y:
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
