@@ -1,5 +1,12 @@
 """The same placements, schedules and plans at a thousand machines."""
 
+from gemini_lab.simulator.coordination import (
+    Coordination,
+    GossipDesign,
+    Pauses,
+    RootDesign,
+    coordinate,
+)
 from gemini_lab.simulator.failures import (
     FailureRate,
     Outage,
@@ -26,16 +33,20 @@ __all__ = [
     "POLICIES",
     "REPEAT_OFFENDERS",
     "Bill",
+    "Coordination",
     "FailureLaw",
     "FailureRate",
+    "GossipDesign",
     "Interval",
     "Measured",
     "Outage",
     "Outcome",
+    "Pauses",
     "Policy",
     "Price",
     "Recovery",
     "Replay",
+    "RootDesign",
     "Sensitivity",
     "Spread",
     "Steps",
@@ -46,6 +57,7 @@ __all__ = [
     "Workload",
     "bill",
     "compare",
+    "coordinate",
     "failures_by_law",
     "llama_3",
     "opt_175b",

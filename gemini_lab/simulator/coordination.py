@@ -1,0 +1,299 @@
+"""Who is lost, and from which version to go on: by etcd and a root agent, or by gossip.
+
+The lab's own way has a store that counts heartbeats and one node that asks all others. The other
+way has neither: each node probes others at random and spreads what it finds (SWIM: Das, Gupta and
+Motivala, DSN 2002; with suspicion, and rumours sent on their own as in HashiCorp's memberlist), and
+inventories are exchanged in pairs until everybody has all of them (Demers and others, PODC 1987),
+so that each node makes the same plan by itself. Both are simulated with the same pauses of healthy
+processes, which is what false accusations come from; no packet is lost.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, Literal
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.simulator.interval import Interval, mean_interval
+
+Design = Literal["etcd and root agent", "gossip"]
+HOUR_S: Final = 3600.0
+PACKET_BYTES: Final = 100
+"""Of a heartbeat, probe, answer or rumour, with its headers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """How often a healthy process does not run, and for how long: exponential around its mean."""
+
+    per_node_hour: float = 0.1
+    mean_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootDesign:
+    """Heartbeats to etcd under a lease, and one root agent that fences, asks and plans.
+
+    Attributes:
+        lease_s: Silence after which a node is lost.
+        heartbeats: A lease.
+        look_s: How often the store looks for leases that ran out.
+        message_s: The root agent's time for one message, in or out.
+        seat_bytes: What each node is told at a start of every other one.
+        inventory_bytes: A node's.
+    """
+
+    lease_s: float = 2.0
+    heartbeats: int = 4
+    look_s: float = 0.5
+    message_s: float = 1e-4
+    seat_bytes: int = 26
+    inventory_bytes: int = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipDesign:
+    """SWIM's numbers; by default those of memberlist in a local network.
+
+    Attributes:
+        period_s: A node probes one other each time.
+        suspicion: Periods that a suspect has for every factor of ten in the number of nodes.
+        gossip_s: How often rumours are sent on,
+        fanout: to how many others,
+        repeats: and how often one node sends one rumour, for every factor of ten.
+        inventory_bytes: A node's.
+    """
+
+    period_s: float = 1.0
+    suspicion: float = 4.0
+    gossip_s: float = 0.2
+    fanout: int = 3
+    repeats: int = 4
+    inventory_bytes: int = 300
+
+    def suspicion_s(self, nodes: int) -> float:
+        """How long a suspect may take to say that it lives."""
+        return self.suspicion * max(1.0, math.log10(nodes)) * self.period_s
+
+    def sends(self, nodes: int) -> int:
+        """How often a node sends a rumour."""
+        return self.repeats * math.ceil(math.log10(nodes + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordination:
+    """What one design costs with so many nodes, simulated.
+
+    Attributes:
+        design: Which.
+        nodes: N.
+        detect_s: From a node's silence until the first one acts on it.
+        told_s: Until every node has heard of it.
+        agree_s: From there until every node knows from which version to go on.
+        false_per_day: Healthy nodes that are declared lost, in the whole cluster.
+        node_messages_per_s: A node sends and receives, while nothing happens.
+        busiest_messages_per_s: The same for who has most to do: the store, or any node.
+        busiest_bytes: What crosses the busiest node's link in one agreement.
+    """
+
+    design: Design
+    nodes: int
+    detect_s: Interval
+    told_s: Interval
+    agree_s: float
+    false_per_day: float
+    node_messages_per_s: float
+    busiest_messages_per_s: float
+    busiest_bytes: float
+
+    @property
+    def back_s(self) -> float:
+        """From a node's silence until all know from which version to go on."""
+        return self.told_s.mean + self.agree_s
+
+
+def coordinate(
+    nodes: Sequence[int] = (10, 100, 1000, 10_000),
+    *,
+    root: RootDesign | None = None,
+    gossip: GossipDesign | None = None,
+    pauses: Pauses | None = None,
+    round_trip_s: float = 0.001,
+    bytes_per_s: float = 1.25e9,
+    losses: int = 10,
+    seed: int = 0,
+) -> tuple[Coordination, ...]:
+    """Both designs at each size, the lab's own first.
+
+    Args:
+        nodes: Sizes of the cluster.
+        root: The lab's own design.
+        gossip: The other one.
+        pauses: Of healthy processes.
+        round_trip_s: Of a message and its answer between any two.
+        bytes_per_s: Of a node's link.
+        losses: Simulated for each size, 2 or more.
+        seed: Of the draws.
+
+    Raises:
+        ConfigError: A size is below 3, or there are too few losses for an interval.
+    """
+    if min(nodes) < 3 or losses < 2:
+        raise ConfigError(
+            f"gossip needs 3 nodes or more, an interval 2 losses or more (got {min(nodes)} nodes, "
+            f"{losses} losses)"
+        )
+    found: list[Coordination] = []
+    for count in nodes:
+        world = _World(
+            count, pauses or Pauses(), round_trip_s, bytes_per_s, losses, random.Random(seed)
+        )
+        found += [world.by_root(root or RootDesign()), world.by_gossip(gossip or GossipDesign())]
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class _World:
+    """One size of the cluster, with its draws."""
+
+    nodes: int
+    pauses: Pauses
+    round_trip_s: float
+    bytes_per_s: float
+    losses: int
+    draw: random.Random
+
+    # -- etcd and root agent -------------------------------------------------------------------
+
+    def by_root(self, design: RootDesign) -> Coordination:
+        """What the lab's own way costs."""
+        beat_s = design.lease_s / design.heartbeats
+        silences = []
+        for _ in range(self.losses):
+            since_beat_s = self.draw.random() * beat_s
+            until_look_s = self.draw.random() * design.look_s
+            silences.append(design.lease_s - since_beat_s + until_look_s)
+        detected = mean_interval([silence + self.round_trip_s for silence in silences])
+        agree_s, busiest_bytes = self._ask_all(design)
+        # A pause hides what is left of the lease after the last heartbeat before it.
+        shortest_s = [design.lease_s - self.draw.random() * beat_s for _ in range(1000)]
+        messages = 2 / beat_s
+        return Coordination(
+            design="etcd and root agent",
+            nodes=self.nodes,
+            detect_s=detected,
+            told_s=detected,  # nobody else has to hear of it before the root agent acts
+            agree_s=agree_s,
+            false_per_day=self._pauses_per_day * fmean(map(self._chance_of_pause, shortest_s)),
+            node_messages_per_s=messages,
+            busiest_messages_per_s=messages * self.nodes,
+            busiest_bytes=busiest_bytes,
+        )
+
+    def _ask_all(self, design: RootDesign) -> tuple[float, float]:
+        """Fence, inventory, start: the root agent's time for them, and its bytes."""
+        others = self.nodes - 1
+        small = 4 * others * PACKET_BYTES  # a fence and its answer, a question, an order to start
+        told = others * (design.inventory_bytes + self.nodes * design.seat_bytes)
+        wire_s = (small + told) / self.bytes_per_s
+        return 3 * self.round_trip_s + 5 * others * design.message_s + wire_s, small + told
+
+    # -- gossip ----------------------------------------------------------------------------------
+
+    def by_gossip(self, design: GossipDesign) -> Coordination:
+        """What the way without a root agent costs."""
+        firsts, alls, heard_by_one_s = [], [], []
+        for _ in range(self.losses):
+            heard_s = sorted(self._spread(design))
+            first_s = self._suspected_s(design) + design.suspicion_s(self.nodes)
+            firsts.append(first_s)
+            alls.append(first_s + heard_s[-1])
+            heard_by_one_s.append(heard_s[len(heard_s) // 2])
+        agree_s, busiest_bytes = self._exchange(design)
+        messages = 4 / design.period_s  # it probes one and is probed by one, with the answers
+        return Coordination(
+            design="gossip",
+            nodes=self.nodes,
+            detect_s=mean_interval(firsts),
+            told_s=mean_interval(alls),
+            agree_s=agree_s,
+            false_per_day=self._pauses_per_day * self._chance_of_death(design, heard_by_one_s),
+            node_messages_per_s=messages,
+            busiest_messages_per_s=messages,
+            busiest_bytes=busiest_bytes,
+        )
+
+    def _suspected_s(self, design: GossipDesign) -> float:
+        """From silence to the first suspicion: somebody's probe, unanswered until its end.
+
+        Each of the others probes it once in N - 1 periods, at a moment of its own: the first of
+        them does so after the least of N - 1 uniform draws.
+        """
+        others = self.nodes - 1
+        least = 1.0 - math.pow(self.draw.random(), 1 / others)
+        return least * others * design.period_s + design.period_s
+
+    def _spread(self, design: GossipDesign) -> list[float]:
+        """When each node has heard a rumour that one of them begins to tell."""
+        heard_s = {0: 0.0}
+        left = {0: design.sends(self.nodes)}
+        now_s = 0.0
+        while len(heard_s) < self.nodes:
+            now_s += design.gossip_s
+            told = []
+            for node in [node for node, sends in left.items() if sends]:
+                left[node] -= 1
+                told += [self.draw.randrange(self.nodes) for _ in range(design.fanout)]
+            for node in told:
+                if node not in heard_s:
+                    heard_s[node], left[node] = now_s, design.sends(self.nodes)
+            if not any(left.values()):
+                break  # the few who never heard are told by the next exchange of whole tables
+        return list(heard_s.values())
+
+    def _chance_of_death(self, design: GossipDesign, heard_s: Sequence[float]) -> float:
+        """That a pause ends in a death: the suspect wakes, hears of it, and says no too late.
+
+        Args:
+            design: The numbers.
+            heard_s: How long a rumour takes to a node, as simulated.
+        """
+        patience_s = design.suspicion_s(self.nodes)
+        chances = []
+        for _ in range(1000):
+            suspected_s = self._suspected_s(design)
+            there_s, back_s = self.draw.choice(heard_s), self.draw.choice(heard_s)
+            is_in_time = there_s + back_s < patience_s  # where it wakes at once
+            longest_s = suspected_s + (patience_s - back_s if is_in_time else 0.0)
+            chances.append(self._chance_of_pause(longest_s))
+        return fmean(chances)
+
+    def _exchange(self, design: GossipDesign) -> tuple[float, float]:
+        """Pairs exchange what one of them lacks, until all have every inventory."""
+        known = [1 << node for node in range(self.nodes)]
+        whole = (1 << self.nodes) - 1
+        seconds, most_bytes = 0.0, 0.0
+        while any(table != whole for table in known):
+            moved = [0.0] * self.nodes
+            for node in range(self.nodes):
+                other = self.draw.randrange(self.nodes)
+                both = known[node] | known[other]
+                for one in (node, other):
+                    # What it lacks comes, after a list of what each has.
+                    lacking = (both ^ known[one]).bit_count() * design.inventory_bytes
+                    moved[one] += lacking + self.nodes / 8
+                    known[one] = both
+            seconds += 2 * self.round_trip_s + max(moved) / self.bytes_per_s
+            most_bytes += max(moved)
+        return seconds, most_bytes
+
+    # -- healthy nodes ---------------------------------------------------------------------------
+
+    @property
+    def _pauses_per_day(self) -> float:
+        return self.pauses.per_node_hour * 24 * self.nodes
+
+    def _chance_of_pause(self, longer_than_s: float) -> float:
+        return math.exp(-max(0.0, longer_than_s) / self.pauses.mean_s)
