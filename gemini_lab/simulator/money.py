@@ -10,6 +10,8 @@ from gemini_lab.simulator.outcome import Outcome
 class Price:
     """Prices a machine and hour, in any currency.
 
+    Power is such a price: with a machine's kW for it, every cost is energy in kWh.
+
     Attributes:
         node: Of a machine that trains, or waits to.
         extra: Of a machine that a policy needs beside them; without it, as `node`.
