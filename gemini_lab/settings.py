@@ -17,6 +17,7 @@ SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
 ALGORITHMS: Final = ("drain", "paper")
 ON_DIVERGENCE: Final = ("warn", "stop")
+ON_NOT_FINITE: Final = ("hold", "warn", "stop")
 
 LAYERS: Final = ("lab", "config block", "command line")
 """Who may say a setting; what comes later wins. What nobody says has its default."""
@@ -61,6 +62,10 @@ class Settings:
         on_divergence: What is done when an iteration that is done again after a recovery differs
             from what it was: `"warn"` says so in log, terminal and report; `"stop"` also ends the
             run.
+        on_not_finite: What is done when a `loss` that is logged is NaN or infinite: `"warn"` says
+            so in log, terminal and report; `"hold"` also saves no version to the persistent tier,
+            unless a person asks for it, until losses are numbers again, so that good ones stay
+            there; `"stop"` also ends the run.
         max_same_errors: So often a script may raise one and the same error in a run, also where it
             makes progress in between; `None` for as often as it likes.
         min_progress_s: A worker that stands still in a step for this long, or for ten times the
@@ -100,6 +105,7 @@ class Settings:
     keep_versions: int = 2
     give_up_progress_after_s: float | None = None
     on_divergence: str = "warn"
+    on_not_finite: str = "hold"
     max_same_errors: int | None = 5
     min_progress_s: float = 30.0
     idle_s: float = 300.0
@@ -130,6 +136,10 @@ class Settings:
         if self.on_divergence not in ON_DIVERGENCE:
             raise ConfigError(
                 f"on_divergence must be one of {ON_DIVERGENCE} (got {self.on_divergence!r})"
+            )
+        if self.on_not_finite not in ON_NOT_FINITE:
+            raise ConfigError(
+                f"on_not_finite must be one of {ON_NOT_FINITE} (got {self.on_not_finite!r})"
             )
         if not 0 < self.mu <= 1:
             raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")

@@ -19,6 +19,7 @@ class Exit(IntEnum):
 EXIT_OF: Final[dict[str, Exit]] = {
     "script": Exit.FAILED,
     "divergence": Exit.FAILED,
+    "not_finite": Exit.FAILED,
     "machines": Exit.AGAIN,
     "owner": Exit.STOPPED,
     "notice": Exit.AGAIN,

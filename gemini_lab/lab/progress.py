@@ -94,6 +94,19 @@ def show_progress(
             end()
 
 
+def _of_numbers(told: events.Diverged | events.LossNotFinite | events.LossFinite) -> str:
+    """A line on numbers that are not what they should be, or are again."""
+    match told:
+        case events.Diverged():
+            likely = textwrap.wrap(f"likely: {told.cause}", 94)
+            return "\n".join([f"!! DIVERGED: {told}", *(f"    | {line}" for line in likely)])
+        case events.LossNotFinite():
+            held = "; no version is saved until it is a number again" if told.is_held else ""
+            return f"!! NOT FINITE: {told}{held}"
+        case events.LossFinite():
+            return f"    losses are numbers again from iteration {told.iteration} on"
+
+
 def describe(entry: Entry) -> str | None:
     """A line for people on an entry that they want to hear of, or some; `None` for the others."""
     match entry.event:
@@ -108,9 +121,8 @@ def describe(entry: Entry) -> str | None:
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.WorkerHung(seen=seen) if seen:
             return f"    hung: {seen}"
-        case events.Diverged() as diverged:
-            told = textwrap.wrap(f"likely: {diverged.cause}", 94)
-            return "\n".join([f"!! DIVERGED: {diverged}", *(f"    | {line}" for line in told)])
+        case events.Diverged() | events.LossNotFinite() | events.LossFinite() as told:
+            return _of_numbers(told)
         case events.RecoveryStarted(lost=lost) as started:
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"

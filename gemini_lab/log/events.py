@@ -273,9 +273,10 @@ class RunFinished(Event, frozen=True, kw_only=True):
     iteration: int
 
 
-FailureCause = Literal["script", "divergence", "machines", "owner", "notice"]
-"""Why a run was given up: its script raised an error of its own, or did not repeat itself; what it
-ran on went away; a person ended it; it was told to end soon, as batch systems do."""
+FailureCause = Literal["script", "divergence", "not_finite", "machines", "owner", "notice"]
+"""Why a run was given up: its script raised an error of its own, did not repeat itself, or made no
+numbers; what it ran on went away; a person ended it; it was told to end soon, as batch systems
+do."""
 
 
 class RunFailed(Event, frozen=True, kw_only=True):
@@ -396,6 +397,33 @@ class Diverged(OfWorker, frozen=True, kw_only=True):
             f"rank {self.rank}, iteration {self.iteration}: {what} {self.after} now, "
             f"{self.before} before the failure"
         )
+
+
+class LossNotFinite(OfWorker, frozen=True, kw_only=True):
+    """Losses are no numbers any more: weights may hold NaN or infinity, and every later version.
+
+    Attributes:
+        iteration: The first of which that is known.
+        loss: `"nan"`, `"inf"` or `"-inf"`.
+        is_held: Whether no version goes to the persistent tier until it is over.
+    """
+
+    iteration: int
+    loss: str
+    is_held: bool
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, iteration {self.iteration}: the loss is {self.loss}"
+
+
+class LossFinite(OfWorker, frozen=True, kw_only=True):
+    """All losses are numbers again.
+
+    Attributes:
+        iteration: The first in which they are.
+    """
+
+    iteration: int
 
 
 class VersionComplete(OfWorker, frozen=True, kw_only=True):
@@ -823,6 +851,8 @@ AnyEvent = (
     | IterationBegun
     | Iteration
     | Diverged
+    | LossNotFinite
+    | LossFinite
     | VersionComplete
     | Transfer
     | Profiled

@@ -26,6 +26,7 @@ from gemini_lab.recovery.faults import (
     judge_hang,
     rejections,
 )
+from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits, Pulses
 from gemini_lab.recovery.messages import (
     Committed,
@@ -76,7 +77,13 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
-from gemini_lab.recovery.telling import divergence_reason, finished_event, rejected_copy
+from gemini_lab.recovery.telling import (
+    divergence_reason,
+    finished_event,
+    loss_event,
+    not_finite_reason,
+    rejected_copy,
+)
 from gemini_lab.recovery.told import planned
 from gemini_lab.seats import in_order
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -111,6 +118,7 @@ class RootAgent:
         self._progress = Progress()
         self._pulses = Pulses()
         self._repeats = Repeats()
+        self._losses = LossWatch()
         self._learned: Learned | None = None  # what the job's scripts import
         self._protected: set[int] = set()
         self._restored: set[int] = set()
@@ -239,7 +247,7 @@ class RootAgent:
         present = in_order(self.living)[: seats.nodes]
         members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
-        self._repeats = Repeats()
+        self._repeats, self._losses = Repeats(), LossWatch()
         self._learned = None
         self.state = RootState(
             epoch=self.state.epoch, order=submitted.order, placed=seats.seated(members)
@@ -521,6 +529,7 @@ class RootAgent:
                 yield from self._compare(at_s, event)
             case events.Iteration():
                 yield from self._compare(at_s, event)
+                yield from self._watch_loss(at_s, event)
                 if not event.restored and self.state.phase in ACTIVE:
                     yield from self._on_iteration(at_s, event)
             case events.VersionComplete():
@@ -564,6 +573,22 @@ class RootAgent:
         yield Emit(event=diverged)
         if self.state.phase in ACTIVE and self.state.read_settings().on_divergence == "stop":
             yield from self._fail(at_s, divergence_reason(diverged), cause="divergence")
+
+    def _watch_loss(self, at_s: float, said: events.Iteration) -> Iterator[Instruction]:
+        """Keep states that make no numbers out of the persistent tier, where good ones lie."""
+        if said.restored or self.state.phase not in ACTIVE:
+            return
+        if not self._losses.take(said):
+            return
+        told = loss_event(said, self.state, is_finite=self._losses.since is None)
+        yield Emit(event=told)
+        if isinstance(told, events.LossFinite):
+            self._saver.is_held = False
+        elif told.is_held:
+            # The version before holds the weights of which this loss was made.
+            yield from self._saver.hold(f"{told}", since=said.iteration - 1, state=self.state)
+            if self.state.read_settings().on_not_finite == "stop":
+                yield from self._fail(at_s, not_finite_reason(told), cause="not_finite")
 
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
         self._progress.note(event.rank, event.iteration, duration_s=event.duration_s)

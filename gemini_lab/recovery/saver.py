@@ -25,11 +25,13 @@ class Saver:
     Attributes:
         version: The one on its way; `None` if there is none.
         complete: Newest version that is whole in memory.
+        is_held: Whether no version is to be saved for now: its state may make no numbers.
     """
 
     def __init__(self, *, last_s: float) -> None:
         self.version: int | None = None
         self.complete = 0
+        self.is_held = False
         self._next = 0  # the version that will be sent after `complete`
         self._failed: int | None = None  # the version that did not arrive last
         self._is_wanted = False  # by a person, now
@@ -67,6 +69,8 @@ class Saver:
         settings = state.read_settings()
         if settings.persistent_url is None or state.settings is None or self.version:
             return
+        if self.is_held and not self._is_wanted:  # a person's word counts for more
+            return
         by_time, by_count = settings.persist_every_s, settings.persist_every_iterations
         is_due = by_time is not None and at_s - self._last_s >= by_time
         coming = max(self.complete + 1, self._next)
@@ -79,7 +83,7 @@ class Saver:
         """Training has ended: save its last version, now or after the one on its way."""
         if self.version is not None and self.version > self.complete:
             self.cancel()  # it was to come after the last one
-        is_wanted = state.read_settings().persistent_url is not None
+        is_wanted = state.read_settings().persistent_url is not None and not self.is_held
         if is_wanted and self.version is None and self.complete > self._last_version:
             yield from self.begin(at_s, self.complete, state=state)
 
@@ -138,6 +142,12 @@ class Saver:
         limit_s = state.read_settings().persist_limit_s
         if self.version is not None and at_s - self._last_s > limit_s:
             reason = f"the persistent tier took longer than {limit_s:.0f} s"
+            yield from self.give_up(reason, state=state)
+
+    def hold(self, reason: str, *, since: int, state: RootState) -> Iterator[Instruction]:
+        """Save nothing until `is_held` is taken back, and no version on its way from `since` on."""
+        self.is_held = True
+        if self.version is not None and self.version >= since:
             yield from self.give_up(reason, state=state)
 
     def cancel(self) -> None:

@@ -1,6 +1,7 @@
 """What the root agent knows, as the log has it."""
 
 from gemini_lab.log import events
+from gemini_lab.recovery.finite import LOSS
 from gemini_lab.recovery.messages import DamagedCopy
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import Emit, RootState
@@ -35,6 +36,26 @@ def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:
             reason=f"chunk {copy.chunk} failed its checksum",
         )
     )
+
+
+def loss_event(
+    said: events.Iteration, state: RootState, *, is_finite: bool
+) -> events.LossNotFinite | events.LossFinite:
+    """That losses are no numbers from this iteration on, or are again."""
+    if is_finite:
+        return events.LossFinite(rank=said.rank, epoch=said.epoch, iteration=said.iteration)
+    return events.LossNotFinite(
+        rank=said.rank,
+        epoch=said.epoch,
+        iteration=said.iteration,
+        loss=str(said.value(LOSS)),
+        is_held=state.read_settings().on_not_finite != "warn",
+    )
+
+
+def not_finite_reason(told: events.LossNotFinite) -> str:
+    """Why a run that is told to stop where a loss is no number ends."""
+    return f'{told} (the run ends here as "on_not_finite": "stop" says)'
 
 
 def divergence_reason(diverged: events.Diverged) -> str:

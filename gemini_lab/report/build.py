@@ -70,6 +70,7 @@ def report_of(run: RunReducer) -> RunReport:
         plans=run.plans.told(),
         unread=run.unread,
         divergences=tuple(run.divergences.found),
+        not_finite=tuple(run.finite.found),
     )
 
 

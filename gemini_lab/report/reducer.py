@@ -21,6 +21,7 @@ from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.divergences import Divergences
+from gemini_lab.report.reducers.finite import Finite
 from gemini_lab.report.reducers.iterations import Iterations
 from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
@@ -91,6 +92,7 @@ class RunReducer:
         pace: How long iterations and versions took.
         iterations: Those that count, rank by rank, if they are kept.
         divergences: What was not the same when it was done again.
+        finite: When losses were no numbers.
         recoveries: What failed, and how training came back.
         logged: What the script logged.
         spans: When it failed, recovered and waited.
@@ -113,6 +115,7 @@ class RunReducer:
         self.pace = Pace()
         self.iterations = Iterations()
         self.divergences = Divergences(ranks=keep.ranks)
+        self.finite = Finite()
         self.recoveries = Recoveries(
             self.reached, self.pace, self.divergences, most=keep.recoveries
         )
@@ -132,6 +135,7 @@ class RunReducer:
             self.copies,
             self.pace,
             self.divergences,
+            self.finite,
             self.recoveries,
             self.logged,
             self.spans,

@@ -89,6 +89,8 @@ def _summary(report: RunReport) -> Iterator[str]:
     if len(report.roots) > 1:
         yield f"  root agent: {', then '.join(report.roots)}"
     yield from _diverged(report)
+    for one in report.not_finite:
+        yield from _wrapped(f"NOT FINITE: {one}", "  !! ")
     if report.unread:
         yield f"  {_count(report.unread, 'event')} of the log made no sense"
     if report.reason:

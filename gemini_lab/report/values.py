@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gemini_lab.log.events import Diverged, FailureCause
+from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -272,6 +272,23 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """Losses were no numbers for a while.
+
+    Attributes:
+        began: Where that was noticed first.
+        ended: The first iteration in which all were numbers again; `None`: they never were.
+    """
+
+    began: LossNotFinite
+    ended: int | None = None
+
+    def __str__(self) -> str:
+        until = "to the end" if self.ended is None else f"until iteration {self.ended}"
+        return f"{self.began}, {until}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """What a run did.
 
@@ -291,6 +308,7 @@ class RunReport:
         iterations: In order of number, then rank.
         recoveries: In order of time.
         divergences: What was not the same when it was done again, in order of the log.
+        not_finite: When losses were NaN or infinite, in order of the log.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -322,6 +340,7 @@ class RunReport:
     plans: tuple[TrafficPlan, ...] = ()
     unread: int = 0
     divergences: tuple[Diverged, ...] = ()
+    not_finite: tuple[NotFinite, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -351,6 +370,9 @@ class RunReport:
         for iteration in record["iterations"]:
             iteration["loss_hex"] = _hex(iteration["loss"])
         record["divergences"] = [msgspec.to_builtins(one) for one in self.divergences]
+        record["not_finite"] = [
+            {"began": msgspec.to_builtins(one.began), "ended": one.ended} for one in self.not_finite
+        ]
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {
                 "divergences": [msgspec.to_builtins(one) for one in recovery.divergences],

@@ -7,6 +7,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     Diverged,
     Injected,
+    LossNotFinite,
     NodeLost,
     RecoveryFinished,
     RecoveryStarted,
@@ -63,6 +64,9 @@ class Marks:
                 self._mark(Mark(kind="noticed", start_s=at_s, lane=node, text=text))
             case Diverged():
                 text = f"DIVERGED: rank {event.rank}, iteration {event.iteration}: {event.differs}"
+                self._mark(Mark(kind="noticed", start_s=at_s, text=text))
+            case LossNotFinite():
+                text = f"NOT FINITE: {event}"
                 self._mark(Mark(kind="noticed", start_s=at_s, text=text))
             case RecoveryStarted(recovery=number):
                 started_s = seconds(event.failed_at_s)

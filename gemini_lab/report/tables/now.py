@@ -57,7 +57,8 @@ class Status:
         lost_nodes: Nodes lost in the whole run.
         recoveries: In the whole run.
         wasted_s: Lost progress and retrieval of those recoveries, as far as measured.
-        diverged: What came out otherwise when it was done again, and the likely cause; or nothing.
+        diverged: Losses that are no numbers now; what came out otherwise when it was done
+            again, and the likely cause; or nothing.
         conditions: What the run emulates or assumes, for people.
         notes: Newest remarks in the log.
         unread: Events that could not be made sense of.

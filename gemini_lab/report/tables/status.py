@@ -47,7 +47,9 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:
-    """What was noticed first, and what is likely behind it."""
+    """What was noticed first, and what is likely behind it; losses that are no numbers now."""
+    if run.finite.under_way is not None:
+        yield f"NOT FINITE: {run.finite.under_way.began}"
     found = run.divergences.found
     if found:
         first = min(found, key=lambda one: (one.epoch, one.iteration, one.rank))
