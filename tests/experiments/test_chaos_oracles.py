@@ -189,6 +189,17 @@ def test_a_run_whose_owner_was_killed_need_not_finish_but_nothing_else_is_forgiv
     assert problems(replace(short, entries=wrong))
 
 
+def test_a_run_that_was_told_to_end_saves_a_version_and_says_so():
+    ended = entry(RunFailed(reason="SIGTERM: version 4 is whole", cause="notice"))
+    told = replace(HELD, entries=(*LOG[:-1], ended), exit_status=75, was_told_to_end=True)
+    assert problems(told) == []
+    assert "given up" in problems(replace(told, was_told_to_end=False))[0]  # by nobody's order
+    unsaved = problems(replace(told, exit_status=143))
+    assert unsaved == ["the run was told to end, and its command ended with status 143"]
+    lost = entry(RunFailed(reason="no machine is left", cause="machines"))
+    assert "given up" in problems(replace(told, entries=(*LOG[:-1], lost)))[0]
+
+
 def test_a_standstill_is_the_longest_time_without_a_new_iteration_of_all():
     assert standstill_s(LOG, since_s=2.5, until_s=9.0) == 5.5  # from the strike to 8.0
     assert standstill_s(LOG, since_s=0.5, until_s=2.0) == 1.0

@@ -1,5 +1,6 @@
 """What must hold after a run with faults: pure functions of its log and of what is left."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +22,7 @@ class Aftermath:
         undisturbed: The losses of the same job, never disturbed.
         iterations: Of the job.
         is_cut_short: Whether the run's owner was killed: it ends with its owner.
+        was_told_to_end: Whether it was told to end soon: it saves a version and says so.
         may_fall_back: Whether versions in the persistent tier were spoilt, or a person let go of
             what was waited for.
         hang: Where it stood still for too long, and what it said then; empty if nowhere.
@@ -33,6 +35,7 @@ class Aftermath:
     undisturbed: Losses
     iterations: int
     is_cut_short: bool = False
+    was_told_to_end: bool = False
     may_fall_back: bool = False
     hang: str = ""
     exit_status: int = 0
@@ -168,15 +171,17 @@ def untold(run: Aftermath) -> Iterator[str]:
     """The log tells how it ended, and that every recovery did; the command says the same."""
     if run.bad_lines:
         yield f"{run.bad_lines} lines of the log are no events"
-    failed = [e.event.reason for e in run.entries if isinstance(e.event, events.RunFailed)]
-    if failed:
-        yield f"the run was given up: {failed[0]}"
-    if run.is_cut_short or run.hang or failed:
+    ends = [e.event for e in run.entries if isinstance(e.event, events.RunFailed)]
+    given_up = [end.reason for end in ends if not (run.was_told_to_end and end.cause == "notice")]
+    if given_up:
+        yield f"the run was given up: {given_up[0]}"
+    if run.is_cut_short or run.hang or given_up:
         return
-    if not run.has_finished:
+    if not run.has_finished and not ends:
         yield "the log does not say that the run finished"
-    if run.exit_status:
-        yield f"the run finished, and its command ended with status {run.exit_status}"
+    if run.exit_status != (os.EX_TEMPFAIL if ends else 0):  # it saved a version; it is done
+        how = "was told to end" if ends else "finished"
+        yield f"the run {how}, and its command ended with status {run.exit_status}"
     begun = _recoveries(run, events.RecoveryStarted)
     over = _recoveries(run, events.RecoveryFinished)
     if unfinished := sorted(begun - over):
