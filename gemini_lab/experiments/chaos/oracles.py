@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -11,6 +12,9 @@ from gemini_lab.report.reducers.reached import Reached
 
 Losses = Mapping[tuple[int, int], float]
 """By (iteration, rank)."""
+REJECTED: Final = (events.ReplicaRejected, events.VersionRejected)
+EXCUSED_S: Final = 10.0
+"""A copy that was found to be bad is told of within so long, before or after it is let go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,9 @@ class Aftermath:
         exit_status: Of the command that ran it.
         bad_lines: Lines of the log that were no events.
         left: What was still there some time after its end.
+        gaps_s: When an observer saw no whole version in memory, though no node was gone that was
+            there when one was whole.
+        looks: How often it saw one.
     """
 
     entries: Sequence[Entry]
@@ -41,6 +48,8 @@ class Aftermath:
     exit_status: int = 0
     bad_lines: int = 0
     left: Sequence[str] = ()
+    gaps_s: Sequence[float] = ()
+    looks: int = 0
 
     @property
     def has_finished(self) -> bool:
@@ -56,6 +65,7 @@ def problems(run: Aftermath) -> list[str]:
         two_roots,
         two_lineages,
         thrown_away,
+        bare,
         forgotten,
         untold,
         left_behind,
@@ -150,6 +160,18 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
                         "whole in memory"
                     )
                 complete, newest, is_excused = {}, version, False
+
+
+def bare(run: Aftermath) -> Iterator[str]:
+    """At every instant a version is whole in memory, unless nodes are gone or copies were bad."""
+    trained_s = max(
+        (e.at_s for e in run.entries if isinstance(e.event, events.Iteration)), default=0.0
+    )
+    bad_s = [e.at_s for e in run.entries if isinstance(e.event, REJECTED)]
+    for gap_s in run.gaps_s:
+        is_excused = any(abs(gap_s - at_s) < EXCUSED_S for at_s in bad_s)
+        if gap_s < trained_s and not is_excused:  # later, nodes give their memory back
+            yield f"no version was whole in memory at {gap_s:.3f}, though no node was gone"
 
 
 def forgotten(run: Aftermath) -> Iterator[str]:

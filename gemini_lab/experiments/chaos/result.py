@@ -70,6 +70,7 @@ class Result(msgspec.Struct, kw_only=True):
         machine: Where, and how busy it was at the start.
         plan: What was asked for, for people.
         duration_s: How long all took.
+        looks: How often an observer of the runs' memory saw a whole version there.
         strikes: Every fault, in order.
         failures: The runs that did not hold.
     """
@@ -78,11 +79,13 @@ class Result(msgspec.Struct, kw_only=True):
     machine: dict[str, object] = msgspec.field(default_factory=machine)
     plan: str = ""
     duration_s: float = 0.0
+    looks: int = 0
     strikes: list[Strike] = msgspec.field(default_factory=list)
     failures: list[Failed] = msgspec.field(default_factory=list)
 
     def add(self, run: Suffered, found: list[str]) -> None:
         """Take in a run that is over, and what did not hold there."""
+        self.looks += run.aftermath.looks
         self.strikes += _strikes_of(run, is_fine=not found)
         if found:
             folder = str(run.folder)
@@ -162,6 +165,10 @@ def _sums(results: Sequence[Result]) -> Iterator[str]:
         f"the end; {len(strikes) - len(struck)} never happened; of "
         f"{len({one.run for one in strikes})} run(s) "
         f"{sum(len(result.failures) for result in results)} did not hold"
+    )
+    yield (
+        f"{sum(result.looks for result in results)} times an observer of the runs' memory saw a "
+        "whole version there"
     )
     if minutes:
         yield f"{minutes:.0f} minutes, {len(struck) / minutes:.1f} faults a minute"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.chaos.faults import Schedule
+from gemini_lab.experiments.chaos.observer import Observer
 from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
 from gemini_lab.experiments.chaos.owner import end, started, write_processes
 from gemini_lab.experiments.chaos.scene import scene_of
@@ -59,7 +60,11 @@ def suffer(
     scratch = own / "scratch"
     scratch.mkdir(parents=True)
     hang, was_interrupted = "", False
-    with scene_of(schedule, own) as scene, started(schedule, own, scene, mark) as owner:
+    with (
+        scene_of(schedule, own) as scene,
+        started(schedule, own, scene, mark) as owner,
+        Observer(mark, schedule.nodes) as observer,
+    ):
         told = Told(own / "run", iterations=schedule.iterations)
         strikes = Strikes(
             mark=mark,
@@ -90,6 +95,8 @@ def suffer(
         hang=hang,
         exit_status=exit_status,
         bad_lines=told.bad_lines,
+        gaps_s=observer.seen.gaps_s,
+        looks=observer.seen.looks,
         left=() if hang else left,
     )
     return Suffered(
