@@ -130,7 +130,7 @@ def test_a_saved_version_is_read_back_with_its_layout(tier):
 def test_a_folder_is_one_runs_and_another_is_told_the_way_out(tier):
     tier.claim(7)
     tier.claim(7)  # once more, as after a loss of the owner
-    with pytest.raises(ConfigError, match="another run, and it has no version yet; .*--resume"):
+    with pytest.raises(ConfigError, match=r"another run, and it has no version yet; .*--resume"):
         tier.claim(8)
     save(tier, 12)
     with pytest.raises(ConfigError, match=r"another run, and it has its versions \[12\]"):
