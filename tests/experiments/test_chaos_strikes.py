@@ -364,6 +364,7 @@ def test_one_table_sums_several_campaigns(result, tmp_path, capsys):
     assert said == summed([result, result]) + "\n"
     assert said.splitlines()[1].split()[:3] == ["node_kill", "4", "2"]
     assert "4 faults struck" in said
+    assert "2 did not hold, 0 were cut short" in said
     assert "2 minutes, 2.0 faults a minute" in said
     assert said.count("no luck") == 2
 

@@ -71,6 +71,7 @@ class Result(msgspec.Struct, kw_only=True):
         plan: What was asked for, for people.
         duration_s: How long all took.
         looks: How often an observer of the runs' memory saw a whole version there.
+        cut_short: How many runs Ctrl-C or SIGTERM ended: how they would have ended is not known.
         strikes: Every fault, in order.
         failures: The runs that did not hold.
     """
@@ -80,12 +81,14 @@ class Result(msgspec.Struct, kw_only=True):
     plan: str = ""
     duration_s: float = 0.0
     looks: int = 0
+    cut_short: int = 0
     strikes: list[Strike] = msgspec.field(default_factory=list)
     failures: list[Failed] = msgspec.field(default_factory=list)
 
     def add(self, run: Suffered, found: list[str]) -> None:
         """Take in a run that is over, and what did not hold there."""
         self.looks += run.aftermath.looks
+        self.cut_short += run.was_interrupted
         self.strikes += _strikes_of(run, is_fine=not found)
         if found:
             folder = str(run.folder)
@@ -164,7 +167,8 @@ def _sums(results: Sequence[Result]) -> Iterator[str]:
         f"{len(struck)} faults struck, {close} of them close upon another, in a recovery or at "
         f"the end; {len(strikes) - len(struck)} never happened; of "
         f"{len({one.run for one in strikes})} run(s) "
-        f"{sum(len(result.failures) for result in results)} did not hold"
+        f"{sum(len(result.failures) for result in results)} did not hold, "
+        f"{sum(result.cut_short for result in results)} were cut short"
     )
     yield (
         f"{sum(result.looks for result in results)} times an observer of the runs' memory saw a "
