@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now, write
+from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now
 from gemini_lab.experiments.chaos.faults import KINDS, Schedule
 from gemini_lab.experiments.chaos.means import check, lacking, possible
+from gemini_lab.experiments.chaos.result import Result, summed
 from gemini_lab.lab.config import LabConfig
 
 WHAT_HOLDS: Final = """\
@@ -31,9 +33,20 @@ def parser() -> argparse.ArgumentParser:
     number("--faults", default=20, help="how many in all (%(default)s)")
     number("--seed", default=0, help="of all that is drawn (%(default)s)")
     options.add_argument("--kinds", help="names, separated by commas; by default all")
+    options.add_argument(
+        "--by-time",
+        action="store_true",
+        help="each kind takes about as much time as any other; by default each is as likely",
+    )
     number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
     number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
     number("--faults-a-run", default=12, help="a job suffers so many (%(default)s)")
+    options.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="after so long nothing is struck any more, and the run is told to end; default: never",
+    )
     number(
         "--load", nargs="?", const=4, default=0, help="processes to keep the machine busy (4 or N)"
     )
@@ -48,6 +61,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
     options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
     options.add_argument("--json", type=Path, metavar="FILE", help="also write every fault here")
+    options.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="start nothing: one table of what campaigns wrote by --json",
+    )
     return options
 
 
@@ -57,8 +77,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
     Raises:
         ConfigError: A number is impossible, or a kind is not known.
     """
-    for name in ("faults", "nodes", "faults_a_run", "limit"):
-        if (value := getattr(options, name)) <= 0:
+    for name in ("faults", "nodes", "faults_a_run", "limit", "minutes"):
+        if (value := getattr(options, name)) is not None and value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above zero (got {value})")
     kinds = tuple(options.kinds.split(",")) if options.kinds else tuple(KINDS)
     if unknown := [kind for kind in kinds if kind not in KINDS]:
@@ -78,14 +98,19 @@ def plan_of(options: argparse.Namespace) -> Plan:
         load=options.load,
         tries=options.tries,
         folder=options.folder.absolute(),
+        by_time=options.by_time,
+        most_s=None if options.minutes is None else options.minutes * 60,
     )
 
 
 def command(arguments: list[str]) -> int:
     """Run a campaign, or one schedule again."""
+    options = parser().parse_args(arguments)
+    if options.table:
+        print(summed([Result.read(path) for path in options.table]))  # noqa: T201
+        return Exit.FINISHED
     if not sys.platform.startswith("linux"):
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")
-    options = parser().parse_args(arguments)
     plan = plan_of(options)
     replayed = None
     if options.replay is not None:
@@ -94,15 +119,15 @@ def command(arguments: list[str]) -> int:
     elif not options.kinds:
         for reason in possible(tuple(KINDS), without=lacking())[1]:
             print(f"left out: {reason}")  # noqa: T201
-    result = campaign(plan, schedules=replayed)
+    result = campaign(plan, schedules=replayed, record=options.json)
     print(f"\n{result}")  # noqa: T201
     print(  # noqa: T201
         f"on {result.machine['system']}, {result.machine['cores']} cores, load "
         f"{result.machine['load_1_min']:.1f} before and {load_now():.1f} after"
         + (f", {plan.load} processes that kept it busy" if plan.load else "")
-        + f"; {result.duration_s / 60:.0f} minutes, seed {plan.seed}"
+        + f"; seed {plan.seed}"
     )
     if options.json:
-        write(result, options.json)
+        result.write(options.json)
         print(f"written to {options.json}")  # noqa: T201
-    return 1 if result.failures else 0
+    return Exit.FAILED if result.failures else Exit.FINISHED

@@ -609,7 +609,8 @@ class RootAgent:
         )
         yield WriteState(state=self.state)
         if before.trouble is not None:
-            yield finished_event(before, self._plan, iteration=iteration, at_s=at_s)
+            answers = self._inventory.values()
+            yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:

@@ -1,16 +1,26 @@
 """What the root agent knows, as the log has it."""
 
+from collections.abc import Iterable
+
 from gemini_lab.log import events
 from gemini_lab.recovery.finite import LOSS
-from gemini_lab.recovery.messages import DamagedCopy
+from gemini_lab.recovery.messages import DamagedCopy, Inventory
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import Emit, RootState
 
 
-def finished_event(before: RootState, plan: RecoveryPlan, *, iteration: int, at_s: float) -> Emit:
-    """The end of the recovery that `before` was in."""
+def finished_event(
+    before: RootState,
+    plan: RecoveryPlan,
+    answers: Iterable[Inventory],
+    *,
+    iteration: int,
+    at_s: float,
+) -> Emit:
+    """The end of the recovery that `before` was in; agents know of iterations that no root saw."""
     assert before.trouble is not None
     version = plan.version or 0
+    done = max(before.iteration, last_done(answers))
     return Emit(
         event=events.RecoveryFinished(
             recovery=before.recovery,
@@ -18,9 +28,22 @@ def finished_event(before: RootState, plan: RecoveryPlan, *, iteration: int, at_
             version=version,
             iteration=iteration,
             duration_s=at_s - before.trouble.at_s,
-            lost_iterations=max(0, before.iteration - version),
+            lost_iterations=max(0, done - version),
         )
     )
+
+
+def last_done(answers: Iterable[Inventory]) -> int:
+    """The newest iteration that all ranks of which the agents know had done when they were asked.
+
+    Of the newest epoch among them: what was done before it may have been left with its history.
+    """
+    newest: dict[int, dict[int, int]] = {}  # by epoch and rank
+    for said in (each for answer in answers for each in answer.iterations):
+        if isinstance(said, events.Iteration):
+            of_epoch = newest.setdefault(said.epoch, {})
+            of_epoch[said.rank] = max(said.iteration, of_epoch.get(said.rank, 0))
+    return min(newest[max(newest)].values()) if newest else 0
 
 
 def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:

@@ -18,6 +18,7 @@ from gemini_lab.log.events import (
     RecoveryFinished,
     RecoveryPlanned,
     RecoveryStarted,
+    ReplicaRejected,
     RootElected,
     RunFailed,
     RunFinished,
@@ -165,6 +166,7 @@ def test_each_oracle_sees_what_it_is_there_for(entries, said):
         ({"left": ("process 7",)}, "left behind: process 7"),
         ({"exit_status": 1}, "ended with status 1"),
         ({"bad_lines": 2}, "2 lines of the log are no events"),
+        ({"gaps_s": [8.5]}, "no version was whole in memory at 8.5"),
     ],
 )
 def test_what_is_no_event_is_judged_too(what, said):
@@ -187,6 +189,26 @@ def test_a_run_whose_owner_was_killed_need_not_finish_but_nothing_else_is_forgiv
     assert problems(replace(short, left=("process 7",)))
     wrong = (*LOG[:6], iteration(3, 1, loss=7.0))
     assert problems(replace(short, entries=wrong))
+
+
+def test_memory_may_be_bare_after_the_last_iteration_and_where_copies_were_bad():
+    assert problems(replace(HELD, gaps_s=[9.5])) == []
+    event = ReplicaRejected(
+        recovery=1, epoch=2, shard=0, version=2, holder="node-0", reason="checksum"
+    )
+    bad = entry(event, 3.5)
+    assert problems(replace(HELD, entries=after(BEGUN, bad), gaps_s=[4.0])) == []
+
+
+def test_a_run_that_was_told_to_end_saves_a_version_and_says_so():
+    ended = entry(RunFailed(reason="SIGTERM: version 4 is whole", cause="notice"))
+    told = replace(HELD, entries=(*LOG[:-1], ended), exit_status=75, was_told_to_end=True)
+    assert problems(told) == []
+    assert "given up" in problems(replace(told, was_told_to_end=False))[0]  # by nobody's order
+    unsaved = problems(replace(told, exit_status=143))
+    assert unsaved == ["the run was told to end, and its command ended with status 143"]
+    lost = entry(RunFailed(reason="no machine is left", cause="machines"))
+    assert "given up" in problems(replace(told, entries=(*LOG[:-1], lost)))[0]
 
 
 def test_a_standstill_is_the_longest_time_without_a_new_iteration_of_all():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
+from gemini_lab.experiments.chaos.faults import AIMED, KINDS, Fault, Schedule, draw
 from gemini_lab.experiments.chaos.shrink import shrink
 
 FORM = Schedule(seed=3, number=0, nodes=4, standbys=1, iterations=60, faults=())
@@ -46,9 +46,16 @@ def test_every_kind_and_every_moment_is_drawn_in_time():
         for fault in draw(Schedule(**{**FIELDS, "number": number}), 12, kinds=list(KINDS)).faults
     ]
     assert {fault.kind for fault in drawn} == set(KINDS)
-    moments = {"calm", "together", "end", "fence", "inventory", "plan", "start", "retrieve"}
-    assert {fault.moment for fault in drawn} == {*moments, "warm_up"}
+    assert {fault.moment for fault in drawn} == {"calm", "meanwhile", "together", "end", *AIMED}
     assert all(fault.after_s <= 0.1 for fault in drawn if fault.moment == "together")
+
+
+def test_drawn_by_time_a_cheap_kind_comes_as_much_more_often_as_it_is_cheaper():
+    cheap, dear = "bit_flip", "all_kill"
+    drawn = draw(FORM, 4000, kinds=[cheap, dear], by_time=True).faults
+    of_each = [sum(fault.kind == kind for fault in drawn) for kind in (cheap, dear)]
+    expected = KINDS[dear].costs_s / KINDS[cheap].costs_s
+    assert of_each[0] / of_each[1] == pytest.approx(expected, rel=0.25)  # of a fixed seed
 
 
 @given(form=forms, count=st.integers(0, 12))

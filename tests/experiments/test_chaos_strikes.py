@@ -11,7 +11,7 @@ from test_chaos_oracles import LOG
 
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.chaos.campaign import Plan, Result, campaign
+from gemini_lab.experiments.chaos.campaign import Plan, campaign
 from gemini_lab.experiments.chaos.clock import NodeClocks
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
 from gemini_lab.experiments.chaos.hosts import Hosts
@@ -23,6 +23,7 @@ from gemini_lab.experiments.chaos.means import (
     why_no_network,
 )
 from gemini_lab.experiments.chaos.oracles import Aftermath
+from gemini_lab.experiments.chaos.result import Result, summed
 from gemini_lab.experiments.chaos.strikes import Mends, Strikes
 from gemini_lab.experiments.chaos.suffer import Suffered
 from gemini_lab.experiments.chaos.tier import BreakableTier
@@ -319,24 +320,53 @@ def suffered(tmp_path, *struck, hang=""):
     return Suffered(schedule=schedule, struck=struck, aftermath=aftermath, folder=tmp_path)
 
 
-def test_the_table_has_a_line_a_kind_with_median_worst_and_verdict(tmp_path):
+@pytest.fixture
+def result(tmp_path):
+    """Two runs: a kill and a stop that did not happen, then a kill in a run that did not hold."""
     kill, stop = Fault(kind="node_kill"), Fault(kind="etcd_stop", lasts_s=1.0)
-    result = Result()
-    result.add(
+    found = Result(plan="a kill or two", duration_s=60.0)
+    found.add(
         suffered(
-            tmp_path,
+            tmp_path / "first",
             Struck(fault=kill, at_s=2.5, until_s=9.0, hit="node-1"),
             Struck(fault=stop, at_s=9.0, hit="no such process", happened=False),
         ),
         [],
     )
-    result.add(suffered(tmp_path, Struck(fault=kill, at_s=1.0, hit="node-1")), ["no luck"])
-    head, *lines = str(result).splitlines()
-    assert head.split() == ["kind", "struck", "stood", "still:", "median", "worst", "verdict"]
-    assert lines[0].split()[:6] == ["node_kill", "2", "5.5", "s", "5.5", "s"]
-    assert lines[0].endswith("1 in runs that did not hold")
-    assert lines[1].split() == ["etcd_stop", "0", "it", "never", "happened"]
-    assert result.to_json()["failures"][0]["problems"] == ["no luck"]
+    second = suffered(tmp_path / "second", Struck(fault=kill, at_s=1.0, hit="node-1"))
+    found.add(second, ["no luck"])
+    return found
+
+
+def test_the_table_has_a_line_a_kind_with_median_worst_and_verdict(result):
+    head, kills, stops, *_ = str(result).splitlines()
+    assert head.split()[:6] == ["kind", "struck", "held", "stood", "still:", "median"]
+    assert kills.split()[:7] == ["node_kill", "2", "1", "5.5", "s", "5.5", "s"]
+    assert kills.endswith("1 in runs that did not hold")
+    assert stops.split() == ["etcd_stop", "0", "0", "it", "never", "happened"]
+    assert "2 faults struck" in str(result)
+    assert "1 minutes, 2.0 faults a minute" in str(result)
+
+
+def test_what_is_written_is_what_is_read(result, tmp_path):
+    path = tmp_path / "folder" / "campaign.json"
+    result.write(path)
+    assert Result.read(path) == result
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_one_table_sums_several_campaigns(result, tmp_path, capsys):
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for file in files:
+        result.write(file)
+    assert main(["chaos", "--table", *map(str, files)]) == 0
+    said = capsys.readouterr().out
+    assert said == summed([result, result]) + "\n"
+    assert said.splitlines()[1].split()[:3] == ["node_kill", "4", "2"]
+    assert "4 faults struck" in said
+    assert "2 did not hold, 0 were cut short" in said
+    assert "2 minutes, 2.0 faults a minute" in said
+    assert said.count("no luck") == 2
 
 
 def test_what_a_machine_cannot_break_is_left_out_and_refused_where_it_is_named():
@@ -354,6 +384,8 @@ def test_what_a_machine_cannot_break_is_left_out_and_refused_where_it_is_named()
         (["--kinds", "sneeze"], "sneeze.*worker_kill"),
         (["--faults", "0"], r"--faults must be above zero \(got 0\)"),
         (["--replay", "nowhere.json"], "cannot read a schedule from nowhere.json"),
+        (["--table", "nowhere.json"], "cannot read a campaign from nowhere.json"),
+        (["--minutes", "0"], r"--minutes must be above zero \(got 0.0\)"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments, said, capsys):

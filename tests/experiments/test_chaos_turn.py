@@ -20,7 +20,7 @@ class PlayedRun:
         self.progress, self.iterations = 0, iterations
         self.since_s, self.waits_for = {}, ""
         self.hits, self.mended = [], []
-        self._stalled, self._steps = 0, []
+        self._stalled, self._steps, self._is_told_to_end = 0, [], False
 
     def poll(self):
         """As the owner's process, it is over or not; as the log, it is read on."""
@@ -30,7 +30,10 @@ class PlayedRun:
                 self.since_s[self._steps.pop(0)] = time.monotonic()
             return None
         self.progress += self.progress < self.iterations
-        return 0 if self.progress == self.iterations else None
+        return 0 if self.progress == self.iterations or self._is_told_to_end else None
+
+    def terminate(self):
+        self._is_told_to_end = True
 
     def strike(self, fault):
         if fault.kind == "standby_kill":
@@ -43,11 +46,16 @@ class PlayedRun:
         return "somebody", (lambda: self.mended.append(fault.kind)) if fault.lasts_s else None
 
 
-def go_through(*faults, limit_s=5.0, **form):
+def play(*faults, limit_s=5.0, stop_s=None, **form):
     run, said = PlayedRun(**form), []
-    turn = Turn(run, run, run, Path(), limit_s=limit_s, say=said.append)
+    turn = Turn(run, run, run, Path(), limit_s=limit_s, stop_s=stop_s, say=said.append)
     turn.go_through(faults)
     assert len(said) == len(turn.struck)  # each is told once
+    return run, turn
+
+
+def go_through(*faults, **options):
+    run, turn = play(*faults, **options)
     return run, turn.struck
 
 
@@ -84,6 +92,46 @@ def test_what_lasts_is_mended_before_the_next_comes():
     run, struck = go_through(Fault(kind="etcd_stop", lasts_s=0.2), Fault(kind="node_kill"))
     assert run.mended == ["etcd_stop"]
     assert struck[0].until_s >= struck[0].at_s + 0.2
+
+
+def test_meanwhile_comes_while_the_fault_before_still_lasts_but_training_goes_on():
+    run, struck = go_through(
+        Fault(kind="etcd_stop", lasts_s=60.0), Fault(kind="node_kill", moment="meanwhile")
+    )
+    (_, first), (_, second) = run.hits
+    assert first + 2 <= second < run.iterations
+    assert run.mended == ["etcd_stop"]  # at the end
+    assert struck[0].until_s <= struck[1].at_s
+
+
+def test_meanwhile_does_not_come_before_training_goes_on():
+    run, _ = go_through(
+        Fault(kind="etcd_kill", lasts_s=0.01), Fault(kind="node_kill", moment="meanwhile")
+    )
+    (_, first), (_, second) = run.hits
+    assert second >= first + 2
+
+
+def test_a_run_whose_time_is_up_is_struck_no_more_and_told_to_end_in_calm():
+    run, turn = play(Fault(kind="node_kill"), stop_s=time.monotonic(), iterations=10**9)
+    assert turn.has_told_to_end
+    assert run.hits == []
+
+
+def test_a_run_that_ends_before_its_time_is_up_is_not_told_to():
+    _, turn = play(Fault(kind="node_kill"), stop_s=time.monotonic() + 600)
+    assert not turn.has_told_to_end
+
+
+def test_a_fault_for_the_end_is_not_waited_for_when_time_is_up():
+    run, turn = play(
+        Fault(kind="node_kill"),
+        Fault(kind="agent_kill", moment="end"),
+        stop_s=time.monotonic() + 0.5,
+        iterations=10**9,
+    )
+    assert turn.has_told_to_end
+    assert "agent_kill" not in [kind for kind, _ in run.hits]
 
 
 def test_what_still_lasts_at_the_end_is_mended_then():

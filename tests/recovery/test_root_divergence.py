@@ -1,8 +1,12 @@
 """What the root agent does when an iteration that is done again is not what it was."""
 
+import msgspec
+
 from gemini_lab.log import events
+from gemini_lab.recovery.messages import Inventory
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.telling import last_done
 
 from .story import Story
 
@@ -52,7 +56,7 @@ def test_a_run_that_is_told_to_stop_at_a_divergence_ends_with_the_reason():
     assert len(story.of(events.Diverged)) == 1
 
 
-def test_a_new_root_compares_with_what_the_agents_remember():
+def succeed() -> Story:
     """The root that heard of iteration 4 is gone; the agents of the others are not."""
     story = Story().start(iterations=3)
     members = story.members()
@@ -64,9 +68,39 @@ def test_a_new_root_compares_with_what_the_agents_remember():
         story.join(node)
     story.do(story.root.take_over(story.now_s))
     story.protect()
+    return story
+
+
+def test_a_new_root_compares_with_what_the_agents_remember():
+    story = succeed()
     for rank, node in enumerate(story.members()):
         story.event(node, done(story, 4, 2.25, rank=rank))
     assert {said.rank for said in story.of(events.Diverged)} == {1, 2, 3}
+
+
+def test_a_new_root_tells_what_is_done_again_though_it_saw_none_of_it():
+    story = succeed()
+    story.iterate(4)
+    (told,) = story.of(events.RecoveryFinished)
+    assert (told.version, told.lost_iterations) == (3, 1)
+
+
+def test_what_was_done_in_a_history_that_was_left_is_not_done_again():
+    story = Story(nodes=0)
+    answers = [
+        Inventory(epoch=4, copies=[], damaged=[], iterations=[done(story, 16, 2.5, rank=0)]),
+        Inventory(
+            epoch=4,
+            copies=[],
+            damaged=[],
+            iterations=[
+                msgspec.structs.replace(done(story, number, 2.5, rank=rank), epoch=3)
+                for rank, number in ((1, 9), (1, 10), (2, 9))
+            ],
+        ),
+    ]
+    assert last_done(answers) == 9
+    assert last_done([]) == 0
 
 
 def test_another_job_has_nothing_to_be_compared_with():

@@ -127,6 +127,30 @@ def test_a_saved_version_is_read_back_with_its_layout(tier):
     assert [record["shard"] for record in tier.manifest(12)["shards"]] == [0, 1]
 
 
+def test_a_folder_is_one_runs_and_another_is_told_the_way_out(tier):
+    tier.claim(7)
+    tier.claim(7)  # once more, as after a loss of the owner
+    with pytest.raises(ConfigError, match=r"another run, and it has no version yet; .*--resume"):
+        tier.claim(8)
+    save(tier, 12)
+    with pytest.raises(ConfigError, match=r"another run, and it has its versions \[12\]"):
+        tier.claim(8)
+    assert (tier.owner(), tier.versions()) == (7, [12])
+
+
+def test_who_resumes_takes_the_folder_over_with_all_that_is_there(tier):
+    tier.claim(7)
+    save(tier, 12)
+    tier.claim(8, is_resumed=True)
+    assert (tier.owner(), tier.versions()) == (8, [12])
+
+
+def test_versions_without_an_owner_are_some_other_runs(tier):
+    save(tier, 12)
+    with pytest.raises(ConfigError, match=r"has its versions \[12\]"):
+        tier.claim(8)
+
+
 def test_a_version_without_its_manifest_does_not_exist(tier):
     tier.write_shard(3, 0, payload(3, 0), layout())
     assert tier.versions() == []

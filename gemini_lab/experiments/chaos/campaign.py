@@ -1,21 +1,19 @@
-"""Many runs with random faults: which held, how long each fault stopped training, what failed."""
+"""Many runs with random faults, one after the other, each fault said as it happens."""
 
 import contextlib
-import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NoReturn
 
-import msgspec
-
-from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.bench import Row, machine
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
-from gemini_lab.experiments.chaos.oracles import Losses, problems, standstill_s
+from gemini_lab.experiments.bench import machine
+from gemini_lab.experiments.chaos.faults import Fault, Schedule, draw
+from gemini_lab.experiments.chaos.oracles import Losses, problems
+from gemini_lab.experiments.chaos.result import Result
 from gemini_lab.experiments.chaos.shrink import shrink
 from gemini_lab.experiments.chaos.suffer import Suffered, suffer, undisturbed
 from gemini_lab.experiments.chaos.turn import Struck
@@ -31,10 +29,14 @@ class Plan:
     Attributes:
         faults: How many in all.
         seed: Of all that is drawn.
-        kinds: Names of the kinds, all equally likely.
+        kinds: Names of the kinds.
+        by_time: Whether each kind is to take as much time as any other, so that those from which
+            a run is back at once come more often; by default all are equally likely.
         nodes: Machines that train, in each run.
         standbys: Machines that wait.
         a_run: Faults of one run.
+        most_s: After so long nothing is struck any more, and the run under way is ended; `None` for
+            as long as it takes.
         limit_s: Training that stands still for longer than this hangs.
         load: Processes that keep the machine busy.
         tries: Runs that may be spent on making a failing schedule smaller.
@@ -51,12 +53,23 @@ class Plan:
     load: int
     tries: int
     folder: Path
+    by_time: bool = False
+    most_s: float | None = None
 
     def schedules(self) -> Iterator[Schedule]:
         """One for each run."""
         for number, first in enumerate(range(0, self.faults, self.a_run)):
             form = self.form(number)
-            yield draw(form, min(self.a_run, self.faults - first), kinds=self.kinds)
+            count = min(self.a_run, self.faults - first)
+            yield draw(form, count, kinds=self.kinds, by_time=self.by_time)
+
+    def __str__(self) -> str:
+        cut = "" if self.most_s is None else f", at most {self.most_s / 60:.1f} minutes"
+        return (
+            f"{self.faults} faults of {len(self.kinds)} kinds, each "
+            f"{'for as long' if self.by_time else 'as often'} as any other, seed {self.seed}; "
+            f"{self.nodes} nodes and {self.standbys} standbys; {self.load} processes of load{cut}"
+        )
 
     def form(self, number: int) -> Schedule:
         """A run, without faults yet."""
@@ -70,158 +83,71 @@ class Plan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
-    """One fault, as it went.
-
-    Attributes:
-        run: The folder of its run.
-        fault: What was to break.
-        happened: Whether it did.
-        hit: What it hit, or why it did not happen.
-        at_s: When.
-        standstill_s: The longest time without a new iteration until training went on; `None` where
-            the run was over first.
-        is_fine: Whether its run held.
-    """
-
-    run: str
-    fault: Fault
-    happened: bool
-    hit: str
-    at_s: float
-    standstill_s: float | None
-    is_fine: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        own = {name: getattr(self, name) for name in self.__slots__ if name != "fault"}
-        return {**own, **msgspec.to_builtins(self.fault)}
-
-
-@dataclass(slots=True, kw_only=True)
-class Result:
-    """What a campaign has found.
-
-    Attributes:
-        strikes: Every fault, in order.
-        failures: The runs that did not hold, with what did not.
-        duration_s: How long all took.
-        machine: Where, and how busy it was at the start.
-    """
-
-    strikes: list[Strike] = field(default_factory=list)
-    failures: list[tuple[Suffered, list[str]]] = field(default_factory=list)
-    duration_s: float = 0.0
-    machine: dict[str, Any] = field(default_factory=machine)
-
-    def add(self, run: Suffered, found: list[str]) -> None:
-        """Take in a run that is over, and what did not hold there."""
-        entries = run.aftermath.entries
-        for one in run.struck:
-            stood_s = None
-            if one.happened and one.until_s is not None:
-                stood_s = standstill_s(entries, since_s=one.at_s, until_s=one.until_s)
-            self.strikes.append(
-                Strike(
-                    run=str(run.folder),
-                    fault=one.fault,
-                    happened=one.happened,
-                    hit=one.hit,
-                    at_s=one.at_s,
-                    standstill_s=stood_s,
-                    is_fine=not found,
-                )
-            )
-        if found:
-            self.failures.append((run, found))
-
-    def rows(self) -> list[Row]:
-        """One for each kind that was drawn: how long training stood still for it."""
-        found = []
-        for kind in KINDS:
-            drawn = [one for one in self.strikes if one.fault.kind == kind]
-            struck = [one for one in drawn if one.happened]
-            values = [one.standstill_s for one in struck if one.standstill_s is not None]
-            if drawn:
-                failed = sum(not one.is_fine for one in struck)
-                settings = {"struck": len(struck), "drawn": len(drawn), "in_failed_runs": failed}
-                why_not = "" if values else "it never happened"
-                row = Row(name=kind, values=tuple(values), settings=settings, why_not=why_not)
-                found.append(row)
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """As a bench's record, with every fault."""
-        return {
-            "bench": "chaos",
-            "machine": self.machine,
-            "duration_s": self.duration_s,
-            "rows": [row.to_json() for row in self.rows()],
-            "faults": [one.to_json() for one in self.strikes],
-            "failures": [
-                {
-                    "run": str(run.folder),
-                    "problems": found,
-                    "schedule": msgspec.to_builtins(run.schedule),
-                }
-                for run, found in self.failures
-            ],
-        }
-
-    def __str__(self) -> str:
-        lines = [f"{'kind':<14}{'struck':>7}{'stood still: median':>22}{'worst':>9}  verdict"]
-        for row in self.rows():
-            failed = row.settings["in_failed_runs"]
-            verdict = "holds" if not failed else f"{failed} in runs that did not hold"
-            if row.values:
-                times = f"{row.median:>20.1f} s{max(row.values):>7.1f} s"
-            else:
-                times, verdict = f"{'':>31}", row.why_not
-            lines.append(f"{row.name:<14}{row.settings['struck']:>7}{times}  {verdict}")
-        struck = sum(one.happened for one in self.strikes)
-        together = sum(one.happened and one.fault.moment != "calm" for one in self.strikes)
-        runs = len({one.run for one in self.strikes})
-        lines.append(
-            f"\n{struck} faults struck, {together} of them close upon another, in a recovery or at "
-            f"the end; {len(self.strikes) - struck} never happened; of {runs} run(s) "
-            f"{len(self.failures)} did not hold"
-        )
-        return "\n".join(lines)
-
-
-def campaign(plan: Plan, *, schedules: Sequence[Schedule] | None = None) -> Result:
+def campaign(
+    plan: Plan, *, schedules: Sequence[Schedule] | None = None, record: Path | None = None
+) -> Result:
     """Run all of it, and say each fault as it happens; Ctrl-C ends it with what it has so far.
 
     Args:
         plan: What to do.
         schedules: Instead of those that the plan draws.
+        record: Where the result is written, anew after every run.
+
+    Raises:
+        GeminiError: The job does not run here at all, or the result cannot be written.
     """
-    result, began_s = Result(), time.monotonic()
+    result, began_s = Result(plan=str(plan)), time.monotonic()
+    stop_s = None if plan.most_s is None else began_s + plan.most_s
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with busy(plan.load):
+    with busy(plan.load), terminated_as_interrupted(), contextlib.suppress(KeyboardInterrupt):
         for schedule in plan.schedules() if schedules is None else schedules:
             known = undisturbed(schedule, plan.folder, limit_s=plan.limit_s)
+            if stop_s is not None and time.monotonic() > stop_s:
+                break
             _say(f"run {schedule.number} of seed {schedule.seed}: {len(schedule.faults)} faults")
-            run, found = one_run(schedule, plan, known)
+            run, found = one_run(schedule, plan, known, stop_s=stop_s)
             result.add(run, found)
+            result.duration_s = time.monotonic() - began_s
+            if record is not None:
+                result.write(record)
+            for problem in found:
+                _say(f"  DOES NOT HOLD: {problem}")
             if run.was_interrupted:
                 _say("  interrupted: this is what was found so far")
                 break
-            for problem in found:
-                _say(f"  DOES NOT HOLD: {problem}")
             if found:
                 _report(run, smaller(run, plan, known) if plan.tries else schedule)
     result.duration_s = time.monotonic() - began_s
     return result
 
 
-def one_run(schedule: Schedule, plan: Plan, known: Losses) -> tuple[Suffered, list[str]]:
+def one_run(
+    schedule: Schedule, plan: Plan, known: Losses, *, stop_s: float | None = None
+) -> tuple[Suffered, list[str]]:
     """One run, and what did not hold in it."""
     run = suffer(
-        schedule, folder=plan.folder, undisturbed=known, limit_s=plan.limit_s, say=_say_struck
+        schedule,
+        folder=plan.folder,
+        undisturbed=known,
+        limit_s=plan.limit_s,
+        stop_s=stop_s,
+        say=_say_struck,
     )
     return run, problems(run.aftermath)
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM be what Ctrl-C is, so that a campaign that is cut short keeps its table."""
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def smaller(failed: Suffered, plan: Plan, known: Losses) -> Schedule:
@@ -252,19 +178,6 @@ def busy(processes: int) -> Iterator[None]:
             process = ends.enter_context(subprocess.Popen(endless))
             ends.callback(process.kill)
         yield
-
-
-def write(result: Result, path: Path) -> None:
-    """Write all that was found as JSON.
-
-    Raises:
-        GeminiError: It cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise GeminiError(f"cannot write {path}: {error.strerror}") from error
 
 
 def load_now() -> float:

@@ -17,7 +17,16 @@ from gemini_lab.seats import node_name
 Place = Literal["rank", "standby", "pair", "rack", "all", "root", "elsewhere"]
 Means = Literal["nothing", "disk", "network", "clock"]
 Moment = Literal[
-    "calm", "together", "fence", "inventory", "plan", "start", "retrieve", "warm_up", "end"
+    "calm",
+    "meanwhile",
+    "together",
+    "fence",
+    "inventory",
+    "plan",
+    "start",
+    "retrieve",
+    "warm_up",
+    "end",
 ]
 AIMED: Final[tuple[Moment, ...]] = (
     "fence",
@@ -43,6 +52,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ends_run: Whether the run is over with it: nothing comes after it.
         begins_recovery: Whether a recovery is sure to come of it, for others to be aimed at.
         spoils_tier: Whether a version that was saved may be lost by it.
+        costs_s: About how long a campaign takes for one, on a small busy machine.
     """
 
     text: str
@@ -52,6 +62,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ends_run: bool = False
     begins_recovery: bool = False
     spoils_tier: bool = False
+    costs_s: float = 2.0
 
 
 SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
@@ -59,57 +70,100 @@ AWAY: Final = (0.1, 12.0)
 PAST_LEASE: Final = (4.0, 15.0)
 
 KINDS: Final[dict[str, Kind]] = {
-    "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True),
-    "worker_hang": Kind(text="SIGSTOP to a worker, for good", place="rank", begins_recovery=True),
-    "worker_stop": Kind(text="a worker stopped, and continued", place="rank", lasts_s=SHORT),
-    "warm_kill": Kind(text="SIGKILL to a warm parent", place="rank", begins_recovery=True),
+    "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True, costs_s=5),
+    "worker_hang": Kind(
+        text="SIGSTOP to a worker, for good", place="rank", begins_recovery=True, costs_s=14
+    ),
+    "worker_stop": Kind(
+        text="a worker stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
+    ),
+    "warm_kill": Kind(
+        text="SIGKILL to a warm parent", place="rank", begins_recovery=True, costs_s=6
+    ),
     "warm_stop": Kind(text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT),
     "bulk_kill": Kind(text="SIGKILL to a node's bulk processes", place="rank"),
     "bulk_stop": Kind(text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT),
-    "agent_kill": Kind(text="SIGKILL to an agent alone", place="rank", begins_recovery=True),
-    "agent_stop": Kind(text="an agent stopped, and continued", place="rank", lasts_s=SHORT),
-    "node_kill": Kind(text="SIGKILL to all of a node", place="rank", begins_recovery=True),
-    "node_stop": Kind(text="all of a node stopped: it returns", place="rank", lasts_s=SHORT),
+    "agent_kill": Kind(
+        text="SIGKILL to an agent alone", place="rank", begins_recovery=True, costs_s=6
+    ),
+    "agent_stop": Kind(
+        text="an agent stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
+    ),
+    "node_kill": Kind(
+        text="SIGKILL to all of a node", place="rank", begins_recovery=True, costs_s=8
+    ),
+    "node_stop": Kind(
+        text="all of a node stopped: it returns", place="rank", lasts_s=SHORT, costs_s=7
+    ),
     "node_return": Kind(
         text="all of a node frozen past its lease: its place is given away, and it returns",
         place="rank",
         lasts_s=PAST_LEASE,
         begins_recovery=True,
+        costs_s=12,
     ),
-    "root_kill": Kind(text="SIGKILL to all of the root's node", place="root", begins_recovery=True),
-    "root_stop": Kind(text="the root's node stopped: it returns", place="root", lasts_s=SHORT),
-    "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby"),
+    "root_kill": Kind(
+        text="SIGKILL to all of the root's node", place="root", begins_recovery=True, costs_s=10
+    ),
+    "root_stop": Kind(
+        text="the root's node stopped: it returns", place="root", lasts_s=SHORT, costs_s=10
+    ),
+    "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby", costs_s=4),
     "standby_stop": Kind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
-    "pair_kill": Kind(text="SIGKILL to all who keep a shard", place="pair", begins_recovery=True),
-    "pair_stop": Kind(
-        text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT
+    "pair_kill": Kind(
+        text="SIGKILL to all who keep a shard", place="pair", begins_recovery=True, costs_s=30
     ),
-    "rack_kill": Kind(text="SIGKILL to all of a rack", place="rack", begins_recovery=True),
-    "rack_stop": Kind(text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT),
-    "all_kill": Kind(text="SIGKILL to all nodes and standbys", place="all", begins_recovery=True),
-    "all_stop": Kind(text="all nodes stopped: they return", place="all", lasts_s=SHORT),
+    "pair_stop": Kind(
+        text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT, costs_s=12
+    ),
+    "rack_kill": Kind(
+        text="SIGKILL to all of a rack", place="rack", begins_recovery=True, costs_s=15
+    ),
+    "rack_stop": Kind(
+        text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT, costs_s=12
+    ),
+    "all_kill": Kind(
+        text="SIGKILL to all nodes and standbys", place="all", begins_recovery=True, costs_s=40
+    ),
+    "all_stop": Kind(text="all nodes stopped: they return", place="all", lasts_s=SHORT, costs_s=12),
     "link_cut": Kind(text="the connection of node and root closed", place="rank"),
     "link_slow": Kind(
-        text="all of a node's traffic at 64 KiB/s", place="rank", needs="network", lasts_s=AWAY
+        text="all of a node's traffic at 64 KiB/s",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=8,
     ),
     "partition": Kind(
-        text="a node cut off from everybody", place="rank", needs="network", lasts_s=AWAY
+        text="a node cut off from everybody",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=10,
     ),
     "partition_out": Kind(
-        text="nothing that a node sends arrives", place="rank", needs="network", lasts_s=AWAY
+        text="nothing that a node sends arrives",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=10,
     ),
     "partition_in": Kind(
-        text="nothing that is sent to a node arrives", place="rank", needs="network", lasts_s=AWAY
+        text="nothing that is sent to a node arrives",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=10,
     ),
     "clock_step": Kind(
         text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
     ),
     "bit_flip": Kind(text="a bit turned in a node's memory", place="rank"),
-    "etcd_kill": Kind(text="SIGKILL to etcd"),
-    "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY),
-    "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT),
-    "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True),
-    "log_full": Kind(text="the disk of the run's log full", lasts_s=AWAY),
+    "etcd_kill": Kind(text="SIGKILL to etcd", costs_s=4),
+    "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
+    "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5),
+    "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True, costs_s=20),
+    "log_full": Kind(text="the disk of the run's log full", lasts_s=AWAY, costs_s=5),
     "tier_away": Kind(text="the persistent tier cannot be reached", lasts_s=AWAY),
     "tier_full": Kind(text="the persistent tier's disk full", needs="disk", lasts_s=AWAY),
     "tier_hang": Kind(text="writes to the tier hang", needs="disk", lasts_s=AWAY),
@@ -119,10 +173,16 @@ KINDS: Final[dict[str, Kind]] = {
 }
 """Every kind by its name."""
 
-LATER_S: Final[dict[Moment, float]] = {"calm": 2.5, "together": 0.1, "end": 1.0}
+LATER_S: Final[dict[Moment, float]] = {
+    "calm": 2.5,
+    "meanwhile": 1.2,
+    "together": 0.1,
+    "end": 1.0,
+}
 AIMED_LATER_S: Final = 0.4
 TOGETHER_SHARE: Final = 0.2
 AIMED_SHARE: Final = 0.25
+MEANWHILE_SHARE: Final = 0.4
 END_SHARE: Final = 0.2
 
 
@@ -131,9 +191,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         kind: One of `KINDS`.
-        moment: After what it comes: `"calm"`: training goes on after all that was before;
-            `"together"`: the fault before it struck; `"end"`: a rank did the last iteration; else
-            the beginning of this step of the recovery that the fault before it caused.
+        moment: After what it comes: `"calm"`: training goes on, and all that was before is mended;
+            `"meanwhile"`: training goes on, and what lasts may still last; `"together"`: the fault
+            before it struck; `"end"`: a rank did the last iteration; else the beginning of this
+            step of the recovery that the fault before it caused.
         after_s: How long after that.
         rank: Whom it strikes, for the kinds that strike somebody's.
         lasts_s: How long until it is mended; 0 for what is not.
@@ -171,7 +232,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "rack": f" of rank {self.rank}",
         }
         lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
-        when = {"calm": "of calm", "together": "after the fault before", "end": "after the end"}
+        when = {
+            "calm": "of calm",
+            "meanwhile": "of training",
+            "together": "after the fault before",
+            "end": "after the end",
+        }
         return (
             f"{self.kind}{where.get(self.place, '')}{lasts}, {self.after_s:.2f} s "
             f"{when.get(self.moment, f'into {self.moment}')}"
@@ -244,13 +310,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ) from error
 
 
-def draw(form: Schedule, count: int, *, kinds: Sequence[str]) -> Schedule:
+def draw(form: Schedule, count: int, *, kinds: Sequence[str], by_time: bool = False) -> Schedule:
     """A schedule of `count` faults of these kinds: always the same one for the same `form`.
 
     Args:
         form: The run, its campaign's seed and its number; it has no faults yet.
         count: How many, those that come together or in a recovery included.
         kinds: All equally likely. Those that end the run come last, if at all.
+        by_time: They are not: each is to take as much time as any other.
 
     Raises:
         ConfigError: There is no such kind, or none is named.
@@ -262,6 +329,7 @@ def draw(form: Schedule, count: int, *, kinds: Sequence[str]) -> Schedule:
         )
     lasting = [kind for kind in kinds if not KINDS[kind].ends_run]
     ending = [kind for kind in kinds if KINDS[kind].ends_run]
+    weights = [1 / KINDS[kind].costs_s if by_time else 1.0 for kind in lasting]
     rng = random.Random(f"{form.seed}/{form.number}")
     faults: list[Fault] = []
     while lasting and len(faults) < count:
@@ -273,7 +341,10 @@ def draw(form: Schedule, count: int, *, kinds: Sequence[str]) -> Schedule:
             moment = rng.choice(AIMED)
         elif len(faults) == count - 1 and chance > 1 - END_SHARE:
             moment = "end"
-        faults.append(_drawn(rng, rng.choice(lasting), moment, ranks=form.nodes))
+        elif faults and chance < TOGETHER_SHARE + AIMED_SHARE + MEANWHILE_SHARE:
+            moment = "meanwhile"
+        kind = rng.choices(lasting, weights)[0]
+        faults.append(_drawn(rng, kind, moment, ranks=form.nodes))
     if ending and count and (not lasting or rng.random() < 1 / len(kinds) * count):
         faults[count - 1 :] = [_drawn(rng, rng.choice(ending), "calm", ranks=form.nodes)]
     return form.having(faults)

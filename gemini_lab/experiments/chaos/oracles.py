@@ -1,8 +1,10 @@
 """What must hold after a run with faults: pure functions of its log and of what is left."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -10,6 +12,9 @@ from gemini_lab.report.reducers.reached import Reached
 
 Losses = Mapping[tuple[int, int], float]
 """By (iteration, rank)."""
+REJECTED: Final = (events.ReplicaRejected, events.VersionRejected)
+EXCUSED_S: Final = 10.0
+"""A copy that was found to be bad is told of within so long, before or after it is let go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,23 +26,30 @@ class Aftermath:
         undisturbed: The losses of the same job, never disturbed.
         iterations: Of the job.
         is_cut_short: Whether the run's owner was killed: it ends with its owner.
+        was_told_to_end: Whether it was told to end soon: it saves a version and says so.
         may_fall_back: Whether versions in the persistent tier were spoilt, or a person let go of
             what was waited for.
         hang: Where it stood still for too long, and what it said then; empty if nowhere.
         exit_status: Of the command that ran it.
         bad_lines: Lines of the log that were no events.
         left: What was still there some time after its end.
+        gaps_s: When an observer saw no whole version in memory, though no node was gone that was
+            there when one was whole.
+        looks: How often it saw one.
     """
 
     entries: Sequence[Entry]
     undisturbed: Losses
     iterations: int
     is_cut_short: bool = False
+    was_told_to_end: bool = False
     may_fall_back: bool = False
     hang: str = ""
     exit_status: int = 0
     bad_lines: int = 0
     left: Sequence[str] = ()
+    gaps_s: Sequence[float] = ()
+    looks: int = 0
 
     @property
     def has_finished(self) -> bool:
@@ -53,6 +65,7 @@ def problems(run: Aftermath) -> list[str]:
         two_roots,
         two_lineages,
         thrown_away,
+        bare,
         forgotten,
         untold,
         left_behind,
@@ -149,6 +162,18 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
                 complete, newest, is_excused = {}, version, False
 
 
+def bare(run: Aftermath) -> Iterator[str]:
+    """At every instant a version is whole in memory, unless nodes are gone or copies were bad."""
+    trained_s = max(
+        (e.at_s for e in run.entries if isinstance(e.event, events.Iteration)), default=0.0
+    )
+    bad_s = [e.at_s for e in run.entries if isinstance(e.event, REJECTED)]
+    for gap_s in run.gaps_s:
+        is_excused = any(abs(gap_s - at_s) < EXCUSED_S for at_s in bad_s)
+        if gap_s < trained_s and not is_excused:  # later, nodes give their memory back
+            yield f"no version was whole in memory at {gap_s:.3f}, though no node was gone"
+
+
 def forgotten(run: Aftermath) -> Iterator[str]:
     """What does not come from memory is the newest version that was saved, unless it was spoilt."""
     saved = 0
@@ -168,15 +193,17 @@ def untold(run: Aftermath) -> Iterator[str]:
     """The log tells how it ended, and that every recovery did; the command says the same."""
     if run.bad_lines:
         yield f"{run.bad_lines} lines of the log are no events"
-    failed = [e.event.reason for e in run.entries if isinstance(e.event, events.RunFailed)]
-    if failed:
-        yield f"the run was given up: {failed[0]}"
-    if run.is_cut_short or run.hang or failed:
+    ends = [e.event for e in run.entries if isinstance(e.event, events.RunFailed)]
+    given_up = [end.reason for end in ends if not (run.was_told_to_end and end.cause == "notice")]
+    if given_up:
+        yield f"the run was given up: {given_up[0]}"
+    if run.is_cut_short or run.hang or given_up:
         return
-    if not run.has_finished:
+    if not run.has_finished and not ends:
         yield "the log does not say that the run finished"
-    if run.exit_status:
-        yield f"the run finished, and its command ended with status {run.exit_status}"
+    if run.exit_status != (os.EX_TEMPFAIL if ends else 0):  # it saved a version; it is done
+        how = "was told to end" if ends else "finished"
+        yield f"the run {how}, and its command ended with status {run.exit_status}"
     begun = _recoveries(run, events.RecoveryStarted)
     over = _recoveries(run, events.RecoveryFinished)
     if unfinished := sorted(begun - over):

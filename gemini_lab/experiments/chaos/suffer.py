@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.chaos.faults import Schedule
+from gemini_lab.experiments.chaos.observer import Observer
 from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
 from gemini_lab.experiments.chaos.owner import end, started, write_processes
 from gemini_lab.experiments.chaos.scene import scene_of
@@ -41,6 +42,7 @@ def suffer(
     folder: Path,
     undisturbed: Losses,
     limit_s: float,
+    stop_s: float | None = None,
     say: Callable[[Struck], None] = lambda _: None,
 ) -> Suffered:
     """Run the job, strike, and gather what the oracles need.
@@ -50,6 +52,7 @@ def suffer(
         folder: Where the run is to have its folder; it is made.
         undisturbed: The job's losses.
         limit_s: Training that stands still for longer than this hangs.
+        stop_s: From then on, by this process's clock, it is struck no more and told to end.
         say: Called with each fault once it is over, or did not happen.
     """
     own = folder / f"run-{schedule.seed}-{schedule.number}-{secrets.token_hex(3)}"
@@ -57,7 +60,11 @@ def suffer(
     scratch = own / "scratch"
     scratch.mkdir(parents=True)
     hang, was_interrupted = "", False
-    with scene_of(schedule, own) as scene, started(schedule, own, scene, mark) as owner:
+    with (
+        scene_of(schedule, own) as scene,
+        started(schedule, own, scene, mark) as owner,
+        Observer(mark, schedule.nodes) as observer,
+    ):
         told = Told(own / "run", iterations=schedule.iterations)
         strikes = Strikes(
             mark=mark,
@@ -67,7 +74,7 @@ def suffer(
             scene=scene,
             rack_of=schedule.rack_of,
         )
-        turn = Turn(strikes, told, owner, own / "run", limit_s=limit_s, say=say)
+        turn = Turn(strikes, told, owner, own / "run", limit_s=limit_s, stop_s=stop_s, say=say)
         try:
             turn.go_through(schedule.faults)
         except StoodStillError as error:
@@ -83,10 +90,13 @@ def suffer(
         undisturbed=undisturbed,
         iterations=schedule.iterations,
         is_cut_short=turn.is_cut_short,
+        was_told_to_end=turn.has_told_to_end,
         may_fall_back=turn.may_fall_back,
         hang=hang,
         exit_status=exit_status,
         bad_lines=told.bad_lines,
+        gaps_s=observer.seen.gaps_s,
+        looks=observer.seen.looks,
         left=() if hang else left,
     )
     return Suffered(
@@ -109,6 +119,8 @@ def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
     kept = folder / f"undisturbed-{form.nodes}-{form.iterations}.json"
     if not kept.exists():
         quiet = suffer(form.having(()), folder=folder, undisturbed={}, limit_s=limit_s)
+        if quiet.was_interrupted:
+            raise KeyboardInterrupt
         losses = losses_of(quiet.aftermath.entries)
         if len(losses) != form.nodes * form.iterations or not quiet.aftermath.has_finished:
             raise GeminiError(

@@ -55,11 +55,13 @@ class Turn:
         owner: The run is over when this process is.
         folder: The run's.
         limit_s: Training that stands still for longer hangs.
+        stop_s: From then on nothing is struck, and a run that goes on is told to end.
         say: Called with each fault once it is over, or did not happen.
 
     Attributes:
         struck: The faults that were due so far.
         is_cut_short: Whether one of them ends the run.
+        has_told_to_end: Whether the run was told to end soon, as batch systems do.
         may_fall_back: Whether one of them spoilt the tier, or what was waited for was let go.
     """
 
@@ -71,12 +73,13 @@ class Turn:
         folder: Path,
         *,
         limit_s: float,
+        stop_s: float | None = None,
         say: Callable[[Struck], None],
     ) -> None:
         self.struck: list[Struck] = []
-        self.is_cut_short = self.may_fall_back = False
+        self.is_cut_short = self.may_fall_back = self.has_told_to_end = False
         self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder
-        self._limit_s, self._say = limit_s, say
+        self._limit_s, self._stop_s, self._say = limit_s, stop_s, say
         self._mends = Mends()
         self._newest_s = self._moved_s = time.monotonic()  # the last strike; the last iteration
         self._waits_since_s: float | None = None
@@ -93,6 +96,7 @@ class Turn:
             self._strike_all(faults)
             while not self._is_over:
                 self._look()
+                self._tell_to_end()
             self._settle()
         finally:
             self._mends.do(all_of_them=True)
@@ -100,7 +104,7 @@ class Turn:
     def _strike_all(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
             is_due = self._wait_for(fault)
-            if self._is_over:
+            if self._is_over or self._is_late:
                 break
             if is_due:
                 self._strike(fault)
@@ -112,20 +116,39 @@ class Turn:
         return self._owner.poll() is not None
 
     @property
+    def _is_late(self) -> bool:
+        """Whether the time for the run is up."""
+        return self._stop_s is not None and time.monotonic() > self._stop_s
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether training goes on after all that was struck, though some of it may last."""
+        return self._told.progress >= self._wanted
+
+    @property
     def _is_calm(self) -> bool:
-        return not self._mends and self._told.progress >= self._wanted
+        return not self._mends and self._goes_on
+
+    def _tell_to_end(self) -> None:
+        """Announce the end to a run whose time is up, once training goes on."""
+        if self._is_late and self._is_calm and not self.has_told_to_end:
+            self._settle()
+            self.has_told_to_end = True
+            self._moved_s = time.monotonic()
+            self._owner.terminate()
 
     def _wait_for(self, fault: Fault) -> bool:
         """Wait for a fault's moment; false if that does not come."""
         since_s = self._newest_s
-        if fault.moment == "calm" or not self.struck:
-            while not (self._is_calm or self._is_over):
+        if fault.moment in ("calm", "meanwhile") or not self.struck:
+            is_calm_enough = fault.moment == "meanwhile" and bool(self.struck)
+            while not (self._is_calm or (is_calm_enough and self._goes_on) or self._is_over):
                 self._look()
             self._settle()
             since_s = time.monotonic()
         elif fault.moment != "together":
             while not self._has_come(fault):
-                if self._is_over or (self._is_calm and fault.moment != "end"):
+                if self._is_over or (self._is_calm and (fault.moment != "end" or self._is_late)):
                     self._settle()
                     return False
                 self._look()
