@@ -278,7 +278,7 @@ def _open_traffic(
         shard_bytes=memory.shard_bytes,
         link=_open_link(settings, session.start, place.group),
         node_of=seats.node_of,
-        on_device=torch.device(engine.device).type == "cuda",
+        device=torch.device(engine.device),
         emit=emit,
     )
 
