@@ -21,7 +21,7 @@ from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, LabOptions, config_of
 from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.metrics import telling
+from gemini_lab.lab.metrics import check_places, telling
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.run import Run
 from gemini_lab.lab.sinks import HOW
@@ -167,6 +167,12 @@ def launch(options: argparse.Namespace) -> int:
         passes_local_rank=options.pass_local_rank,
     )
     job.check()
+    check_places(options.metrics)
+    if options.metrics and options.detach:
+        raise ConfigError(
+            "--metrics tells them from this command, which --detach ends; leave it out, and start "
+            "`gemini-lab metrics RUN` beside the run"
+        )
     settings = settings_of(options)
     Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None

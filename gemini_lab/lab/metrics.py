@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 
 from gemini_lab.errors import ConfigError, LaunchError
-from gemini_lab.lab.sinks import HOW, is_sink, sender
+from gemini_lab.lab.sinks import HOW, check_place, is_sink, sender
 from gemini_lab.lab.watched import Watched
 from gemini_lab.report.metrics import metrics_of
 
@@ -63,6 +63,19 @@ def serve_metrics(run: Watched, *, port: int, address: str = LOOPBACK) -> Iterat
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def check_places(places: Sequence[str]) -> None:
+    """Refuse places to which no metrics can be told, before a run begins.
+
+    Raises:
+        ConfigError: One is such a place.
+    """
+    for where in places:
+        if is_sink(where):
+            check_place(where)
+        else:
+            split_port(where)
 
 
 @contextmanager

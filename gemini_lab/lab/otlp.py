@@ -17,7 +17,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric
 
-from gemini_lab.errors import ConfigError
 from gemini_lab.report.metrics import PREFIX, Snapshot
 
 EVERY_S: Final = 15.0
@@ -34,9 +33,6 @@ class Otlp:
         run: The run's name; it is the `service.instance.id`.
         endpoint: The receiver's URL; `/v1/metrics` is added where it has no path. By default what
             the environment says, or a collector on this machine.
-
-    Raises:
-        ConfigError: `endpoint` is no URL.
     """
 
     def __init__(self, run: str, endpoint: str = "") -> None:
@@ -93,18 +89,9 @@ class Refusals(logging.Handler):
 
 
 def full_url(endpoint: str) -> str:
-    """The URL to which metrics are sent.
-
-    Raises:
-        ConfigError: `endpoint` is no URL.
-    """
-    parts = urlsplit(endpoint)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(
-            f"cannot send metrics to {endpoint!r}; write the receiver's URL for OTLP over HTTP, "
-            "such as otlp:http://collector:4318"
-        )
-    return endpoint if parts.path.strip("/") else endpoint.rstrip("/") + PATH
+    """The URL to which metrics are sent."""
+    has_path = bool(urlsplit(endpoint).path.strip("/"))
+    return endpoint if has_path else endpoint.rstrip("/") + PATH
 
 
 def data_of(now: Snapshot, resource: Resource) -> otel.MetricsData:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol, Self
+from urllib.parse import urlsplit
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.watched import Watched
@@ -106,16 +107,11 @@ class Wandb:
         self._run.finish()
 
 
-def is_sink(where: str) -> bool:
-    """Whether a place for metrics is one that they are sent to."""
-    return where.partition(":")[0] in PACKAGES
-
-
-def open_sink(where: str, run: str) -> Sink:
-    """The sink that `KIND[:WHERE]` names, for the metrics of a run.
+def check_place(where: str) -> None:
+    """Refuse a place to which no metrics can be sent, before anything is opened.
 
     Raises:
-        ConfigError: There is none, it lacks its place, or its package is not installed.
+        ConfigError: There is no such kind, it lacks its place, or its package is not installed.
     """
     kind, _, place = where.partition(":")
     if kind not in PACKAGES:
@@ -126,9 +122,40 @@ def open_sink(where: str, run: str) -> Sink:
             f"cannot send metrics to {where!r}: {package} is not installed; run: pip install "
             f"'gemini-lab[{extra}]'"
         )
+    if kind == "tensorboard" and not place:
+        raise ConfigError("cannot send metrics to 'tensorboard'; write tensorboard:FOLDER")
+    if kind == "otlp" and place:
+        check_url(place)
+
+
+def check_url(url: str) -> None:
+    """Refuse what is no URL of a receiver.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError(
+            f"cannot send metrics to {url!r}; write the receiver's URL for OTLP over HTTP, such as "
+            "otlp:http://collector:4318"
+        )
+
+
+def is_sink(where: str) -> bool:
+    """Whether a place for metrics is one that they are sent to."""
+    return where.partition(":")[0] in PACKAGES
+
+
+def open_sink(where: str, run: str) -> Sink:
+    """The sink that `KIND[:WHERE]` names, for the metrics of a run.
+
+    Raises:
+        ConfigError: See `check_place`.
+    """
+    check_place(where)
+    kind, _, place = where.partition(":")
     if kind == "tensorboard":
-        if not place:
-            raise ConfigError("cannot send metrics to 'tensorboard'; write tensorboard:FOLDER")
         return TensorBoard(Path(place) / run)
     if kind == "wandb":
         return Wandb(run, place)
