@@ -8,7 +8,9 @@ import importlib.util
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, Self
 from urllib.parse import urlsplit
@@ -148,12 +150,7 @@ def is_sink(where: str) -> bool:
 
 
 def open_sink(where: str, run: str) -> Sink:
-    """The sink that `KIND[:WHERE]` names, for the metrics of a run.
-
-    Raises:
-        ConfigError: See `check_place`.
-    """
-    check_place(where)
+    """The sink that `KIND[:WHERE]` names, which was checked, for the metrics of a run."""
     kind, _, place = where.partition(":")
     if kind == "tensorboard":
         return TensorBoard(Path(place) / run)
@@ -177,16 +174,17 @@ class Sender:
 
     Args:
         run: The run; nobody else asks it.
-        sinks: By the words that named them.
+        opens: Open the sinks, by the words that named them.
 
     Attributes:
-        failing: Those whose newest snapshot did not get there.
+        failing: Those that could not be opened, or whose newest snapshot did not get there.
     """
 
-    def __init__(self, run: Watched, sinks: dict[str, Sink]) -> None:
+    def __init__(self, run: Watched, opens: Mapping[str, Callable[[], Sink]]) -> None:
         self.failing: set[str] = set()
         self._run = run
-        self._sinks = sinks
+        self._opens = opens
+        self._sinks: dict[str, Sink] = {}
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="metrics")
 
@@ -200,16 +198,24 @@ class Sender:
         return is_over
 
     def _write(self, where: str, sink: Sink, now: Snapshot) -> None:
-        try:
+        with self._telling_of(where):
             sink.write(now)
-        except Exception as error:  # noqa: BLE001  # somebody else's library: the run goes on
+            self.failing.discard(where)
+
+    @contextmanager
+    def _telling_of(self, where: str) -> Iterator[None]:
+        """Say it once where somebody else's library fails: the run goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
             if where not in self.failing:
                 self.failing.add(where)
                 print(f"gemini-lab: metrics do not get to {where}: {error}", file=sys.stderr)  # noqa: T201
-        else:
-            self.failing.discard(where)
 
     def _send_all(self) -> None:
+        for where, open_it in self._opens.items():
+            with self._telling_of(where):
+                self._sinks[where] = open_it()
         is_last = False
         while True:
             began_s = time.thread_time()
@@ -217,8 +223,9 @@ class Sender:
                 break
             took_s = time.thread_time() - began_s
             is_last = self._is_stopped.wait(max(LOOK_S, took_s / MOST_BUSY))
-        for sink in self._sinks.values():
-            sink.close()
+        for where, sink in self._sinks.items():
+            with self._telling_of(where):
+                sink.close()
 
     def wait(self) -> None:
         """Return when the run is over and all was sent."""
@@ -237,6 +244,8 @@ def sender(run: Watched, name: str, places: Sequence[str]) -> Sender:
     """Sends a run's metrics to `places` while its block lasts.
 
     Raises:
-        ConfigError: See `open_sink`.
+        ConfigError: See `check_place`.
     """
-    return Sender(run, {where: open_sink(where, name) for where in places})
+    for where in places:
+        check_place(where)
+    return Sender(run, {where: partial(open_sink, where, name) for where in places})

@@ -15,7 +15,7 @@ from gemini_lab.cli import metrics as command
 from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.metrics import RunCollector, telling
-from gemini_lab.lab.sinks import open_sink, sender
+from gemini_lab.lab.sinks import Sender, check_place
 from gemini_lab.lab.watched import Watched
 from gemini_lab.log.file import LOG_FILE, EventLog
 
@@ -227,7 +227,7 @@ def test_wandb_logs_a_curve_for_each_number_while_offline(saved, tmp_path, monke
 )
 def test_a_place_that_there_is_not_is_refused_with_those_that_there_are(where, way_out):
     with pytest.raises(ConfigError, match=way_out):
-        open_sink(where, "told")
+        check_place(where)
 
 
 def test_a_port_that_is_none_is_refused_with_all_that_can_be_written(tmp_path):
@@ -253,11 +253,17 @@ class Failing:
 
 def test_a_sink_that_fails_harms_neither_the_run_nor_other_sinks(saved, capsys):
     failing = Failing()
-    from gemini_lab.lab.sinks import Sender
-
-    with Sender(Watched("told", saved(with_one_loss())), {"tensorboard:tb": failing}) as sending:
+    opens = {"wandb": no_key, "tensorboard:tb": lambda: failing}
+    with Sender(Watched("told", saved(with_one_loss())), opens) as sending:
         sending.wait()
-    assert capsys.readouterr().err.count("the disk is full") == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "gemini-lab: metrics do not get to wandb: there is no key",
+        "gemini-lab: metrics do not get to tensorboard:tb: the disk is full",
+    ]
     assert failing.is_closed
-    assert sending.failing == {"tensorboard:tb"}
-    assert sender(Watched("none"), "none", []).failing == set()
+    assert sending.failing == {"wandb", "tensorboard:tb"}
+
+
+def no_key():
+    raise ValueError("there is no key")
