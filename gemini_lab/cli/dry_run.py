@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import versions_at
@@ -41,6 +41,9 @@ def find_block(job: Job) -> ConfigBlock:
 
     The script alone decides what it hands to `deepspeed.initialize`, so this is a guess, and says
     so.
+
+    Raises:
+        ConfigError: Such a file has a block that nobody can read.
     """
     in_script: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
@@ -59,13 +62,28 @@ def find_block(job: Job) -> ConfigBlock:
 
 
 def _block_in(path: Path) -> dict[str, SettingValue] | None:
-    """The block in a file; `None` if there is none."""
+    """The block in a file; `None` if there is none.
+
+    Raises:
+        ConfigError: Nobody can read it.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        if '"gemini"' not in text:
+            return None
+        raise ConfigError(f"{path} is no JSON: {error}; correct it there") from error
     block = content.get("gemini") if isinstance(content, dict) else None
-    return block if isinstance(block, dict) else None
+    if block is None or isinstance(block, dict):
+        return block
+    raise ConfigError(
+        f'"gemini" in {path} has to be an object, such as {{"replicas": 2}} (got '
+        f"{json.dumps(block)})"
+    )
 
 
 def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`gemini-lab metrics`: a run's metrics for Prometheus and whatever else reads OpenMetrics."""
+"""`gemini-lab metrics`: a run's metrics, served for Prometheus or sent to where they are drawn."""
 
 import argparse
 import time
@@ -9,6 +9,7 @@ from typing import Final
 from gemini_lab.cli.exits import Exit
 from gemini_lab.lab.access import Finder
 from gemini_lab.lab.metrics import LOOPBACK, serve_metrics, text_of
+from gemini_lab.lab.sinks import HOW, sender
 from gemini_lab.lab.watched import watched
 from gemini_lab.log.file import RUNS_FOLDER
 
@@ -17,7 +18,7 @@ LOOK_S: Final = 1.0
 
 
 def command(arguments: Sequence[str]) -> int:
-    """Run `gemini-lab metrics` until it is interrupted: what a run ended with can be read on."""
+    """Serve until interrupted: what a run ended with can be read on. Or send until it is over."""
     options = argparse.ArgumentParser(prog="gemini-lab metrics", description=__doc__)
     options.add_argument(
         "run", nargs="?", default="latest", help="a run's folder, its name, or 'latest'"
@@ -27,6 +28,12 @@ def command(arguments: Sequence[str]) -> int:
         "--address", default=LOOPBACK, help="on which address to listen (%(default)s)"
     )
     options.add_argument("--once", action="store_true", help="print them, and serve nothing")
+    options.add_argument(
+        "--to",
+        action="append",
+        metavar="WHERE",
+        help=f"serve nothing, but send them until the run is over, to {HOW}; may be repeated",
+    )
     options.add_argument("--store", help="the etcd that knows the run: host:port[,host:port...]")
     options.add_argument("--token-file", type=Path, help="file with the lab's token")
     options.add_argument(
@@ -40,6 +47,10 @@ def command(arguments: Sequence[str]) -> int:
         if asked.once:
             print(text_of(run), end="")  # noqa: T201
             return Exit.FINISHED
+        if asked.to:
+            with sender(run, finder.name, asked.to) as sending:
+                sending.wait()
+            return Exit.FAILED if sending.failing else Exit.FINISHED
         with serve_metrics(run, port=asked.port, address=asked.address) as port:
             where = f"http://{asked.address}:{port}/metrics"
             print(f"metrics of {finder.name} are at {where}; Ctrl-C ends this", flush=True)  # noqa: T201

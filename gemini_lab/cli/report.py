@@ -8,10 +8,11 @@ from pathlib import Path
 
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.file import LOG_FILE, find_run, read_log
-from gemini_lab.report.build import load_report
+from gemini_lab.report.build import load_report, report_of
 from gemini_lab.report.predicted import lines, predict
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.text import ink_for, render
+from gemini_lab.report.tables.spent import spent
+from gemini_lab.report.text import ink_for, render, render_spent
 from gemini_lab.report.trace import chrome_trace
 
 
@@ -43,7 +44,9 @@ def command(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     folder = find_run(options.run)
-    report = load_report(folder)
+    run = RunReducer(name=folder.name, keep=FOR_REPORT)
+    run.extend(read_log(folder / LOG_FILE))
+    report = report_of(run)
     if options.chrome_trace is not None:
         trace = chrome_trace(read_log(folder / LOG_FILE))
         options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
@@ -52,14 +55,15 @@ def command(arguments: Sequence[str]) -> int:
     if options.json:
         text = json.dumps(report.to_json(), indent=2)
     else:
-        text = render(report, ink=ink_for(sys.stdout.encoding))
-        text += f"\n\nlog: {folder / LOG_FILE}"
+        ink = ink_for(sys.stdout.encoding)
+        parts = [render(report, ink=ink), render_spent(spent(run), ink=ink)]
+        text = "\n\n".join([*parts, f"log: {folder / LOG_FILE}"])
     print(text)  # noqa: T201
     if options.predict is not None:
         known = (
             RunReducer.load(find_run(options.predict), keep=FOR_REPORT) if options.predict else None
         )
-        predicted = predict(RunReducer.load(folder, keep=FOR_REPORT), learned=known)
+        predicted = predict(run, learned=known)
         print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
     if options.compare is None:
         return 0

@@ -21,9 +21,10 @@ from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, LabOptions, config_of
 from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.metrics import serving
+from gemini_lab.lab.metrics import check_places, telling
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.run import Run
+from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.seats import Seats
@@ -129,7 +130,11 @@ def _add_run(options: Options) -> None:
         help="on SIGTERM or SIGUSR1: seconds to save a version before the end (%(default).0f)",
     )
     options.add_argument(
-        "--metrics", metavar="[ADDRESS:]PORT", help="serve metrics for Prometheus there"
+        "--metrics",
+        action="append",
+        default=[],
+        metavar="WHERE",
+        help="serve metrics for Prometheus at [ADDRESS:]PORT, or send them to " + HOW,
     )
     options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
     options.add_argument(
@@ -162,6 +167,12 @@ def launch(options: argparse.Namespace) -> int:
         passes_local_rank=options.pass_local_rank,
     )
     job.check()
+    check_places(options.metrics)
+    if options.metrics and options.detach:
+        raise ConfigError(
+            "--metrics tells them from this command, which --detach ends; leave it out, and start "
+            "`gemini-lab metrics RUN` beside the run"
+        )
     settings = settings_of(options)
     Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
@@ -188,7 +199,7 @@ def launch(options: argparse.Namespace) -> int:
             **settings,
         )
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
-        with serving(run, options.metrics):
+        with telling(run, options.metrics):
             return follow(run, options.notice)
 
 

@@ -111,6 +111,7 @@ class LiveProtection:
             while self._state.version < total:
                 yield self._state.version
                 self.reach_top()
+            self._traffic.wait()  # the script may destroy its process groups now
         finally:  # also where the script breaks off its loop
             self._top_is_told = False
             self._keep_drawn()
@@ -232,7 +233,7 @@ class LiveProtection:
         if self._is_finished:
             return
         self._is_finished = True
-        self._traffic.wait()
+        self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()
         elif not self._traffic.is_sent(self._state.version):

@@ -21,6 +21,7 @@ from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.live import LiveProtection, epoch_in
+from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
@@ -39,7 +40,7 @@ from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.node_link import node_link
-from gemini_lab.transfer.traffic import CheckpointTraffic, open_traffic
+from gemini_lab.transfer.traffic import CheckpointTraffic, Emit, open_traffic
 from gemini_lab.transfer.version import Peers
 
 Value = TypeVar("Value")
@@ -166,10 +167,11 @@ def start_protection(
     )
     with session.pulse.within("restoring", start.plan.tier):
         newest, epoch = _restore(session, state, place)
-    traffic = _open_traffic(session, engine, place, memory, settings)
+    emit = with_monitor(engine, session.emit)
+    traffic = _open_traffic(session, engine, place, memory, settings, emit=emit)
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
-    iterations = IterationLog(session.emit, newest=newest, measure=lambda: gradient_norm(engine))
+    iterations = IterationLog(emit, newest=newest, measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
     protection = LiveProtection(
@@ -259,6 +261,8 @@ def _open_traffic(
     place: Place,
     memory: ShardMemory,
     settings: Settings,
+    *,
+    emit: Emit,
 ) -> CheckpointTraffic:
     """What sends this rank's versions to its peers, as the settings want it."""
     rank, seats = place.rank, place.seats
@@ -274,8 +278,8 @@ def _open_traffic(
         shard_bytes=memory.shard_bytes,
         link=_open_link(settings, session.start, place.group),
         node_of=seats.node_of,
-        on_device=torch.device(engine.device).type == "cuda",
-        emit=session.emit,
+        device=torch.device(engine.device),
+        emit=emit,
     )
 
 

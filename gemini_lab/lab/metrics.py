@@ -1,7 +1,7 @@
 """An endpoint for Prometheus and whatever else reads OpenMetrics."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 
 from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.lab.sinks import HOW, check_place, is_sink, sender
 from gemini_lab.lab.watched import Watched
 from gemini_lab.report.metrics import metrics_of
 
@@ -64,19 +65,49 @@ def serve_metrics(run: Watched, *, port: int, address: str = LOOPBACK) -> Iterat
         thread.join()
 
 
-@contextmanager
-def serving(run: HasFolder, where: str | None) -> Iterator[None]:
-    """Serve the metrics of a run whose log is here at `[address:]port`, if that was given.
+def check_places(places: Sequence[str]) -> None:
+    """Refuse places to which no metrics can be told, before a run begins.
 
     Raises:
-        ConfigError: That is no port.
-        LaunchError: It is taken.
+        ConfigError: One is such a place.
     """
-    if where is None:
+    for where in places:
+        if is_sink(where):
+            check_place(where)
+        else:
+            split_port(where)
+
+
+@contextmanager
+def telling(run: HasFolder, places: Sequence[str]) -> Iterator[None]:
+    """Tell the metrics of a run whose log is here until the block ends.
+
+    Args:
+        run: The run.
+        places: Where to: `[ADDRESS:]PORT` is served, all else sent; see `gemini_lab.lab.sinks`.
+
+    Raises:
+        ConfigError: There is no such place, or what it needs is not installed.
+        LaunchError: A port is taken.
+    """
+    with ExitStack() as until_end:
+        for where in places:
+            if not is_sink(where):
+                address, port = split_port(where)
+                served = Watched(run.name, run.folder)
+                until_end.enter_context(serve_metrics(served, port=port, address=address))
+        if sent := [where for where in places if is_sink(where)]:
+            until_end.enter_context(sender(Watched(run.name, run.folder), run.name, sent))
         yield
-        return
+
+
+def split_port(where: str) -> tuple[str, int]:
+    """`[ADDRESS:]PORT` as both.
+
+    Raises:
+        ConfigError: It is none.
+    """
     address, _, port = where.rpartition(":")
     if not port.isdecimal():
-        raise ConfigError(f"cannot serve metrics at {where!r}; write PORT or ADDRESS:PORT")
-    with serve_metrics(Watched(run.name, run.folder), port=int(port), address=address or LOOPBACK):
-        yield
+        raise ConfigError(f"cannot tell metrics to {where!r}; write PORT, ADDRESS:PORT, {HOW}")
+    return address or LOOPBACK, int(port)

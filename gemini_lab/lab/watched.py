@@ -5,17 +5,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gemini_lab.lab.access import Finder
 from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.log.follow import LogFeed
-from gemini_lab.report.metrics import FOR_METRICS
+from gemini_lab.report.metrics import FOR_METRICS, Snapshot, snapshot_of
 from gemini_lab.report.reducer import RunReducer
 
 Answer = TypeVar("Answer")
+APART_S: Final = 1.0
+MOMENTS: Final = 2000
 
 
 class Watched:
@@ -42,6 +45,24 @@ class Watched:
             while self._feed is not None and (entries := self._feed.poll()):
                 self._run.extend(entries)
             return question(self._run, time.time())
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The metrics after each iteration that was told since, and as they are now.
+
+        Such moments are `APART_S` apart or more, and the further apart the older the run is: a
+        snapshot costs time in proportion to the iterations so far. What others `take` has no
+        moments of its own: of that there is only the newest.
+        """
+        next_s = 0.0
+        while self._feed is not None and (entries := self._feed.poll()):
+            for entry in entries:
+                self.take(entry)
+                if isinstance(entry.event, events.Iteration) and entry.at_s >= next_s:
+                    with self._lock:
+                        then = snapshot_of(self._run, now_s=entry.at_s, is_newest=False)
+                    next_s = then.at_s + max(APART_S, (then.at_s - then.started_s) / MOMENTS)
+                    yield then
+        yield self.ask(lambda run, now_s: snapshot_of(run, now_s=now_s))
 
 
 @contextmanager

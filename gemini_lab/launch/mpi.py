@@ -44,7 +44,7 @@ class Hosts:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Hosts":
-        """The hosts in a hostfile of MPI or DeepSpeed: `host` or `host slots=8` on each line.
+        """The hosts in a hostfile of MPI or DeepSpeed: `host`, `host slots=8` or `host:8` a line.
 
         A line is a machine, and gets one agent. Its slots are processors or GPUs: room for workers,
         not for replicas.
@@ -60,9 +60,13 @@ class Hosts:
         room: dict[str, int] = {}
         for line in lines:
             name, *options = line.partition("#")[0].split() or [""]
+            if (counted := name.partition(":"))[2].isdecimal():  # MPICH's and Intel MPI's `host:8`
+                name, options = counted[0], [f"slots={counted[2]}", *options]
             slots = [o.removeprefix("slots=") for o in options if o.startswith("slots=")]
-            if slots and not slots[0].isdecimal():
-                raise ConfigError(f"cannot read {line!r} in {path}; write `host` or `host slots=8`")
+            if any("=" not in o for o in options) or (slots and not slots[0].isdecimal()):
+                raise ConfigError(
+                    f"cannot read {line!r} in {path}; write `host`, `host slots=8` or `host:8`"
+                )
             if name:
                 names.append(name)
             if slots:

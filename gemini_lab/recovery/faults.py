@@ -20,6 +20,12 @@ _OF_THE_NETWORK: Final = re.compile(
     re.IGNORECASE,
 )
 """In the errors that ranks raise because another one is gone."""
+_OF_THE_BUILD: Final = re.compile(r"doesn't have \w+ built in")
+"""In what torch raises for a backend that it was built without. That no GPU is found may be a lost
+GPU's fault, and another machine's may be there."""
+BUILD_WAY_OUT: Final = (
+    "train with a backend that this PyTorch has (gloo on CPUs), or install a PyTorch with this one"
+)
 HANG_WAY_OUT: Final = (
     "if that was healthy, raise min_progress_s (in a step) or idle_s (elsewhere), or do long work "
     "inside `with protected.pause(...)`"
@@ -105,6 +111,8 @@ def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
 
 def is_of_the_network(error: str) -> bool:
     """Whether an error sounds like one that a rank raises because another one is gone."""
+    if _OF_THE_BUILD.search(error):
+        return False
     return error.startswith("Dist") or _OF_THE_NETWORK.search(error) is not None
 
 
@@ -154,10 +162,12 @@ def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str 
         attempts: Workers that failed since the last new iteration, this one included.
     """
     error = exited.error
-    is_final = error is not None and error.error in FINAL_ERRORS
+    lacks = error is not None and _OF_THE_BUILD.search(error.text) is not None
+    is_final = lacks or (error is not None and error.error in FINAL_ERRORS)
     if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
         return None
     told = f"{error.error}: {error.text}" if error is not None and is_final else _said_last(exited)
+    told += f"; {BUILD_WAY_OUT}" if lacks else ""
     times = "" if is_final else f" (failure {attempts} without a new iteration)"
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
 

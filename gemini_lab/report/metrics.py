@@ -6,6 +6,7 @@ from the run's log, so they are the numbers of report and dashboard.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, get_args
 
 import numpy as np
@@ -31,6 +32,39 @@ FOR_METRICS: Final = Keep(bars=0, recoveries=100, notes=5, ranks=False)
 STEP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RECOVERY_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A run's metrics at a moment.
+
+    Attributes:
+        metrics: All of them; none before the run has begun.
+        iteration: Newest one that every rank has finished.
+        started_s: When the run began, on the log's clock.
+        at_s: The moment, on the same clock.
+        is_over: Whether the run has ended.
+        is_newest: Whether the log has no more by now.
+    """
+
+    metrics: Sequence[Metric]
+    iteration: int
+    started_s: float
+    at_s: float
+    is_over: bool
+    is_newest: bool
+
+
+def snapshot_of(run: RunReducer, *, now_s: float, is_newest: bool = True) -> Snapshot:
+    """A run's metrics at the moment `now_s` of the log's clock."""
+    return Snapshot(
+        metrics=tuple(metrics_of(run, now_s=now_s)),
+        iteration=run.reached.done(),
+        started_s=run.course.started_at_s,
+        at_s=now_s if run.course.ended_at_s is None else run.course.ended_at_s,
+        is_over=run.course.is_over,
+        is_newest=is_newest,
+    )
 
 
 def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:

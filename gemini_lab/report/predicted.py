@@ -55,12 +55,16 @@ class Predicted:
     Attributes:
         rows: One a part; they add up to the total.
         total: All of it.
+        effective: The share of it that trained, from 0 to 1, with the same interval.
+        measured_effective: The same in the run.
         source: Where the simulation's times come from.
         is_own: Whether that is this very run, so that only the model is tried, not its times.
     """
 
     rows: tuple[PredictedRow, ...]
     total: PredictedRow
+    effective: Interval
+    measured_effective: float
     source: str
     is_own: bool
 
@@ -122,6 +126,8 @@ def _beside(played: Replay, parts: dict[str, float], total_s: float, *, is_own: 
     return Predicted(
         rows=tuple(rows),
         total=PredictedRow(label="in all", predicted=played.total, measured_s=total_s),
+        effective=played.effective,
+        measured_effective=parts["training"] / total_s,
         source=played.source,
         is_own=is_own,
     )
@@ -140,5 +146,11 @@ def lines(predicted: Predicted) -> Iterator[str]:
             f"  {row.label:<30}{row.predicted.mean:>9.2f} s{within:>26}"
             f"{row.measured_s:>9.2f} s{mark}"
         )
+    ratio = predicted.effective
+    within = f"{ratio.low:.1%} to {ratio.high:.1%}"
+    yield (
+        f"  {'effective training time ratio':<30}{ratio.mean:>11.1%}{within:>26}"
+        f"{predicted.measured_effective:>11.1%}"
+    )
     own = ", this very run: its times are put in" if predicted.is_own else ""
     yield f"  simulated / measured {1 + predicted.error:.3f}; times from {predicted.source}{own}"

@@ -7,6 +7,7 @@ from typing import Final
 
 from gemini_lab.report.culprits import culprit_of, culprits
 from gemini_lab.report.output import error_line, last_lines
+from gemini_lab.report.tables.past import Spent
 from gemini_lab.report.values import (
     Recovery,
     RunReport,
@@ -244,6 +245,16 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
     )
     for failure in traffic.persistent_failures:
         yield f"  not persisted: {failure}"
+
+
+def render_spent(table: Spent, *, ink: Ink = BLOCKS) -> str:
+    """What every second of a run went into, with its share of all."""
+    lines = [_heading(f"Every second of {format_seconds(table.wall_s)}", ink)]
+    for row in table.rows:
+        share = row.seconds / table.wall_s
+        bar = ink.bar * round(share * _BAR_WIDTH)
+        lines.append(f"  {row.label:<21}{row.seconds:>10.2f} s{share:>7.1%}  {bar}".rstrip())
+    return "\n".join(lines)
 
 
 def _short(holder: str | None) -> str:

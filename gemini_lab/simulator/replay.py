@@ -33,11 +33,13 @@ class Replay:
     Attributes:
         total: In seconds: with mean times, and where 95 % of the replays with drawn times are.
         parts: The same for each of `PARTS`; they add up to the total.
+        effective: The same for the share of it that is training: the effective training time ratio.
         source: Where the times come from.
     """
 
     total: Interval
     parts: Mapping[str, Interval]
+    effective: Interval
     source: str
 
 
@@ -101,6 +103,7 @@ def replay(
     return Replay(
         total=_around(sum(expected.values()), [sum(one.values()) for one in drawn]),
         parts={part: _around(expected[part], [one[part] for one in drawn]) for part in PARTS},
+        effective=_around(_effective(expected), [_effective(one) for one in drawn]),
         source=times.source,
     )
 
@@ -109,6 +112,10 @@ def _parts(outcome: Outcome) -> dict[str, float]:
     down_s = {part: outcome.down_s.get(part, 0.0) for part in PARTS[2:]}
     training_s = outcome.wall_s - outcome.lost_s - sum(outcome.down_s.values())
     return {"training": training_s, "redo": outcome.lost_s, **down_s}
+
+
+def _effective(parts: Mapping[str, float]) -> float:
+    return parts["training"] / sum(parts.values())
 
 
 def _around(mean: float, values: Sequence[float]) -> Interval:

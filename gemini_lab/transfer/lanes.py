@@ -3,7 +3,7 @@
 `CudaLanes` and `pin` need a GPU; everything that stands on the contract does not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gemini_lab.errors import CapacityError
+from gemini_lab.errors import CapacityError, ConfigError, UnsupportedError
 from gemini_lab.units import format_bytes
 
 Lane = Literal["training", "wire", "bus", "local"]
@@ -23,6 +23,12 @@ Message = tuple[torch.Tensor, int]
 
 class Lanes(Protocol):
     """The queues of one device. A lane works in order; lanes wait for each other only by marks."""
+
+    def enter_thread(self) -> None:
+        """Called first on each thread, but the one that made the lanes, that gives them work."""
+
+    def require_here(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Refuse tensors that are neither on the device nor in CPU memory."""
 
     def room(self, size_bytes: int) -> torch.Tensor:
         """Memory on the device."""
@@ -55,24 +61,40 @@ class CudaLanes:
     Args:
         group: A NCCL group over all ranks for chunks alone, from `dist.new_group(backend="nccl")`;
             `None` where nothing is sent.
+        device: The GPU, the current one of the thread that makes the lanes.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: Any = None, *, device: torch.device | None = None) -> None:
         self._group = group
+        self._device = device or torch.device("cuda", torch.cuda.current_device())
         self._streams: dict[str, Any] = {
-            lane: torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            lane: torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             for lane in ("wire", "bus", "local")
         }
         if group is not None:
             # A communicator's first operation must be one in which all of its ranks take part.
-            dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+            dist.all_reduce(torch.zeros(1, device=self._device), group=group)
+
+    def enter_thread(self) -> None:
+        """Make the GPU this thread's: a new thread has the first one, and would start on it, too.
+
+        Whoever leaves a stream's context goes back to the thread's own GPU, and CUDA then takes
+        hundreds of MiB there for this process.
+        """
+        torch.cuda.set_device(self._device)
+
+    def require_here(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Refuse tensors on another GPU, where nobody would wait for a copy."""
+        require_one_device(tensors, self._device)
 
     def _stream(self, lane: Lane) -> Any:
-        return torch.cuda.current_stream() if lane == "training" else self._streams[lane]
+        if lane == "training":
+            return torch.cuda.current_stream(self._device)
+        return self._streams[lane]
 
     def room(self, size_bytes: int) -> torch.Tensor:
         """Memory on the GPU."""
-        return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def home(self, size_bytes: int) -> torch.Tensor:
         """Pinned memory."""
@@ -123,6 +145,39 @@ class CudaLanes:
         """The lane's stream as the current one."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream(lane))
         return context
+
+
+def require_current(device: torch.device, current: int) -> None:
+    """Refuse to protect what is not on the current GPU: copies would wait on the wrong queues.
+
+    Args:
+        device: Where the training is.
+        current: The number of this thread's current GPU.
+
+    Raises:
+        ConfigError: It is on another one.
+    """
+    if device.index not in {None, current}:
+        raise ConfigError(
+            f"the model is on cuda:{device.index}, and the current GPU of this process is "
+            f"cuda:{current}; call torch.cuda.set_device({device.index}), the worker's LOCAL_RANK, "
+            "before the model is made"
+        )
+
+
+def require_one_device(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Refuse tensors on other devices than `device`, or in CPU memory.
+
+    Raises:
+        UnsupportedError: There are some.
+    """
+    found = {one.device for one in tensors} - {device, torch.device("cpu")}
+    if found:
+        others = ", ".join(sorted(map(str, found)))
+        raise UnsupportedError(
+            f"this worker trains on {device}, and parts of its state are on {others}; one worker "
+            "protects one GPU: start a worker for each (--workers-per-node)"
+        )
 
 
 def pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:

@@ -57,7 +57,11 @@ class VersionMover:
         self._mark = mark
         self._marks: tuple[int, ...] = ()
         self._route: Route = BackgroundRoute(wire, peers)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gemini-mover")
+        self._thread = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="gemini-mover",
+            initializer=None if wire.lanes is None else wire.lanes.enter_thread,
+        )
         self._under_way: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -84,6 +88,8 @@ class VersionMover:
         """Begin to move a version; its tensors must not change until `wait` returns."""
         self.wait()
         rank, lanes = self._peers.rank, self._wire.lanes
+        if lanes is not None and self._under_way is None:
+            lanes.require_here(tensor for _, tensor in version.pieces)
         buffers = VersionBuffers(
             own=self._slab.begin(rank, version.version, version.lineage),
             incoming={

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from gemini_lab.log import events
@@ -14,7 +15,7 @@ from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.transfer.clocks import DeviceClock, WallClock
 from gemini_lab.transfer.conductor import Conductor
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.lanes import CudaLanes, pin
+from gemini_lab.transfer.lanes import CudaLanes, pin, require_current
 from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.node_link import own_link
@@ -105,6 +106,17 @@ class CheckpointTraffic:
         """Whether this version was sent, or none ever is."""
         return self._scheme == "none" or self._newest_sent == version
 
+    def end_training(self) -> None:
+        """What is sent from here on leaves in the background; all ranks call it, and once.
+
+        There are no more spans to use, and the script may have destroyed its process groups, the
+        schemes' NCCL group among them.
+        """
+        self.wait()
+        if self._seam is not None:
+            self._seam.expect(None)
+        self._mover.follow(None)
+
     def close(self) -> None:
         """Finish what is under way."""
         self.wait()
@@ -120,7 +132,7 @@ def open_traffic(
     shard_bytes: Sequence[int],
     link: LinkBucket | None,
     node_of: Callable[[int], Hashable],
-    on_device: bool,
+    device: torch.device,
     emit: Emit,
 ) -> CheckpointTraffic:
     """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
@@ -133,10 +145,14 @@ def open_traffic(
         shard_bytes: Payload bytes of every rank's shard.
         link: This node's emulated link, if it has one.
         node_of: From a rank to its node.
-        on_device: Whether training runs on CUDA.
+        device: Where training runs.
         emit: Says an event.
+
+    Raises:
+        ConfigError: It is a GPU, and not the current one.
     """
-    wire = _open_wire(settings, group, slab, link=link, on_device=on_device)
+    on_device = device.type == "cuda"
+    wire = _open_wire(settings, group, slab, link=link, device=device)
     is_scheduled = settings.scheme in SCHEDULED
     planner = OnlinePlanner(
         world_size=group.world_size if is_scheduled else 1,
@@ -174,11 +190,12 @@ def _open_wire(
     slab: Slab,
     *,
     link: LinkBucket | None,
-    on_device: bool,
+    device: torch.device,
 ) -> Wire:
     """What versions travel over; with a GPU, all ranks come here at the same time."""
     lanes = None
-    if on_device:
+    if device.type == "cuda":
+        require_current(device, torch.cuda.current_device())
         pin(slab.memory)
         is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
         torch_distributed: Any = dist  # its stubs leave out what is used here

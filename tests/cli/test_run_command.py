@@ -88,6 +88,41 @@ def test_an_impossible_setting_in_the_block_is_found_before_anything_starts(proj
     assert "no scheme 'fast'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"gemini": {"replicas": 2,}}', "is no JSON: "),
+        ('{"gemini": [2]}', "has to be an object"),
+        ('{"gemini": {"log_collectives": "no"}}', "it has to be true or false"),
+        ('{"gemini": {"replicas": 2.5}}', "it has to be a whole number"),
+    ],
+)
+def test_a_block_that_nobody_can_read_is_refused_and_not_passed_over(project, capsys, text, said):
+    (project / "ds_config.json").write_text(text)
+    assert main(["run", "--dry-run", "--nodes", "2", "train.py"]) == Exit.REFUSED
+    assert said in capsys.readouterr().err
+
+
+def test_another_file_that_is_no_json_is_none_of_our_business(project, capsys):
+    (project / "ds_config.json").write_text("[1, 2,")
+    assert main(["run", "--dry-run", "--nodes", "2", "train.py"]) == Exit.FINISHED
+    assert "not seen from here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "way_out"),
+    [
+        (["--metrics", "influx:host"], "write PORT, ADDRESS:PORT, otlp"),
+        (["--metrics", "9408", "--metrics", "otlp:host:1"], "such as otlp:http://collector:4318"),
+        (["--metrics", "9408", "--detach"], "start `gemini-lab metrics RUN` beside the run"),
+    ],
+)
+def test_where_metrics_cannot_go_is_said_before_anything_starts(project, capsys, options, way_out):
+    assert main(["run", *options, "--nodes", "2", "train.py"]) == Exit.REFUSED
+    assert way_out in capsys.readouterr().err
+    assert sorted(path.name for path in project.iterdir()) == ["ds_config.json", "train.py"]
+
+
 @pytest.mark.usefixtures("project")
 def test_a_dry_run_says_which_node_is_on_which_host(capsys):
     options = ["--nodes", "2", "--standbys", "1", "--hosts", "a,b,c,d"]

@@ -54,8 +54,20 @@ def test_a_jobsets_pods_run_commands_that_there_are_and_outlive_the_notice():
     assert found["launcher"].etcd == found["node"].store
     assert found["launcher"].notice < found["node"].notice, "nodes have to outlive the save"
     assert jobs["node"]["completions"] == found["launcher"].nodes + found["launcher"].standbys
+    gpus = jobs["node"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert gpus["nvidia.com/gpu"] == found["launcher"].workers_per_node
     final = jobs["launcher"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]
     assert final == [1, 2, 3]
+
+
+def test_a_kubeflow_job_asks_for_the_nodes_and_gpus_that_its_command_uses():
+    trainer = yaml.safe_load((EXAMPLES / "kubeflow.yaml").read_text())["spec"]["trainer"]
+    assert trainer["command"] == ["gemini-lab"]
+    options = parsed(trainer["args"])
+    assert trainer["numNodes"] > options.nodes + options.standbys
+    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == options.workers_per_node
+    assert trainer["numProcPerNode"] == options.workers_per_node
+    assert options.notice < 30, "the seconds that Kubernetes gives a pod that is to end"
 
 
 def test_skypilots_task_runs_commands_that_there_are():
@@ -64,6 +76,7 @@ def test_skypilots_task_runs_commands_that_there_are():
     options = parsed(launcher)
     assert {parsed(words).lab for words in nodes} == {options.join}
     assert task["num_nodes"] == options.nodes + options.standbys
+    assert task["resources"]["accelerators"] == f"H100:{options.workers_per_node}"
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75, 143]
 
 
@@ -71,5 +84,5 @@ def test_what_was_not_tried_says_so_and_the_guide_links_to_all():
     guide = GUIDE.read_text()
     for path in EXAMPLES.iterdir():
         assert f"../examples/{path.name}" in guide
-        if path.name in {"jobset.yaml", "skypilot.yaml", "Dockerfile"}:
+        if path.name in {"jobset.yaml", "kubeflow.yaml", "skypilot.yaml", "Dockerfile"}:
             assert path.read_text().startswith("# Untried")

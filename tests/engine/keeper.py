@@ -33,6 +33,9 @@ class Keeper:
                 payload[offset : offset + len(raw)] = raw
         return 0.0
 
+    def end_training(self):
+        self.wait()
+
     def end_iteration(self, _version):
         return True
 

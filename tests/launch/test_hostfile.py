@@ -19,6 +19,13 @@ def test_slots_are_room_for_workers_and_not_for_nodes(tmp_path):
     LabConfig(nodes=2, standbys=0, workers_per_node=8, hosts=hosts)
 
 
+def test_each_kind_of_hostfile_is_read_as_what_it_is(tmp_path):
+    """Open MPI's and DeepSpeed's, MPICH's and Intel MPI's, and addresses with colons in them."""
+    hosts = read(tmp_path, "a slots=2 max_slots=4\nb:8\nuser@c\nfe80::8\n")
+    assert hosts.names == ("a", "b", "user@c", "fe80::8")
+    assert hosts.slots == {"a": 2, "b": 8}
+
+
 def test_more_nodes_than_lines_are_refused_with_the_way_out(tmp_path):
     hosts = read(tmp_path, "worker-1 slots=8\n")
     with pytest.raises(ConfigError, match=r"only 1 hosts.*name it twice"):
@@ -37,7 +44,12 @@ def test_more_workers_than_slots_are_refused_with_the_hosts_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("a slots=many", "cannot read 'a slots=many'"), ("# none", "names no host")]
+    ("text", "told"),
+    [
+        ("a slots=many", "cannot read 'a slots=many'"),
+        ("a b c", "cannot read 'a b c'"),
+        ("# none", "names no host"),
+    ],
 )
 def test_a_hostfile_that_says_nothing_is_refused(tmp_path, text, told):
     with pytest.raises(ConfigError, match=told):

@@ -3,10 +3,13 @@
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.faults import own_error
+from gemini_lab.recovery.faults import cause_of, own_error, reason_to_give_up
 from gemini_lab.recovery.messages import ScriptError, WorkerExited
 
 from .story import Story
+
+NO_NCCL = "Distributed package doesn't have NCCL built in"
+NO_GPU = "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
 
 
 def raise_in(story: Story, rank: int, error: str, text: str, *, iteration: int) -> None:
@@ -56,12 +59,23 @@ def test_a_setting_allows_as_many_as_one_likes():
         (3, None, False),
         (1, ScriptError(error="DistBackendError", text="something"), False),
         (1, ScriptError(error="RuntimeError", text="[gloo/pair.cc:54] Read error"), False),
+        (1, ScriptError(error="RuntimeError", text=NO_NCCL), True),
+        (1, ScriptError(error="ValueError", text=NO_GPU), False),
         (1, ScriptError(error="BrokenPipeError", text="[Errno 32] Broken pipe"), False),
     ],
 )
 def test_what_another_machines_loss_may_have_raised_is_not_the_scripts_own(code, error, is_own):
     exited = WorkerExited(rank=0, epoch=1, code=code, output="", error=error)
     assert bool(own_error(exited)) == is_own
+
+
+def test_a_backend_that_this_torch_lacks_ends_the_run_at_once_with_the_way_out():
+    error = ScriptError(error="RuntimeError", text=NO_NCCL)
+    exited = WorkerExited(rank=0, epoch=1, code=1, output="", error=error)
+    reason = reason_to_give_up(exited, node="node-0", attempts=1)
+    assert NO_NCCL in reason
+    assert "gloo on CPUs" in reason
+    assert cause_of(exited) == "script"
 
 
 def test_numbers_do_not_make_another_error():

@@ -94,6 +94,8 @@ def test_the_model_alone_errs_by_less_than_2_percent(reduced, name):
     """With a run's own times put in, what is left is the model's error."""
     found = predict(reduced[name])
     assert abs(found.error) < 0.02
+    assert found.effective.mean == pytest.approx(found.measured_effective, abs=0.02)
+    assert found.effective.low <= found.effective.mean <= found.effective.high
     assert list(lines(found))[-1].endswith("this very run: its times are put in")
     other = next(row for row in found.rows if row.label == "other")
     assert abs(other.measured_s) < 0.01 * found.total.measured_s
@@ -105,6 +107,7 @@ def test_the_command_prints_simulated_beside_measured(runs, capsys):
     text = capsys.readouterr().out
     assert "Simulated beside measured" in text
     assert "times from the log of six_failures" in text
+    assert "effective training time ratio" in text
     assert "this very run" not in text
 
 

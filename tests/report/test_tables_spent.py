@@ -1,5 +1,9 @@
 """Every second of a run explained: the parts add up, and each is what the log told of it."""
 
+import gzip
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,9 +11,14 @@ from hypothesis import strategies as st
 from told_runs import ToldRun, with_a_root_loss, with_one_loss
 
 from gemini_lab.log import events
+from gemini_lab.log.file import LineReader
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.past import Spent
 from gemini_lab.report.tables.spent import paint, spent
+from gemini_lab.report.text import render_spent
+
+RECORDED = Path(__file__).with_name("recorded")
+ENDS = ("run_started", "run_finished")
 
 
 def spent_of(run: ToldRun, *, now_s: float | None = None) -> Spent:
@@ -98,3 +107,18 @@ def test_no_moment_counts_twice_and_a_later_layer_hides_an_earlier_one(layers) -
     everything = np.array([[-1.0, 11.0]])
     assert sum(paint([everything, *layers], 0.0, 10.0)) == pytest.approx(10.0)
     assert paint([*layers, everything], 0.0, 10.0)[-1] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("name", ["four_failures", "six_failures"])
+def test_a_recorded_run_is_explained_within_1_percent(name) -> None:
+    """Real logs: the parts add up to the wall time, and nearly nothing is left unexplained."""
+    lines = gzip.decompress((RECORDED / f"{name}.jsonl.gz").read_bytes()).splitlines()
+    reader, run = LineReader(), RunReducer()
+    run.extend(entry for line in lines if (entry := reader.read(line)) is not None)
+    table = spent(run)
+    told = [entry["at_s"] for entry in map(json.loads, lines) if entry["kind"] in ENDS]
+    assert table.wall_s == pytest.approx(told[1] - told[0])
+    assert sum(row.seconds for row in table.rows) == pytest.approx(table.wall_s)
+    assert table.share("other") < 0.01
+    text = render_spent(table)
+    assert all(row.label in text for row in table.rows)

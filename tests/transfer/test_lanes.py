@@ -1,19 +1,36 @@
-"""A GPU's streams and pinned slabs; all of it needs a GPU."""
+"""A GPU's streams and pinned slabs, most of which needs a GPU; and what is refused on any."""
 
 import pytest
 import torch
 
+from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.memory.slab import Slab, SlotSpec
-from gemini_lab.transfer.lanes import CudaLanes, pin
+from gemini_lab.transfer.lanes import CudaLanes, pin, require_current, require_one_device
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.version import OutgoingVersion
 from gemini_lab.units import KIB, MIB
 
-pytestmark = pytest.mark.skipif(
+needs_a_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="CUDA streams need a GPU, and PyTorch sees none here"
 )
 
 
+def test_a_model_that_is_not_on_the_current_gpu_is_refused() -> None:
+    require_current(torch.device("cuda:3"), 3)
+    require_current(torch.device("cuda"), 3)
+    with pytest.raises(ConfigError, match=r"torch.cuda.set_device\(3\)"):
+        require_current(torch.device("cuda:3"), 0)
+
+
+def test_state_on_several_devices_is_refused_and_state_in_cpu_memory_is_not() -> None:
+    here, elsewhere = torch.device("meta"), torch.device("cuda:1")
+    tensors = [torch.empty(1), torch.empty(1, device=here)]
+    require_one_device(tensors, here)
+    with pytest.raises(UnsupportedError, match="parts of its state are on meta"):
+        require_one_device(tensors, elsewhere)
+
+
+@needs_a_gpu
 def test_lanes_wait_for_each_other_by_marks_only() -> None:
     lanes = CudaLanes()
     source, target = lanes.room(MIB), lanes.home(MIB)
@@ -24,6 +41,7 @@ def test_lanes_wait_for_each_other_by_marks_only() -> None:
     assert bool((target == 7).all())
 
 
+@needs_a_gpu
 def test_a_shard_on_the_gpu_reaches_a_pinned_slab_whole() -> None:
     lanes = CudaLanes()
     shard = torch.randint(256, (3 * MIB + 5,), dtype=torch.uint8, device="cuda")

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.route import BackgroundRoute
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
+from .fake_lanes import GlooLanes
 from .kill_mover import VERSIONS
 
 STATE = torch.arange(100, dtype=torch.uint8)
@@ -61,6 +63,38 @@ def test_a_route_is_closed_when_it_is_left_and_the_last_one_with_the_mover(alone
         assert closed == routes[:1]
     assert closed == routes
     assert bytes(alone[2].read(0, 1).data) == bytes(STATE.numpy())
+
+
+class Watched(GlooLanes):
+    """Lanes that know which threads have entered, as CUDA does."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.entered, self.gave = {threading.get_ident()}, set()
+        self.here = 0
+
+    def enter_thread(self):
+        self.entered.add(threading.get_ident())
+
+    def require_here(self, tensors):
+        self.here += len([*tensors])
+
+    def copy(self, lane, target, source):
+        self.gave.add(threading.get_ident())
+        super().copy(lane, target, source)
+
+
+def test_a_thread_makes_the_device_its_own_before_it_gives_it_work(alone):
+    """Else CUDA copies by way of the first GPU, and takes memory there for every worker."""
+    wire, peers, slab = alone
+    lanes = Watched()
+    with VersionMover(replace(wire, lanes=lanes), peers, slab, on_moved=lambda _: None) as mover:
+        mover.send(VERSION)
+        mover.wait()
+    assert bytes(slab.read(0, 1).data) == bytes(STATE.numpy())
+    assert lanes.gave
+    assert lanes.gave <= lanes.entered - {threading.get_ident()}
+    assert lanes.here == 1  # its tensors were asked for, once
 
 
 def test_what_broke_on_the_movers_thread_is_raised_where_training_waits(alone):

@@ -25,6 +25,9 @@ class Mover:
         self.told.append("wait")
         return 0.25
 
+    def follow(self, route) -> None:
+        self.told.append(f"follow {route}")
+
     def close(self) -> None:
         self.told.append("close")
 
@@ -72,6 +75,14 @@ def test_without_a_plan_every_version_is_sent_or_none(traffic, scheme) -> None:
 def test_in_the_background_training_goes_on_while_a_version_travels(traffic, mover) -> None:
     traffic(scheme="background").send(VERSION)
     assert mover.told == ["send 4"]
+
+
+def test_what_is_sent_when_training_is_over_needs_no_group_of_the_scripts(traffic, mover) -> None:
+    """A script that destroys its process groups at its end takes NCCL's along."""
+    one = traffic(scheme="gemini")
+    one.end_training()
+    one.send(VERSION)
+    assert mover.told == ["wait", "follow None", "send 4"]
 
 
 def test_under_blocking_a_version_is_whole_before_training_goes_on(traffic, mover) -> None:
