@@ -94,7 +94,9 @@ def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
     )
     if authority is not None:
         member.write(authority.certify(host))
-    open_to_all = EtcdAddress(endpoints=(endpoint,), ca_pem=authority and authority.pem)
+    open_to_all = EtcdAddress(
+        endpoints=(endpoint,), ca_pem=None if authority is None else authority.pem
+    )
     keeper = start_keeper(member)
     assert keeper.stdin is not None
     try:

@@ -154,7 +154,8 @@ class _Server:
     def __init__(self, member: Member, hung_s: float) -> None:
         self._member, self._hung_s = member, hung_s
         self._pause_s = 0.0
-        self._begin()
+        self._etcd = member.start()
+        self._began_s = self._heard_s = self._asked_s = time.monotonic()
 
     def look(self) -> None:
         """Start it again if it is over, or says nothing for too long."""
@@ -167,15 +168,12 @@ class _Server:
             self._etcd.kill()
         if self._etcd.poll() is not None and now - self._began_s >= self._pause_s:
             self._pause_s = min(max(1.0, 2 * self._pause_s), LONGEST_PAUSE_S)
-            self._begin()
+            self._etcd = self._member.start()
+            self._began_s = self._heard_s = self._asked_s = time.monotonic()
 
     def end(self) -> None:
         self._etcd.kill()
         self._etcd.wait()
-
-    def _begin(self) -> None:
-        self._etcd = self._member.start()
-        self._began_s = self._heard_s = self._asked_s = time.monotonic()
 
 
 class _Lab:

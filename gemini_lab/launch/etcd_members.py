@@ -5,13 +5,11 @@ keeper, which outlives MPI and ends when the lab's key is gone, and returns. Whe
 and another one comes, the member of the lost one is removed and one on the new machine added.
 """
 
-import secrets
-import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,22 +17,12 @@ import msgspec
 
 from gemini_lab.launch.boot import hand_out, wait_asleep
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import USER, find_etcd, free_port, wait_until_ready, with_password
+from gemini_lab.launch.etcd import USER, find_etcd, free_port
 from gemini_lab.launch.etcd_keeper import Member, Stay, start_keeper
-from gemini_lab.launch.mpi import run_on_hosts
 from gemini_lab.node.agent import address_towards
-from gemini_lab.node.control_store import (
-    EtcdAddress,
-    EtcdStore,
-    StoreUnavailableError,
-    patiently,
-)
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, patiently
 
-COUNT: Final = 3
 PATIENCE_S: Final = 60.0  # for members to agree on another one
-DEAD_S: Final = 15.0  # one that says nothing for so long is lost
-REFUSALS: Final = 10  # as is one whose machine says so often that nobody listens: it is kept alive
-LOOK_S: Final = 0.5
 PROGRAM: Final = "gemini_lab.launch.etcd_members"
 
 
@@ -58,7 +46,7 @@ class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lost: str = ""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a member listens, and its name."""
 
     name: str
@@ -67,7 +55,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     peer_port: int
 
     @classmethod
-    def towards(cls, reach: str) -> "Place":
+    def towards(cls, reach: str) -> "MemberPlace":
         """A free place of this machine, on its network towards `reach`."""
         host = address_towards(reach)
         client, peer = free_port(host), free_port(host)
@@ -114,18 +102,18 @@ class MemberStore(EtcdStore):
     def replace_member(self, lost: str, peer: str) -> list[Listed]:
         """Remove the member at the endpoint `lost`, and add one at `peer`; may be called again."""
         members = self.members()
-        for one in members:
-            if lost in one.clients:
-                self._call(lambda etcd, one=one: etcd.remove_member(one.number))
+        for number in [one.number for one in members if lost in one.clients]:
+            self._call(partial(_remove, number=number))
         if peer not in {one.peer for one in members}:
             self._call(lambda etcd: etcd.add_member([peer]))
         return self.members()
 
 
-# -- on each machine -------------------------------------------------------------------------------
+def _remove(etcd: Any, *, number: int) -> None:
+    etcd.remove_member(number)
 
 
-def start_member(own: Place, cluster: str, order: MemberOrder, address: EtcdAddress) -> None:
+def start_member(own: MemberPlace, cluster: str, order: MemberOrder, address: EtcdAddress) -> None:
     """Start a member's keeper in a session of its own, and leave it.
 
     Args:
@@ -151,7 +139,7 @@ def start_member(own: Place, cluster: str, order: MemberOrder, address: EtcdAddr
     keeper.stdin.close()
 
 
-def begin(own: Place, places: Sequence[Place], order: MemberOrder) -> None:
+def begin(own: MemberPlace, places: Sequence[MemberPlace], order: MemberOrder) -> None:
     """Start one of the members with which an etcd begins."""
     start_member(
         own,
@@ -161,7 +149,7 @@ def begin(own: Place, places: Sequence[Place], order: MemberOrder) -> None:
     )
 
 
-def take_place(own: Place, order: MemberOrder) -> None:
+def take_place(own: MemberPlace, order: MemberOrder) -> None:
     """Start a member in a lost one's place.
 
     Raises:
@@ -177,7 +165,7 @@ def take_place(own: Place, order: MemberOrder) -> None:
     start_member(own, cluster, order, exchanged(order.etcd, order.lost, own.endpoint))
 
 
-def address_of(places: Sequence[Place], order: MemberOrder) -> EtcdAddress:
+def address_of(places: Sequence[MemberPlace], order: MemberOrder) -> EtcdAddress:
     """How agents reach an etcd that begins."""
     return EtcdAddress(
         endpoints=tuple(one.endpoint for one in places),
@@ -202,7 +190,7 @@ def main() -> None:
     given = sys.stdin.readline().encode() if world.rank == 0 else None
     text, sent = hand_out(world, None if given is None else [given] * world.size)
     order = msgspec.json.decode(text, type=MemberOrder)
-    own = Place.towards(order.reach)
+    own = MemberPlace.towards(order.reach)
     places = _exchange(world, own, sent)
     if order.etcd is None:
         begin(own, places, order)
@@ -215,124 +203,16 @@ def main() -> None:
         wait_asleep(request)
 
 
-def _exchange(world: Any, own: Place, sent: list[Any]) -> list[Place]:
+def _exchange(world: Any, own: MemberPlace, sent: list[Any]) -> list[MemberPlace]:
     """All ranks' places, told to all."""
     sent.append(world.isend(msgspec.json.encode(own), dest=0))
     if world.rank == 0:
         told = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
         sent += [world.isend(told, dest=rank) for rank in range(world.size)]
-    return [msgspec.json.decode(one, type=Place) for one in wait_asleep(world.irecv(source=0))]
+    return [
+        msgspec.json.decode(one, type=MemberPlace) for one in wait_asleep(world.irecv(source=0))
+    ]
 
 
-# -- at the lab's owner ----------------------------------------------------------------------------
-
-
-def run_with_mpi(order: MemberOrder, hosts: Sequence[str]) -> list[Place]:
-    """Run this program on these hosts, with `mpiexec`.
-
-    Raises:
-        LaunchError: It failed; the message has what was said.
-    """
-    line = run_on_hosts(PROGRAM, len(hosts), hosts, msgspec.json.encode(order).decode())
-    return msgspec.json.decode(line, type=list[Place])
-
-
-def start_members(
-    hosts: Sequence[str],
-    prefix: str,
-    *,
-    reach: str,
-    run: Callable[[MemberOrder, Sequence[str]], list[Place]] = run_with_mpi,
-) -> "Members":
-    """An etcd with a member on each of these hosts; it ends when the lab's key is gone.
-
-    Args:
-        hosts: Three machines.
-        prefix: Of the lab's keys.
-        reach: `host:port` of the network on which members listen.
-        run: Runs this program on hosts.
-
-    Raises:
-        LaunchError: A member does not start; those that did end when no lab comes.
-    """
-    order = MemberOrder(
-        reach=reach,
-        authority=Authority.make(),
-        prefix=prefix,
-        password=secrets.token_hex(16),
-    )
-    address = address_of(run(order, hosts), order)
-    open_to_all = replace(address, user=None, password=None)
-    wait_until_ready(open_to_all, f"the etcd on {', '.join(hosts)}")
-    with_password(open_to_all, order.password)
-    return Members(address=address, authority=order.authority, prefix=prefix, run=run)
-
-
-@dataclass(slots=True, kw_only=True)
-class Members:
-    """The members of a lab's etcd, as its owner sees them.
-
-    Attributes:
-        address: How agents reach them.
-        authority: Signs their certificates.
-        prefix: Of the lab's keys.
-        run: Runs this program with an order on hosts, and gives what it prints.
-    """
-
-    address: EtcdAddress
-    authority: Authority
-    prefix: str
-    run: Callable[[MemberOrder, Sequence[str]], list[Place]] = run_with_mpi
-
-    def mend(self, hosts: Sequence[str]) -> None:
-        """Have a new machine each take the place of a member that is lost, if one is.
-
-        Raises:
-            LaunchError: That could not be done.
-        """
-        lost = [one for one in self.address.endpoints if not self._answers(one)]
-        if 2 * len(lost) > len(self.address.endpoints):
-            raise LaunchError(
-                f"of the etcd's members {', '.join(lost)} do not answer, and the others are too "
-                "few to agree on new ones; the run goes on until it needs etcd"
-            )
-        for endpoint, host in zip(lost, hosts, strict=False):
-            there = next(one for one in self.address.endpoints if one not in lost)
-            order = MemberOrder(
-                reach=there,
-                authority=self.authority,
-                prefix=self.prefix,
-                password=self.address.password or "",
-                etcd=self.address,
-                lost=endpoint,
-            )
-            (place,) = self.run(order, [host])
-            self.address = exchanged(self.address, endpoint, place.endpoint)
-
-    def _answers(self, endpoint: str) -> bool:
-        """Whether a member does; one that only starts anew, or is slow, is waited for."""
-        alone = replace(self.address, endpoints=(endpoint,), is_followed=False)
-        store = EtcdStore(alone, self.prefix)
-        give_up_s, refusals = time.monotonic() + DEAD_S, 0
-        while time.monotonic() < give_up_s and refusals < REFUSALS:
-            try:
-                store.items()
-            except StoreUnavailableError:
-                refusals = refusals + 1 if is_refused(endpoint) else 0
-                time.sleep(LOOK_S)
-            else:
-                store.close()
-                return True
-        return False
-
-
-def is_refused(endpoint: str) -> bool:
-    """Whether the machine is there, and nobody listens."""
-    host, _, port = endpoint.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=LOOK_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+if __name__ == "__main__":
+    main()

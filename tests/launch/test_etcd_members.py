@@ -10,7 +10,8 @@ from test_etcd import until
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
-from gemini_lab.launch.etcd_members import Place, begin, start_members, take_place
+from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
+from gemini_lab.launch.members import start_members
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 
@@ -34,7 +35,7 @@ def keepers(prefix) -> dict[str, psutil.Process]:
 
 def run_here(order, hosts):
     """Run members as MPI would, but all on this machine."""
-    places = [Place.towards(order.reach) for _ in hosts]
+    places = [MemberPlace.towards(order.reach) for _ in hosts]
     for own in places:
         if order.etcd is None:
             begin(own, places, order)
