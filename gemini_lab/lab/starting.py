@@ -59,7 +59,7 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
     Args:
         hosts: The lab's machines; none: this one.
         prefix: Of the lab's keys.
-        undo: Ends an etcd on this machine. One on three ends when the lab's keys are gone.
+        undo: Ends an etcd on this machine, or waits for one on three: it ends with the lab's key.
     """
     if not hosts.names:
         return undo.enter_context(start_etcd(LOOPBACK))
@@ -73,7 +73,9 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
     machines = tuple(dict.fromkeys(hosts.names))
     if len(machines) < COUNT:
         return undo.enter_context(start_etcd(own))
-    return start_members(machines[:COUNT], prefix, reach=f"{own}:9")
+    members = start_members(machines[:COUNT], prefix, reach=f"{own}:9")
+    undo.callback(members.see_off)
+    return members
 
 
 def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:

@@ -18,8 +18,9 @@ from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailab
 
 COUNT: Final = 3
 DEAD_S: Final = 15.0  # one that says nothing for so long is lost
-REFUSALS: Final = 10  # as is one whose machine says so often that nobody listens: it is kept alive
+REFUSALS: Final = 6  # as is one whose machine says so often that nobody listens: it is kept alive
 LOOK_S: Final = 0.5
+END_S: Final = 20.0
 Run = Callable[[MemberOrder, Sequence[str]], list[MemberPlace]]
 """Runs the members' program with an order on hosts, and gives what it prints."""
 
@@ -74,17 +75,31 @@ class Members:
             )
             (place,) = self.run(order, [host])
             self.address = exchanged(self.address, endpoint, place.endpoint)
+            wait_until_ready(self._alone(place.endpoint), f"a member on {host}")
+
+    def see_off(self) -> None:
+        """Wait for the members to end, for some time: their lab's key is gone from the store.
+
+        One that does not see that before the others have ended has nobody to ask any more, and
+        ends later.
+        """
+        give_up_s = time.monotonic() + END_S
+        while time.monotonic() < give_up_s and None in map(obstacle, self.address.endpoints):
+            time.sleep(LOOK_S)
+
+    def _alone(self, endpoint: str) -> EtcdAddress:
+        return replace(self.address, endpoints=(endpoint,), is_followed=False)
 
     def _answers(self, endpoint: str) -> bool:
         """Whether a member does; one that only starts anew, or is slow, is waited for."""
-        alone = replace(self.address, endpoints=(endpoint,), is_followed=False)
-        store = EtcdStore(alone, self.prefix)
+        store = EtcdStore(self._alone(endpoint), self.prefix)
         give_up_s, refusals = time.monotonic() + DEAD_S, 0
         while time.monotonic() < give_up_s and refusals < REFUSALS:
             try:
                 store.items()
             except StoreUnavailableError:
-                refusals = refusals + 1 if is_refused(endpoint) else 0
+                is_refused = isinstance(obstacle(endpoint), ConnectionRefusedError)
+                refusals = refusals + 1 if is_refused else 0
                 time.sleep(LOOK_S)
             else:
                 store.close()
@@ -123,13 +138,11 @@ def start_members(
     return Members(address=address, authority=order.authority, prefix=prefix, run=run)
 
 
-def is_refused(endpoint: str) -> bool:
-    """Whether the machine is there, and nobody listens."""
+def obstacle(endpoint: str) -> OSError | None:
+    """What stands against a connection to it; `None`: somebody listens there."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=LOOK_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+    except OSError as error:
+        return error
+    return None
