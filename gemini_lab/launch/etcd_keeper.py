@@ -5,6 +5,7 @@ its child and ends it, and removes its folder, when standard input closes: that 
 ends, however it ends. If it was told of a lab before, it stays until that lab's key is gone.
 """
 
+import contextlib
 import os
 import select
 import shutil
@@ -29,10 +30,11 @@ HEALTH_S: Final = 3.0
 ASK_S: Final = 2.0  # for an answer to whether it is well
 HUNG_S: Final = 30.0  # without one for so long, it is started again
 LEAVE_S: Final = 3.0
-LEAVE_TOGETHER_S: Final = 6.0  # so that other members see the lab's end, too
+LEAVE_TOGETHER_S: Final = 30.0  # for other members to see the lab's end, too
 BEGIN_S: Final = 120.0  # for a lab to write its key
 DEAF_S: Final = 600.0  # without any answer of the whole etcd, its lab is taken to be gone
 LONGEST_PAUSE_S: Final = 30.0  # between starts of one that ends at once, as one that was replaced
+SEEN: Final = "seen-end/"
 AUTHORITY: Final = "authority.pem"
 CERTIFICATE: Final = "certificate.pem"
 KEY: Final = "key.pem"
@@ -142,8 +144,8 @@ def keep(member: Member, hung_s: float = HUNG_S) -> None:
         else:
             time.sleep(LOOK_S)
     if lab is not None:
-        # for agents to take their keys out of it
-        time.sleep(LEAVE_TOGETHER_S if "," in member.cluster else LEAVE_S)
+        time.sleep(LEAVE_S)  # for agents to take their keys out of it
+        lab.wait_for_others(member.name)
     server.end()
     shutil.rmtree(member.folder, ignore_errors=True)
 
@@ -181,6 +183,7 @@ class _Lab:
 
     def __init__(self, stay: Stay) -> None:
         self._store = EtcdStore(stay.address, stay.prefix)  # each failed call tries the next member
+        self._members = len(stay.address.endpoints)
         self._was_there = False
         self._heard_s = self._began_s = time.monotonic()
 
@@ -193,6 +196,17 @@ class _Lab:
             return now - self._heard_s < DEAF_S
         self._heard_s, self._was_there = now, self._was_there or is_there
         return is_there or (not self._was_there and now - self._began_s < BEGIN_S)
+
+    def wait_for_others(self, name: str) -> None:
+        """Stay for the other members until they have seen the lab's end, too, or for some time."""
+        give_up_s = time.monotonic() + LEAVE_TOGETHER_S
+        while time.monotonic() < give_up_s:
+            with contextlib.suppress(StoreUnavailableError):  # the next call tries the next member
+                self._store.put(f"{SEEN}{name}", "")
+                seen = [key for key in self._store.items() if key.startswith(SEEN)]
+                if len(seen) >= self._members:
+                    return
+            time.sleep(LOOK_S)
 
 
 def answers(url: str, authority: str) -> bool:
