@@ -137,7 +137,7 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         write_secret(folder / ACCESS_FILE, access)
         _submit(store, RunRecord.of(config, wanted.scenario), order)
         if isinstance(started, Embedded):
-            started.stay_for(store.prefix)
+            started.stay()
         undo.pop_all()
         store.close()
     return folder

@@ -62,7 +62,7 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
         undo: Ends an etcd on this machine, or waits for one on three: it ends with the lab's key.
     """
     if not hosts.names:
-        return undo.enter_context(start_etcd(LOOPBACK))
+        return undo.enter_context(start_etcd(LOOPBACK, prefix))
     try:
         own = address_towards(f"{hosts.names[-1]}:22")
     except OSError as error:
@@ -72,7 +72,7 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
         ) from error
     machines = tuple(dict.fromkeys(hosts.names))
     if len(machines) < COUNT:
-        return undo.enter_context(start_etcd(own))
+        return undo.enter_context(start_etcd(own, prefix))
     members = start_members(machines[:COUNT], prefix, reach=f"{own}:9")
     undo.callback(members.see_off)
     return members

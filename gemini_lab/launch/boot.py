@@ -22,9 +22,9 @@ import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
+from gemini_lab.node.processes import AGENT
 
 READY_S: Final = 60.0
-AGENT: Final = "gemini_lab.node.agent"
 POLL_S: Final = 0.01
 MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent may take READY_S
 

@@ -61,22 +61,23 @@ class Embedded:
     address: EtcdAddress
     _keeper: subprocess.Popen[bytes]
 
-    def stay_for(self, prefix: str) -> None:
-        """Have it outlive this process: it ends with the lab at `prefix`, which is there now."""
+    def stay(self) -> None:
+        """Have it outlive this process: it ends with its lab, which is there now."""
         assert self._keeper.stdin is not None
-        self._keeper.stdin.write(msgspec.json.encode(Stay(self.address, prefix)) + b"\n")
+        self._keeper.stdin.write(msgspec.json.encode(Stay(self.address, has_begun=True)))
         self._keeper.stdin.close()
 
 
 @contextlib.contextmanager
-def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
-    """A one-member etcd whose data lives as long as the `with` block, or a lab that it stays for.
+def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
+    """A one-member etcd whose data lives as long as the `with` block, or its lab if it is to stay.
 
     It wants a password: whoever could write to it could have nodes run any script. Beyond loopback
     its clients talk to it by TLS, and know it by an authority that their address of it has.
 
     Args:
         host: The address on which agents reach it; loopback unless the lab spans machines.
+        prefix: Of its lab's keys.
 
     Raises:
         LaunchError: There is no etcd, or it does not start.
@@ -97,7 +98,7 @@ def start_etcd(host: str = LOOPBACK) -> Iterator[Embedded]:
     open_to_all = EtcdAddress(
         endpoints=(endpoint,), ca_pem=None if authority is None else authority.pem
     )
-    keeper = start_keeper(member)
+    keeper = start_keeper(member, prefix)
     assert keeper.stdin is not None
     try:
         wait_until_ready(open_to_all, f"etcd in {member.folder}", lambda: keeper.poll() is None)

@@ -1,11 +1,11 @@
 """Keeps one member of an etcd running: one that dies or hangs is started again on its data.
 
-Run as `python -m gemini_lab.launch.etcd_keeper MEMBER`, with a `Member` as JSON, it keeps etcd as
-its child and ends it, and removes its folder, when standard input closes: that happens when the lab
-ends, however it ends. If it was told of a lab before, it stays until that lab's key is gone.
+Run as `python -m gemini_lab.launch.etcd_keeper PREFIX MEMBER`, with the prefix of its lab's keys
+and a `Member` as JSON, it keeps etcd as its child, ends it in the end, and removes its folder. The
+end comes when standard input closes: that happens when whoever started it ends, however that is.
+If it was told of a lab before (`Stay`), it comes as `etcd_end` says; an agent tells by SIGTERM.
 """
 
-import contextlib
 import os
 import select
 import shutil
@@ -13,6 +13,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -20,31 +21,34 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
 from gemini_lab.launch.certificate import Certificate
-from gemini_lab.node.config import LAB_KEY
+from gemini_lab.launch.etcd_end import LabEnd
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 
 LOOK_S: Final = 0.5
 HEALTH_S: Final = 3.0
 ASK_S: Final = 2.0  # for an answer to whether it is well
 HUNG_S: Final = 30.0  # without one for so long, it is started again
-LEAVE_S: Final = 3.0
-LEAVE_TOGETHER_S: Final = 30.0  # for other members to see the lab's end, too
-BEGIN_S: Final = 120.0  # for a lab to write its key
-DEAF_S: Final = 600.0  # without any answer of the whole etcd, its lab is taken to be gone
+AGENTS_LOOK_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0  # between starts of one that ends at once, as one that was replaced
-SEEN: Final = "seen-end/"
 AUTHORITY: Final = "authority.pem"
 CERTIFICATE: Final = "certificate.pem"
 KEY: Final = "key.pem"
 
 
 class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a keeper is told: live on as long as the lab whose keys are at `prefix`."""
+    """What a keeper is told: live on as long as a lab.
+
+    Attributes:
+        address: The whole etcd's.
+        has_begun: Whether the lab's key stands already; else it is to come.
+    """
 
     address: EtcdAddress
-    prefix: str
+    has_begun: bool
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,10 +122,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return answers(self.client, f"{self.folder}/{AUTHORITY}")
 
 
-def start_keeper(member: Member) -> subprocess.Popen[bytes]:
+def start_keeper(member: Member, prefix: str) -> subprocess.Popen[bytes]:
     """A keeper of this member, in a session of its own; its input is a pipe."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.launch.etcd_keeper", msgspec.json.encode(member)],
+        [sys.executable, "-m", STORE_KEEPER, prefix, msgspec.json.encode(member)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # a launcher's, which may be waited for until all have closed it
@@ -129,23 +133,22 @@ def start_keeper(member: Member) -> subprocess.Popen[bytes]:
     )
 
 
-def keep(member: Member, hung_s: float = HUNG_S) -> None:
-    """Run etcd until standard input closes, or until the lab is gone of which that told."""
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, signal.SIG_IGN)
+def keep(member: Member, prefix: str, hung_s: float = HUNG_S) -> None:
+    """Run etcd until standard input closes, or until the lab is over of which that told."""
+    is_over = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     server = _Server(member, hung_s)
     said, is_open, lab = b"", True, None
-    while is_open or (lab is not None and lab.lasts()):
+    while is_open or (lab is not None and lab.lasts(is_over=is_over.is_set())):
         server.look()
         if is_open:
             more = _read(0, within_s=LOOK_S)
             said, is_open = said + (more or b""), more != b""
-            lab = None if is_open or not said else _Lab(msgspec.json.decode(said, type=Stay))
+            if said and not is_open:
+                lab = _Lab(msgspec.json.decode(said, type=Stay), prefix)
         else:
             time.sleep(LOOK_S)
-    if lab is not None:
-        time.sleep(LEAVE_S)  # for agents to take their keys out of it
-        lab.wait_for_others(member.name)
     server.end()
     shutil.rmtree(member.folder, ignore_errors=True)
 
@@ -179,34 +182,39 @@ class _Server:
 
 
 class _Lab:
-    """A lab, as its etcd tells of it."""
+    """A lab, as its agents here and its etcd tell of it."""
 
-    def __init__(self, stay: Stay) -> None:
-        self._store = EtcdStore(stay.address, stay.prefix)  # each failed call tries the next member
-        self._members = len(stay.address.endpoints)
-        self._was_there = False
-        self._heard_s = self._began_s = time.monotonic()
+    def __init__(self, stay: Stay, prefix: str) -> None:
+        self._prefix = prefix
+        self._store = EtcdStore(stay.address, prefix)  # each failed call tries the next member
+        self._end = LabEnd(time.monotonic(), has_begun=stay.has_begun)
+        self._agents: list[psutil.Process] = []
+        self._looked_s = -AGENTS_LOOK_S
 
-    def lasts(self) -> bool:
-        """Whether its key stands or is to come; while etcd does not answer, it is taken to."""
-        now = time.monotonic()
+    def lasts(self, *, is_over: bool) -> bool:
+        """Whether the keeper is to stay.
+
+        Args:
+            is_over: Whether an agent has said that the lab is over.
+        """
+        are_here = self._are_agents_here()
+        items = None if are_here or is_over else self._items()
+        now_s = time.monotonic()
+        return not self._end.has_come(now_s, are_agents_here=are_here, is_told=is_over, items=items)
+
+    def _items(self) -> dict[str, str] | None:
         try:
-            is_there = LAB_KEY in self._store.items()
+            return self._store.items()
         except StoreUnavailableError:
-            return now - self._heard_s < DEAF_S
-        self._heard_s, self._was_there = now, self._was_there or is_there
-        return is_there or (not self._was_there and now - self._began_s < BEGIN_S)
+            return None
 
-    def wait_for_others(self, name: str) -> None:
-        """Stay for the other members until they have seen the lab's end, too, or for some time."""
-        give_up_s = time.monotonic() + LEAVE_TOGETHER_S
-        while time.monotonic() < give_up_s:
-            with contextlib.suppress(StoreUnavailableError):  # the next call tries the next member
-                self._store.put(f"{SEEN}{name}", "")
-                seen = [key for key in self._store.items() if key.startswith(SEEN)]
-                if len(seen) >= self._members:
-                    return
-            time.sleep(LOOK_S)
+    def _are_agents_here(self) -> bool:
+        """Whether one of the lab's agents runs on this machine."""
+        self._agents = [agent for agent in self._agents if is_alive(agent)]
+        if not self._agents and time.monotonic() >= self._looked_s + AGENTS_LOOK_S:
+            self._looked_s = time.monotonic()
+            self._agents = [one for one in processes_of(AGENT, self._prefix) if is_alive(one)]
+        return bool(self._agents)
 
 
 def answers(url: str, authority: str) -> bool:
@@ -240,4 +248,4 @@ def _read(fd: int, *, within_s: float) -> bytes | None:
 
 
 if __name__ == "__main__":
-    keep(msgspec.json.decode(sys.argv[1], type=Member))
+    keep(msgspec.json.decode(sys.argv[2], type=Member), prefix=sys.argv[1])

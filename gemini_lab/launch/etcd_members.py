@@ -133,9 +133,9 @@ def start_member(own: MemberPlace, cluster: str, order: MemberOrder, address: Et
         is_durable=True,
     )
     member.write(order.authority.certify(own.host))
-    keeper = start_keeper(member)
+    keeper = start_keeper(member, order.prefix)
     assert keeper.stdin is not None
-    keeper.stdin.write(msgspec.json.encode(Stay(address, order.prefix)) + b"\n")
+    keeper.stdin.write(msgspec.json.encode(Stay(address, has_begun=order.etcd is not None)))
     keeper.stdin.close()
 
 

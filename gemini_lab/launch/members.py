@@ -4,6 +4,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,15 +13,18 @@ import msgspec
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import wait_until_ready, with_password
+from gemini_lab.launch.etcd_end import DEAF_S, OVER_KEY
 from gemini_lab.launch.etcd_members import PROGRAM, MemberOrder, MemberPlace, address_of, exchanged
+from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import run_on_hosts
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
 
 COUNT: Final = 3
 DEAD_S: Final = 15.0  # one that says nothing for so long is lost
 REFUSALS: Final = 6  # as is one whose machine says so often that nobody listens: it is kept alive
 LOOK_S: Final = 0.5
-END_S: Final = 20.0
+OVER_S: Final = 5.0  # to write that the lab is over; where none answers, none needs to hear it
+END_S: Final = DEAF_S + 30.0  # for all members to be gone, at the lab's end
 Run = Callable[[MemberOrder, Sequence[str]], list[MemberPlace]]
 """Runs the members' program with an order on hosts, and gives what it prints."""
 
@@ -78,13 +82,21 @@ class Members:
             wait_until_ready(self._alone(place.endpoint), f"a member on {host}")
 
     def see_off(self) -> None:
-        """Wait for the members to end, for some time: their lab's key is gone from the store.
+        """Wait until no member is left: their lab is over, and its key is gone from the store.
 
-        One that does not see that before the others have ended has nobody to ask any more, and
-        ends later.
+        Agents tell those beside them; one whose agent was lost asks the store, and ends after
+        `DEAF_S` if the others have ended before.
         """
+        store = EtcdStore(self.address, self.prefix)
+        with suppress(StoreUnavailableError):
+            patiently(lambda: store.put(OVER_KEY, ""), patience_s=OVER_S)
+        store.close()
         give_up_s = time.monotonic() + END_S
-        while time.monotonic() < give_up_s and None in map(obstacle, self.address.endpoints):
+        left = list(self.address.endpoints)
+        while left := [one for one in left if obstacle(one) is None]:
+            if time.monotonic() > give_up_s:
+                say(f"of the lab's etcd {', '.join(left)} still run after {END_S:.0f} s")
+                return
             time.sleep(LOOK_S)
 
     def _alone(self, endpoint: str) -> EtcdAddress:

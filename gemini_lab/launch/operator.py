@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,12 +12,12 @@ from typing import Protocol
 import psutil
 
 from gemini_lab.errors import CapacityError, GeminiError
-from gemini_lab.launch.boot import AGENT
 from gemini_lab.launch.join import say
 from gemini_lab.launch.members import Members
 from gemini_lab.launch.mpi import Hosts, launch_agents
 from gemini_lab.node.config import AgentConfig, AgentUp, Detached
 from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.seats import node_name, node_number
 
 
@@ -125,15 +125,9 @@ class MpiOperator:
         """
         if not self.is_local:
             return
-        others = {*self._local_sessions, *self._agents_here()} - {os.getsid(0)}
+        brought_by_others = (agent.pid for agent in processes_of(AGENT, self.prefix))
+        others = {*self._local_sessions, *brought_by_others} - {os.getsid(0)}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) in others:
                     process.kill()
-
-    def _agents_here(self) -> Iterator[int]:
-        """Agents of this lab that another process may have brought."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.cmdline()[-2:] == [AGENT, self.prefix]:
-                    yield process.pid

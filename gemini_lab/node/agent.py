@@ -29,6 +29,7 @@ from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
+from gemini_lab.node.processes import release_store
 from gemini_lab.node.reign import Reign
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.strike import strike
@@ -76,6 +77,7 @@ class Agent:
         self.name = config.name
         self._ip = address_towards(config.etcd.endpoints[0])
         self._stop = asyncio.Event()
+        self._is_lab_over = False
         self._tasks = Tasks(self._say_failure)
         self.lab, self.root = LabLink(config.name), RootLink()
         self.supervisor = Supervisor(
@@ -124,6 +126,8 @@ class Agent:
         await self._stop.wait()
         server.close()
         await self._leave()
+        if self._is_lab_over and self.config.etcd.is_followed:
+            release_store(self.config.prefix)
 
     async def _leave(self) -> None:
         self._reign.resign()
@@ -249,7 +253,11 @@ class Agent:
         # What is read of the key is up to some seconds old; a connection that ended is known.
         grace_s = KEY_GRACE_S if self.lab.is_open or is_coming else LAB_GRACE_S
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
-            self._stop.set()
+            self._end_with_lab()
+
+    def _end_with_lab(self) -> None:
+        self._is_lab_over = True
+        self._stop.set()
 
     def _ring(self) -> None:
         """The store is to be read: a root agent follows all keys, others only some."""
@@ -269,7 +277,7 @@ class Agent:
         while (message := await channel.receive()) is not None:
             match message:
                 case CloseLab():
-                    self._stop.set()
+                    self._end_with_lab()
                 case Heard():
                     self.lab.heard(message.messages)
                 case Flush():

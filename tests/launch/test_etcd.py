@@ -51,7 +51,8 @@ def kept(folder: Path, hung_s: float) -> Iterator[tuple[str, psutil.Process]]:
     code = textwrap.dedent(f"""
         import msgspec
         from gemini_lab.launch.etcd_keeper import Member, keep
-        keep(msgspec.json.decode({msgspec.json.encode(member)!r}, type=Member), hung_s={hung_s})
+        member = msgspec.json.decode({msgspec.json.encode(member)!r}, type=Member)
+        keep(member, prefix='', hung_s={hung_s})
     """)
     keeper = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
