@@ -155,7 +155,7 @@ def with_password(address: EtcdAddress, password: str) -> EtcdAddress:
     try:
         stub = etcdrpc.AuthStub(channel)
         for name, order in orders:
-            getattr(stub, name)(order, timeout=COMMAND_S)
+            getattr(stub, name)(order, timeout=COMMAND_S, wait_for_ready=True)
     except grpc.RpcError as error:
         raise LaunchError(f"etcd took no password: {error.code()}: {error.details()}") from error
     finally:

@@ -135,7 +135,7 @@ def start_members(
         run: Runs this program on hosts.
 
     Raises:
-        LaunchError: A member does not start; those that did end when no lab comes.
+        LaunchError: A member does not start; those that did end when no lab has come for `BEGIN_S`.
     """
     order = MemberOrder(
         reach=reach,
