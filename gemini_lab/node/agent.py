@@ -7,6 +7,7 @@ and ends everything that it started, when the lab is closed or gone.
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import sys
@@ -107,7 +108,9 @@ class Agent:
         self.address = f"{self._ip}:{port}"
         self.membership = Membership(
             store=EtcdStore(self.config.etcd, self.config.prefix),
-            streams=EtcdStreams(self.config.etcd, self.config.prefix),
+            streams=EtcdStreams(
+                self.config.etcd, self.config.prefix, timeout_s=max(1.0, self.config.lease_s / 2)
+            ),
             name=self.config.name,
             address=self.address,
             lease_s=self.config.lease_s,
@@ -154,7 +157,8 @@ class Agent:
 
     async def _keep_lease(self) -> None:
         while True:
-            await asyncio.sleep(self.config.lease_s / 4)
+            # A little uneven: thousands that beat together would all log in anew together, too.
+            await asyncio.sleep(self.config.lease_s * random.uniform(0.2, 0.25))
             try:
                 if not await self.membership.renew():
                     await self._rejoin()

@@ -134,6 +134,7 @@ class Found:
     working: list[float] = field(default_factory=list)
     planned_s: list[float] = field(default_factory=list)
     reached_s: list[float] = field(default_factory=list)
+    killed: set[str] = field(default_factory=set)
 
 
 def measure(size: int, plan: Plan) -> list[Row]:
@@ -176,7 +177,7 @@ def measure(size: int, plan: Plan) -> list[Row]:
         row("agent killed, until all have their part", found.reached_s, "s"),
         row(LOG, [line_bytes * per_mb] if per_mb else [], "MB"),
         row("... with log_collectives false", [owner.other_bytes * per_mb] if per_mb else [], "MB"),
-        row(UNASKED, [float(owner.lost - len(found.planned_s))] if found.up_s else [], ""),
+        row(UNASKED, [float(len(owner.lost - found.killed))] if found.up_s else [], ""),
     ]
 
 
@@ -190,7 +191,8 @@ async def _measure(size: int, plan: Plan, period_s: float, found: Found, owner: 
             found.idle.append(await lab.look(plan.seconds))
         lab.submit(Job(script="stand-in"))
         found.working.append(await lab.work())
-        for victim in lab.victims:
+        for name, victim in lab.victims.items():
+            found.killed.add(name)
             killed_s = await lab.kill(victim)
             found.planned_s.append(owner.planned_s - killed_s)
             found.reached_s.append(max(owner.protected.values()) - killed_s)

@@ -57,7 +57,7 @@ class Owner:
         collective_bytes: Of what ranks said of their collectives, as lines of a log.
         other_bytes: Of what else they said of iterations.
         channels: The connections to agents.
-        lost: Nodes that were found lost.
+        lost: Names of nodes that were found lost.
         reason: What the run waits for.
         failure: Why it failed.
         waited_for: What the bench waits for.
@@ -72,7 +72,7 @@ class Owner:
     collective_bytes: int = 0
     other_bytes: int = 0
     channels: dict[str, Channel] = field(default_factory=dict)
-    lost: int = 0
+    lost: set[str] = field(default_factory=set)
     reason: str = ""
     failure: str = ""
     waited_for: str = "agents to come up"
@@ -97,7 +97,7 @@ class Owner:
             case events.RecoveryWaiting() as waiting:
                 self.reason = waiting.reason
             case events.NodeLost():
-                self.lost += 1
+                self.lost.add(entry.event.name)
             case events.Protected() as one if one.epoch == self.epoch:
                 self.protected[one.rank] = entry.at_s
             case events.Collectives():
@@ -116,7 +116,7 @@ class ControlLab:
     """A lab of agents whose workers only talk.
 
     Attributes:
-        victims: The agents that are to be killed, each a process of its own.
+        victims: The agents that are to be killed, by name, each a process of its own.
         crowds: The other agents' processes, but for the root's.
     """
 
@@ -125,7 +125,7 @@ class ControlLab:
     store: EtcdStore
     owner: Owner
     root: psutil.Process
-    victims: list[psutil.Process]
+    victims: dict[str, psutil.Process]
     crowds: list[psutil.Process]
 
     async def look(self, seconds: float) -> Use:
@@ -170,7 +170,7 @@ class ControlLab:
     def _used(self) -> Use:
         etcd = etcd_process()
         endpoint = self.store.address.endpoints[0]
-        others = [one for one in (*self.victims, *self.crowds) if one.is_running()]
+        others = [one for one in (*self.victims.values(), *self.crowds) if one.is_running()]
         return Use(
             s=0.0,
             store=store_use(endpoint),
@@ -237,10 +237,11 @@ async def open_lab(
 
         root = await start(configs[:1])
         lab = ControlLab(
-            size=size, standbys=standbys, store=store, owner=owner, root=root, victims=[], crowds=[]
+            size=size, standbys=standbys, store=store, owner=owner, root=root, victims={}, crowds=[]
         )
         await lab.until(lambda: "root" in store.items(), "a root agent")
-        lab.victims = [await start([config]) for config in configs[1 : standbys + 1]]
+        for config in configs[1 : standbys + 1]:
+            lab.victims[config.name] = await start([config])
         rest = configs[standbys + 1 :]
         parts = min(len(rest), max(CROWDS, os.cpu_count() or 1))
         lab.crowds = [await start(rest[part::parts]) for part in range(parts)]
