@@ -23,6 +23,7 @@ COUNT: Final = 3
 DEAD_S: Final = 15.0  # one that says nothing for so long is lost
 REFUSALS: Final = 6  # as is one whose machine says so often that nobody listens: it is kept alive
 LOOK_S: Final = 0.5
+CONNECT_S: Final = 2.0
 OVER_S: Final = 5.0  # to write that the lab is over; where none answers, none needs to hear it
 END_S: Final = DEAF_S + 30.0  # for all members to be gone, at the lab's end
 Run = Callable[[MemberOrder, Sequence[str]], list[MemberPlace]]
@@ -154,7 +155,7 @@ def obstacle(endpoint: str) -> OSError | None:
     """What stands against a connection to it; `None`: somebody listens there."""
     host, _, port = endpoint.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=LOOK_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except OSError as error:
         return error
     return None
