@@ -61,6 +61,7 @@ class Owner:
         reason: What the run waits for.
         failure: Why it failed.
         waited_for: What the bench waits for.
+        is_over: Whether the lab is being taken down: what is said of that does not count.
     """
 
     epoch: int = 0
@@ -76,12 +77,13 @@ class Owner:
     reason: str = ""
     failure: str = ""
     waited_for: str = "agents to come up"
+    is_over: bool = False
 
     async def listen(self, name: str, channel: Channel) -> None:
         """Hear one agent until its connection ends."""
         self.channels[name] = channel
         while (message := await channel.receive()) is not None:
-            if isinstance(message, EventSaid):
+            if isinstance(message, EventSaid) and not self.is_over:
                 self._take(message)
         del self.channels[name]
 
@@ -246,7 +248,10 @@ async def open_lab(
         parts = min(len(rest), max(CROWDS, os.cpu_count() or 1))
         lab.crowds = [await start(rest[part::parts]) for part in range(parts)]
         await lab.until(lambda: len(owner.channels) == len(configs), "all agents to be connected")
-        yield lab
+        try:
+            yield lab
+        finally:
+            owner.is_over = True
 
 
 async def _start(crowd: Crowd, undo: AsyncExitStack) -> asyncio.subprocess.Process:
