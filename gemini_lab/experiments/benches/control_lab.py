@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,8 +51,9 @@ class Owner:
     Attributes:
         epoch: The newest of which a plan was told.
         planned_s: When it was.
-        protected: When each rank of that epoch said that it had its start order.
-        finished: The ranks of that epoch that have done their last iteration.
+        starts: When each rank said that it had its start order, by epoch: of one it may be heard
+            before the plan is, which comes on another connection.
+        versions: The newest one of each rank, by epoch.
         last: That iteration.
         iterations: All that were heard.
         collective_bytes: Of what ranks said of their collectives, as lines of a log.
@@ -66,8 +68,8 @@ class Owner:
 
     epoch: int = 0
     planned_s: float = 0.0
-    protected: dict[int, float] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
+    starts: defaultdict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    versions: defaultdict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     last: int = 0
     iterations: int = 0
     collective_bytes: int = 0
@@ -78,6 +80,16 @@ class Owner:
     failure: str = ""
     waited_for: str = "agents to come up"
     is_over: bool = False
+
+    @property
+    def protected(self) -> dict[int, float]:
+        """When each rank of the newest epoch said that it had its start order."""
+        return self.starts[self.epoch]
+
+    @property
+    def finished(self) -> int:
+        """How many ranks of that epoch have done their last iteration."""
+        return sum(version >= self.last for version in self.versions[self.epoch].values())
 
     async def listen(self, name: str, channel: Channel) -> None:
         """Hear one agent until its connection ends."""
@@ -93,15 +105,15 @@ class Owner:
             case events.RecoveryPlanned() as plan:
                 self.epoch, self.planned_s = plan.epoch, entry.at_s
                 self.last = (plan.version or 0) + ITERATIONS
-                self.protected, self.finished, self.reason = {}, set(), ""
+                self.reason = ""
             case events.RunFailed() as failed:
                 self.failure = failed.reason
             case events.RecoveryWaiting() as waiting:
                 self.reason = waiting.reason
             case events.NodeLost():
                 self.lost.add(entry.event.name)
-            case events.Protected() as one if one.epoch == self.epoch:
-                self.protected[one.rank] = entry.at_s
+            case events.Protected() as one:
+                self.starts[one.epoch][one.rank] = entry.at_s
             case events.Collectives():
                 self.collective_bytes += len(encode_entry(entry)) + 1
             case events.Iteration() | events.Transfer():
@@ -109,8 +121,7 @@ class Owner:
                 self.iterations += isinstance(entry.event, events.Iteration)
             case events.VersionComplete() as whole:
                 self.other_bytes += len(encode_entry(entry)) + 1
-                if (whole.epoch, whole.version) == (self.epoch, self.last):
-                    self.finished.add(whole.rank)
+                self.versions[whole.epoch][whole.rank] = whole.version
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,7 +169,7 @@ class ControlLab:
         """Wait for the iterations after a start; the root's processor time a rank and iteration."""
         await self.until(lambda: len(self.owner.protected) == self.size, "all ranks to start")
         before_s = _cpu_s(self.root)
-        await self.until(lambda: len(self.owner.finished) == self.size, "all ranks to iterate")
+        await self.until(lambda: self.owner.finished == self.size, "all ranks to iterate")
         return (_cpu_s(self.root) - before_s) / self.size / ITERATIONS
 
     async def kill(self, victim: psutil.Process) -> float:
