@@ -1,8 +1,10 @@
 """Nodes on hosts of their own: network namespaces, each with its own address and host name."""
 
 import contextlib
+import json
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import time
@@ -99,8 +101,10 @@ def test_hosts_of_their_own_survive_the_loss_of_two_of_them(network, undisturbed
         assert counts(network, KEEPER) == [1, 1, 1, 0]
         run = lab.train(job, scenario=scenario)
         (keeper,) = processes_on(network, 1, KEEPER)
+        folder = json.loads(keeper.cmdline()[-1])["folder"]
         for process in (keeper, *keeper.children()):
             process.kill()
+        shutil.rmtree(folder, ignore_errors=True)  # as it would be with its machine
         report = run.wait(200).report()
         assert counts(network, AGENT)[3] == 1
         until(lambda: counts(network, KEEPER) == [1, 0, 1, 1])

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 
 import msgspec
@@ -47,8 +48,9 @@ def run_here(order, hosts):
 
 
 @pytest.fixture
-def prefix():
+def prefix(tmp_path, monkeypatch):
     """A lab's part of the store; its name marks its keepers."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a killed keeper leaves its folder
     try:
         find_etcd()
     except LaunchError as error:
