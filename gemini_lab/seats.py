@@ -208,3 +208,9 @@ def node_number(name: str) -> int:
 def in_order(nodes: Iterable[str]) -> list[str]:
     """Names in counting order: node-2 before node-10."""
     return sorted(nodes, key=lambda name: (len(name), name))
+
+
+def listed(names: Sequence[object], *, most: int = 8) -> str:
+    """Names for a person: all of a few, the first of many and how many more there are."""
+    told = ", ".join(map(str, names[:most]))
+    return told if len(names) <= most else f"{told} and {len(names) - most} more"

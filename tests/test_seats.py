@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.seats import Seats, in_order, node_name
+from gemini_lab.seats import Seats, in_order, listed, node_name
 from gemini_lab.settings import Settings
 
 
@@ -80,3 +80,8 @@ def test_what_cannot_be_is_refused_with_the_numbers():
 
 def test_names_are_in_counting_order():
     assert in_order(["node-10", "node-9", "node-1"]) == ["node-1", "node-9", "node-10"]
+
+
+def test_a_thousand_names_are_told_in_a_line():
+    assert listed(["node-1", "node-2"]) == "node-1, node-2"
+    assert listed(range(1000), most=3) == "0, 1, 2 and 997 more"

@@ -13,6 +13,7 @@ import msgspec
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.lab.control import RunGoneError, Way, way_in
+from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.log.file import find_run
 from gemini_lab.node.config import LAB_KEY, LabRecord
@@ -34,11 +35,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         name: The lab's name in the store.
         etcd: The store.
         token: The lab's secret.
+        authority: Signs the certificates of the etcd that the run has on its machines.
     """
 
     name: str
     etcd: EtcdAddress
     token: str
+    authority: Authority | None = None
 
     def store(self) -> EtcdStore:
         """The lab's part of the store."""

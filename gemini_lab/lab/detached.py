@@ -17,7 +17,9 @@ from gemini_lab.lab.runs import fresh_folder, run_started, said
 from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.auto_scaling import AutoScaling
-from gemini_lab.launch.join import check_name
+from gemini_lab.launch.etcd import Embedded
+from gemini_lab.launch.join import check_name, prefix_of
+from gemini_lab.launch.members import COUNT, Members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.slurm import Slurm
 from gemini_lab.log.events import LabStarted
@@ -115,10 +117,12 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
     check_name(folder.name)
     order = wanted.order(number=1, shared=folder)
     with ExitStack() as undo:
-        embedded = None if config.etcd else embedded_etcd(config.hosts, undo)
-        etcd = config.etcd if embedded is None else embedded.address
-        assert etcd is not None
-        access = Access(name=config.join or folder.name, etcd=etcd, token=token)
+        name = config.join or folder.name
+        started = config.etcd or embedded_etcd(config.hosts, prefix_of(name), undo)
+        etcd = started if isinstance(started, EtcdAddress) else started.address
+        members = started if isinstance(started, Members) else None
+        authority = None if members is None else members.authority
+        access = Access(name=name, etcd=etcd, token=token, authority=authority)
         store = access.store()
         undo.callback(store.close)
         detached = Detached(owner=OWNER_MODULE, folder=str(folder), identity=secrets.token_hex(16))
@@ -126,14 +130,14 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         record = record_of(config, detached)
         patiently(lambda: _claim(store, record))
         undo.callback(_clear, store)
-        operator = own_operator(config, store, record, token=token)
+        operator = own_operator(config, store, record, token=token, members=members)
         undo.callback(operator.clear)
         agents = operator.bring(config.seats.machines)
         _begin_log(config, order, folder, etcd, [agent.name for agent in agents])
         write_secret(folder / ACCESS_FILE, access)
         _submit(store, RunRecord.of(config, wanted.scenario), order)
-        if embedded is not None:
-            embedded.stay_for(store.prefix)
+        if isinstance(started, Embedded):
+            started.stay()
         undo.pop_all()
         store.close()
     return folder
@@ -146,10 +150,11 @@ def _check(config: LabConfig) -> None:
             "a detached run cannot take a provider= of your own along; name one that comes with "
             "gemini_lab, or leave it out and start `gemini-lab node` on new machines yourself"
         )
-    if config.hosts.names and config.etcd is None:
+    machines = set(config.hosts.names)
+    if machines and len(machines) < COUNT and config.etcd is None:
         raise ConfigError(
             "a detached run needs an etcd that outlives this machine; name one that all hosts "
-            "reach: etcd= or --etcd"
+            f"reach, etcd= or --etcd, or {COUNT} hosts or more, which have one of their own then"
         )
 
 

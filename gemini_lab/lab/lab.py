@@ -40,7 +40,8 @@ class Lab:
         workers_per_node: Training processes on each: one per GPU.
         hosts: Host names, or the path of an MPI hostfile; without, every node is a process group
             on this machine. Hosts beyond `nodes + standbys` are spare ones.
-        etcd: `host:port[,host:port...]` of a running etcd; without, one is started.
+        etcd: `host:port[,host:port...]` of a running etcd; without, one is started, with three
+            members on three hosts or more.
         folder: Where runs keep their logs.
         lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Fork workers from a parent that has imported everything.

@@ -19,7 +19,7 @@ import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.access import ACCESS_FILE, OWNER_KEY, RUN_KEY
+from gemini_lab.lab.access import ACCESS_FILE, OWNER_KEY, RUN_KEY, access_in
 from gemini_lab.lab.agents import AgentCluster
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.detached import RunRecord
@@ -27,6 +27,7 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import Runs, said
 from gemini_lab.lab.starting import own_operator
+from gemini_lab.launch.members import Members
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
@@ -100,7 +101,8 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
         loop = undo.enter_context(LoopThread())
         runs = Runs()
         config = told.config(store, start.token, folder.parent)
-        operator = own_operator(config, store, record, token=start.token)
+        members = _members(folder, start)
+        operator = own_operator(config, store, record, token=start.token, members=members)
         cluster = AgentCluster(
             store=store,
             record=record,
@@ -124,6 +126,14 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
         run.take(said(LabClosed()))
         control.see_off(SEE_OFF_S)
         _end(run, cluster, operator)
+
+
+def _members(folder: Path, start: OwnerStart) -> Members | None:
+    """Those of the etcd that the run has on its machines; `None`: it has another one."""
+    access = access_in(folder)
+    if access is None or access.authority is None:
+        return None
+    return Members(address=start.etcd, authority=access.authority, prefix=start.prefix)
 
 
 def _taken_over(

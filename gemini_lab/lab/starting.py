@@ -12,12 +12,13 @@ from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.etcd import Embedded, start_etcd
 from gemini_lab.launch.join import JoinOperator, prefix_of
+from gemini_lab.launch.members import COUNT, Members, start_members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
 from gemini_lab.launch.provider import Invitation, Supply
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
-from gemini_lab.node.control_store import EtcdStore
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -31,11 +32,13 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
         LaunchError: MPI, etcd or an agent could not be started.
     """
     with ExitStack() as undo:
-        address = config.etcd or embedded_etcd(config.hosts, undo).address
-        store = EtcdStore(address, prefix_of(config.join or secrets.token_hex(6)))
+        prefix = prefix_of(config.join or secrets.token_hex(6))
+        etcd = config.etcd or embedded_etcd(config.hosts, prefix, undo)
+        store = EtcdStore(etcd if isinstance(etcd, EtcdAddress) else etcd.address, prefix)
         undo.callback(store.close)
         record = record_of(config)
-        operator = own_operator(config, store, record)
+        members = etcd if isinstance(etcd, Members) else None
+        operator = own_operator(config, store, record, members=members)
         undo.callback(operator.clear)
         cluster = AgentCluster(
             store=store,
@@ -50,18 +53,29 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
     return cluster
 
 
-def embedded_etcd(hosts: Hosts, undo: ExitStack) -> Embedded:
-    """An etcd on loopback or, for other machines, on this one's address towards them."""
-    host = LOOPBACK
-    if hosts.names:
-        try:
-            host = address_towards(f"{hosts.names[-1]}:22")
-        except OSError as error:
-            raise LaunchError(
-                f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
-                "name a running etcd that all hosts reach with etcd="
-            ) from error
-    return undo.enter_context(start_etcd(host))
+def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Members:
+    """An etcd on loopback; for other machines, on the first three of them, or on this one.
+
+    Args:
+        hosts: The lab's machines; none: this one.
+        prefix: Of the lab's keys.
+        undo: Ends an etcd on this machine, or waits for one on three: it ends with the lab's key.
+    """
+    if not hosts.names:
+        return undo.enter_context(start_etcd(LOOPBACK, prefix))
+    try:
+        own = address_towards(f"{hosts.names[-1]}:22")
+    except OSError as error:
+        raise LaunchError(
+            f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
+            "name a running etcd that all hosts reach with etcd="
+        ) from error
+    machines = tuple(dict.fromkeys(hosts.names))
+    if len(machines) < COUNT:
+        return undo.enter_context(start_etcd(own, prefix))
+    members = start_members(machines[:COUNT], prefix, reach=f"{own}:9")
+    undo.callback(members.see_off)
+    return members
 
 
 def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
@@ -79,7 +93,12 @@ def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
 
 
 def own_operator(
-    config: LabConfig, store: EtcdStore, record: LabRecord, *, token: str = ""
+    config: LabConfig,
+    store: EtcdStore,
+    record: LabRecord,
+    *,
+    token: str = "",
+    members: Members | None = None,
 ) -> JoinOperator | MpiOperator:
     """What brings a lab's machines.
 
@@ -88,6 +107,7 @@ def own_operator(
         store: Its part of the store.
         record: What it says of itself there.
         token: Its secret; by default a new one.
+        members: Those of an etcd that the lab started on its machines.
     """
     if config.join is not None:
         token = token or config.token
@@ -99,7 +119,7 @@ def own_operator(
             supply = Supply(provider=config.provider, lab=lab)
         return JoinOperator(store=store, token=token, wait_s=config.wait_s, supply=supply)
     return MpiOperator(
-        etcd=store.address,
+        etcd=members or store.address,
         prefix=store.prefix.rstrip("/"),
         lease_s=record.lease_s,
         warm=record.warm,

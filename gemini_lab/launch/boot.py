@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,9 @@ import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
+from gemini_lab.node.processes import AGENT
 
 READY_S: Final = 60.0
-AGENT: Final = "gemini_lab.node.agent"
 POLL_S: Final = 0.01
 MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent may take READY_S
 
@@ -101,25 +102,31 @@ def wait_asleep(request: Any) -> Any:
     raise TimeoutError(f"another machine's MPI process said nothing for {MESSAGE_S:.0f} s")
 
 
-def hand_out(world: Any, order: BootOrder | None) -> tuple[BootOrder, list[Any]]:
-    """Have every rank's own part of the order reach it, and nobody else.
+def hand_out(world: Any, parts: Sequence[bytes] | None) -> tuple[bytes, list[Any]]:
+    """Have every rank's own part reach it, and nobody else.
 
     Args:
         world: The MPI communicator.
-        order: What rank 0 was told; `None` on the others.
+        parts: Each rank's, on rank 0; `None` on the others.
 
     Returns:
-        This rank's part, with one configuration, and sends that are still to be waited for.
+        This rank's part, and sends that are still to be waited for.
     """
     own_key = PrivateKey.generate()
     sent = [world.isend(bytes(own_key.public_key), dest=0)]
-    if order is not None:
-        for rank, config in enumerate(order.agents):
+    if parts is not None:
+        for rank, part in enumerate(parts):
             key = PublicKey(wait_asleep(world.irecv(source=rank)))
-            part = msgspec.json.encode(BootOrder(agents=[config], log_folder=order.log_folder))
             sent.append(world.isend(SealedBox(key).encrypt(part), dest=rank))
-    opened = SealedBox(own_key).decrypt(wait_asleep(world.irecv(source=0)))
-    return msgspec.json.decode(opened, type=BootOrder), sent
+    return SealedBox(own_key).decrypt(wait_asleep(world.irecv(source=0))), sent
+
+
+def parts_of(order: BootOrder) -> list[bytes]:
+    """Each rank's part of the order: its own configuration."""
+    return [
+        msgspec.json.encode(BootOrder(agents=[config], log_folder=order.log_folder))
+        for config in order.agents
+    ]
 
 
 def main() -> None:
@@ -128,8 +135,11 @@ def main() -> None:
 
     world = MPI.COMM_WORLD
     is_first = world.rank == 0
-    order = msgspec.json.decode(sys.stdin.readline(), type=BootOrder) if is_first else None
-    own, sent = hand_out(world, order)
+    parts = None
+    if is_first:
+        parts = parts_of(msgspec.json.decode(sys.stdin.readline(), type=BootOrder))
+    told, sent = hand_out(world, parts)
+    own = msgspec.json.decode(told, type=BootOrder)
     sent.append(world.isend(start_agent(own.agents[0], own.log_folder), dest=0))
     if is_first:
         answers = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]

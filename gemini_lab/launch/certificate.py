@@ -1,16 +1,17 @@
-"""A certificate that vouches for itself: whoever is handed it knows a server by it."""
+"""Certificates of a lab's own: who is handed its authority knows its servers by them."""
 
 import datetime as dt
 import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-VALID: Final = dt.timedelta(days=3650)  # longer than any run; its key ends with the lab
+VALID: Final = dt.timedelta(days=3650)  # longer than any run; the keys end with the lab
 BEFORE: Final = dt.timedelta(days=1)  # clocks of machines differ
 
 
@@ -19,37 +20,81 @@ class Certificate:
     """A server's certificate and its private key.
 
     Attributes:
-        pem: The certificate: what clients trust.
+        pem: The certificate.
         key_pem: The key, which only the server may have.
+        authority_pem: Whose word it is: what others trust.
     """
 
     pem: bytes
     key_pem: bytes
+    authority_pem: bytes
 
 
-def certificate_for(address: str) -> Certificate:
-    """A new certificate of a server at this IP address, signed by itself (ECDSA, P-256)."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gemini_lab etcd")])
-    host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What signs the certificates of a lab's servers; whoever has its key can be one.
+
+    Attributes:
+        pem: Its certificate: what clients trust.
+        key_pem: Its key.
+    """
+
+    pem: str
+    key_pem: str
+
+    @classmethod
+    def make(cls) -> "Authority":
+        """A new one (ECDSA, P-256)."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _named("gemini_lab authority")
+        made = (
+            _unsigned(name, name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        pem = made.public_bytes(serialization.Encoding.PEM)
+        return cls(pem=pem.decode(), key_pem=_pem_of(key).decode())
+
+    def certify(self, address: str) -> Certificate:
+        """A new certificate of a server at this IP address."""
+        authority = x509.load_pem_x509_certificate(self.pem.encode())
+        signs = serialization.load_pem_private_key(self.key_pem.encode(), password=None)
+        assert isinstance(signs, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        made = (
+            _unsigned(_named("gemini_lab etcd"), authority.subject, key.public_key())
+            .add_extension(host, critical=False)
+            .sign(signs, hashes.SHA256())
+        )
+        return Certificate(
+            pem=made.public_bytes(serialization.Encoding.PEM),
+            key_pem=_pem_of(key),
+            authority_pem=self.pem.encode(),
+        )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _unsigned(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
-    made = (
+    return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BEFORE)
         .not_valid_after(now + VALID)
-        .add_extension(host, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
     )
-    return Certificate(
-        pem=made.public_bytes(serialization.Encoding.PEM),
-        key_pem=key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+
+
+def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )

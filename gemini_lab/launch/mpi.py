@@ -15,6 +15,7 @@ from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
 
 LAUNCH_S: Final = 120.0
+BOOT: Final = "gemini_lab.launch.boot"
 
 
 def find_mpiexec() -> str:
@@ -96,13 +97,45 @@ def mpi_environment() -> dict[str, str]:
     return environment
 
 
-def mpi_command(count: int, hosts: Sequence[str]) -> list[str]:
-    """The command that runs `boot` in `count` places, on `hosts` if there are any."""
+def mpi_command(program: str, count: int, hosts: Sequence[str]) -> list[str]:
+    """The command that runs a module in `count` places, on `hosts` if there are any."""
     where: list[str] = []
     if hosts:
         where = ["--host", ",".join(f"{h}:{hosts.count(h)}" for h in dict.fromkeys(hosts))]
-    program = [sys.executable, "-m", "gemini_lab.launch.boot"]
-    return [find_mpiexec(), "-n", str(count), *where, *program]
+    return [find_mpiexec(), "-n", str(count), *where, sys.executable, "-m", program]
+
+
+def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> str:
+    """The line, a list in JSON, that rank 0 of a module of ours prints when it was told `order`.
+
+    Raises:
+        LaunchError: MPI or the program failed; the message has what they said.
+    """
+    where = ", ".join(hosts) or "this machine"
+    try:
+        done = subprocess.run(
+            mpi_command(program, count, hosts),
+            input=order + "\n",
+            text=True,
+            env=mpi_environment(),
+            capture_output=True,
+            timeout=LAUNCH_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
+        raise LaunchError(
+            f"mpiexec did not start {program} in {count} places within {LAUNCH_S:.0f} s on "
+            f"{where}; {advice}"
+        ) from error
+    line = next((text for text in done.stdout.splitlines() if text.startswith("[{")), None)
+    if line is None:
+        raise LaunchError(
+            f"mpiexec could not start {program} in {count} places on {where} (exit status "
+            f"{done.returncode}):\n{(done.stderr or done.stdout).strip()[-2000:]}"
+        )
+    return line
 
 
 def launch_agents(
@@ -117,30 +150,7 @@ def launch_agents(
         LaunchError: MPI or an agent failed; the message has what they said.
     """
     order = BootOrder(agents=list(configs), log_folder=str(log_folder))
-    try:
-        done = subprocess.run(
-            mpi_command(len(configs), hosts),
-            input=msgspec.json.encode(order).decode() + "\n",
-            text=True,
-            env=mpi_environment(),
-            capture_output=True,
-            timeout=LAUNCH_S,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
-        raise LaunchError(
-            f"mpiexec did not start {len(configs)} agents within {LAUNCH_S:.0f} s on "
-            f"{', '.join(hosts) or 'this machine'}; {advice}"
-        ) from error
-    line = next((text for text in done.stdout.splitlines() if text.startswith("[{")), None)
-    if line is None:
-        raise LaunchError(
-            f"mpiexec could not start {len(configs)} agents on "
-            f"{', '.join(hosts) or 'this machine'} (exit status {done.returncode}):\n"
-            f"{(done.stderr or done.stdout).strip()[-2000:]}"
-        )
+    line = run_on_hosts(BOOT, len(configs), hosts, msgspec.json.encode(order).decode())
     answers = msgspec.json.decode(line, type=list[AgentUp | AgentDown])
     errors = [answer.error for answer in answers if isinstance(answer, AgentDown)]
     if errors:

@@ -4,18 +4,20 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 
-from gemini_lab.errors import CapacityError
-from gemini_lab.launch.boot import AGENT
+from gemini_lab.errors import CapacityError, GeminiError
+from gemini_lab.launch.join import say
+from gemini_lab.launch.members import Members
 from gemini_lab.launch.mpi import Hosts, launch_agents
 from gemini_lab.node.config import AgentConfig, AgentUp, Detached
 from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.seats import node_name, node_number
 
 
@@ -49,9 +51,12 @@ class MpiOperator:
     """Brings machines with `mpiexec`: this one, or hosts of a hostfile or allocation in turn.
 
     A host is used once: one whose node was lost may be broken.
+
+    Attributes:
+        etcd: The store, or the members of one, of which lost ones are replaced.
     """
 
-    etcd: EtcdAddress
+    etcd: EtcdAddress | Members
     prefix: str
     lease_s: float
     warm: bool
@@ -78,7 +83,7 @@ class MpiOperator:
             AgentConfig(
                 name=node_name(number),
                 token=self.token,
-                etcd=self.etcd,
+                etcd=self.etcd.address if isinstance(self.etcd, Members) else self.etcd,
                 prefix=self.prefix,
                 lease_s=self.lease_s,
                 warm=self.warm,
@@ -91,7 +96,16 @@ class MpiOperator:
         agents = launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
         if not hosts:
             self._local_sessions += [agent.pid for agent in agents]
+        elif first and isinstance(self.etcd, Members):
+            self._mend(self.etcd, hosts)
         return agents
+
+    def _mend(self, members: Members, hosts: Sequence[str]) -> None:
+        """Let new machines have the members of lost ones; agents on them are up in any case."""
+        try:
+            members.mend(hosts)
+        except GeminiError as error:
+            say(f"etcd has a member less than it should: {error}")
 
     def know(self, names: Collection[str]) -> None:
         """These nodes were brought before, by another owner of the lab."""
@@ -111,15 +125,9 @@ class MpiOperator:
         """
         if not self.is_local:
             return
-        others = {*self._local_sessions, *self._agents_here()} - {os.getsid(0)}
+        brought_by_others = (agent.pid for agent in processes_of(AGENT, self.prefix))
+        others = {*self._local_sessions, *brought_by_others} - {os.getsid(0)}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) in others:
                     process.kill()
-
-    def _agents_here(self) -> Iterator[int]:
-        """Agents of this lab that another process may have brought."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.cmdline()[-2:] == [AGENT, self.prefix]:
-                    yield process.pid

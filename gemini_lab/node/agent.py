@@ -7,6 +7,7 @@ and ends everything that it started, when the lab is closed or gone.
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
+from gemini_lab.node.processes import release_store
 from gemini_lab.node.reign import Reign
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.strike import strike
@@ -76,6 +78,7 @@ class Agent:
         self.name = config.name
         self._ip = address_towards(config.etcd.endpoints[0])
         self._stop = asyncio.Event()
+        self._is_lab_over = False
         self._tasks = Tasks(self._say_failure)
         self.lab, self.root = LabLink(config.name), RootLink()
         self.supervisor = Supervisor(
@@ -105,7 +108,9 @@ class Agent:
         self.address = f"{self._ip}:{port}"
         self.membership = Membership(
             store=EtcdStore(self.config.etcd, self.config.prefix),
-            streams=EtcdStreams(self.config.etcd, self.config.prefix),
+            streams=EtcdStreams(
+                self.config.etcd, self.config.prefix, timeout_s=max(1.0, self.config.lease_s / 2)
+            ),
             name=self.config.name,
             address=self.address,
             lease_s=self.config.lease_s,
@@ -124,6 +129,8 @@ class Agent:
         await self._stop.wait()
         server.close()
         await self._leave()
+        if self._is_lab_over and self.config.etcd.is_followed:
+            release_store(self.config.prefix)
 
     async def _leave(self) -> None:
         self._reign.resign()
@@ -150,7 +157,8 @@ class Agent:
 
     async def _keep_lease(self) -> None:
         while True:
-            await asyncio.sleep(self.config.lease_s / 4)
+            # A little uneven: thousands that beat together would all log in anew together, too.
+            await asyncio.sleep(self.config.lease_s * random.uniform(0.2, 0.25))
             try:
                 if not await self.membership.renew():
                     await self._rejoin()
@@ -249,7 +257,11 @@ class Agent:
         # What is read of the key is up to some seconds old; a connection that ended is known.
         grace_s = KEY_GRACE_S if self.lab.is_open or is_coming else LAB_GRACE_S
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
-            self._stop.set()
+            self._end_with_lab()
+
+    def _end_with_lab(self) -> None:
+        self._is_lab_over = True
+        self._stop.set()
 
     def _ring(self) -> None:
         """The store is to be read: a root agent follows all keys, others only some."""
@@ -269,7 +281,7 @@ class Agent:
         while (message := await channel.receive()) is not None:
             match message:
                 case CloseLab():
-                    self._stop.set()
+                    self._end_with_lab()
                 case Heard():
                     self.lab.heard(message.messages)
                 case Flush():

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -93,6 +93,7 @@ class EtcdAddress:
         ca_pem: The certificate authority itself, of an etcd that a lab has started.
         cert: Client certificate file, where the server wants one.
         key: Client key file.
+        is_followed: Whether its members may change: any of them says who the others are.
     """
 
     endpoints: tuple[str, ...]
@@ -102,6 +103,7 @@ class EtcdAddress:
     ca_pem: str | None = field(default=None, repr=False)
     cert: str | None = None
     key: str | None = None
+    is_followed: bool = False
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -155,6 +157,28 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
     return parts.hostname, port
 
 
+class Endpoints:
+    """The members of an etcd, in turn."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known: set[str] = set()
+        self.learn(known)
+
+    def next(self) -> str:
+        """The one to try now."""
+        return next(self._turn)
+
+    def learn(self, told: Sequence[str]) -> None:
+        """These are the members now, as one of them says."""
+        if told and set(told) != self._known:
+            self._known, self._turn = set(told), itertools.cycle(tuple(told))
+
+
+def client_endpoints(urls: Iterable[Sequence[str]]) -> list[str]:
+    """`host:port` of each member that has started, from its URLs for clients."""
+    return [urlsplit(one[0]).netloc for one in urls if one]
+
+
 class EtcdStore:
     """`ControlStore` on etcd v3; every key lies under `prefix`.
 
@@ -166,7 +190,7 @@ class EtcdStore:
         self.address = address
         self.prefix = prefix.rstrip("/") + "/"
         self.timeout_s = timeout_s
-        self._endpoints = itertools.cycle(address.endpoints)
+        self._endpoints = Endpoints(address.endpoints)
         self._client: Any = None
         self._lock = threading.Lock()
 
@@ -235,7 +259,7 @@ class EtcdStore:
         with self._lock:
             try:
                 if self._client is None:
-                    self._client = self._connect(next(self._endpoints))
+                    self._client = self._connect(self._endpoints.next())
                 return act(self._client)
             except Exception as error:
                 self._drop()
@@ -260,6 +284,8 @@ class EtcdStore:
         # The token goes along as metadata too. gRPC refuses the other form without TLS, and with it
         # a channel's end has waited for ever for calls to a member that was killed.
         client.call_credentials = None
+        if self.address.is_followed:
+            self._endpoints.learn(client_endpoints(one.client_urls for one in client.members))
         return client
 
     def _drop(self) -> None:

@@ -5,11 +5,16 @@ cost no threads, and a heartbeat is one message and not a call of its own.
 """
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError, tls_credentials
+from gemini_lab.node.control_store import (
+    Endpoints,
+    EtcdAddress,
+    StoreUnavailableError,
+    client_endpoints,
+    tls_credentials,
+)
 
 Result = TypeVar("Result")
 
@@ -48,7 +53,7 @@ class EtcdStreams:
         self.address = address
         self.prefix = prefix.rstrip("/") + "/"
         self.timeout_s = timeout_s
-        self._endpoints = itertools.cycle(address.endpoints)
+        self._endpoints = Endpoints(address.endpoints)
         self._turn = asyncio.Lock()  # one question at a time: answers have no names
         self._channel: Any = None
         self._metadata: tuple[tuple[str, str], ...] = ()
@@ -106,7 +111,7 @@ class EtcdStreams:
             try:
                 async with asyncio.timeout(self.timeout_s):
                     if self._channel is None:
-                        await self._connect(next(self._endpoints))
+                        await self._connect(self._endpoints.next())
                     return await act()
             except (Exception, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
@@ -128,6 +133,10 @@ class EtcdStreams:
             login = etcdrpc.AuthenticateRequest(name=name, password=password)
             answer = await etcdrpc.AuthStub(self._channel).Authenticate(login)
             self._metadata = (("token", answer.token),)
+        if self.address.is_followed:
+            asked = etcdrpc.ClusterStub(self._channel)
+            told = await asked.MemberList(etcdrpc.MemberListRequest(), metadata=self._metadata)
+            self._endpoints.learn(client_endpoints(one.clientURLs for one in told.members))
 
 
 def _channel_to(endpoint: str, address: EtcdAddress) -> Any:

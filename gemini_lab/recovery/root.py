@@ -85,7 +85,7 @@ from gemini_lab.recovery.telling import (
     rejected_copy,
 )
 from gemini_lab.recovery.told import planned
-from gemini_lab.seats import in_order
+from gemini_lab.seats import in_order, listed
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 FENCE_LIMIT_S: Final = 60.0  # an agent that has not killed its workers by then counts as lost
@@ -471,7 +471,7 @@ class RootAgent:
         if self.state.phase != "waiting":
             yield from self._enter("waiting", at_s)
         if plan.missing:
-            machines = f"positions {list(plan.missing)} have no machine"
+            machines = f"no machine for positions {listed(plan.missing)}"
             reason = f"{reason}; {machines}" if reason else machines
             yield from self._ask_for_nodes(machines)
         if reason == self._waits_for:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gemini_lab.recovery.plan import Copy, RecoveryPlan
-from gemini_lab.seats import in_order
+from gemini_lab.seats import in_order, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
     reached = plan.version or 0
     instead = f"version {reached}" if reached else "the start"
     if hopes.unheard and not (plan.tier == "memory" and hopes.is_witnessed):
-        nodes = ", ".join(in_order(hopes.unheard))
+        nodes = listed(in_order(hopes.unheard))
         return (
             f"{nodes} fell silent together with the root agent, and may come back with newer "
             f"versions in memory than {instead}"
@@ -61,7 +61,7 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
     if hopes.unread:
         return f"the persistent tier cannot be read ({hopes.unread}); {lost}"
     if hopes.silent:
-        nodes = ", ".join(in_order(hopes.silent))
+        nodes = listed(in_order(hopes.silent))
         return f"{nodes} fell silent with version {newest} in memory and may come back; {lost}"
     if plan.tier == "start":
         return f"no copy of version {newest} is left anywhere; {lost}"

@@ -1,10 +1,11 @@
 """The `control` bench's arithmetic; what it measures is measured by running it."""
 
+import psutil
 import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.bench import BENCHES, Row
-from gemini_lab.experiments.benches.control import bench, table
+from gemini_lab.experiments.benches.control import Plan, bench, measure, table
 from gemini_lab.experiments.benches.store_metrics import read_use
 
 METRICS = """\
@@ -29,19 +30,36 @@ def test_the_use_of_a_while_is_a_difference() -> None:
 @pytest.mark.parametrize("agents", ["10,many", "3", "10,,100"])
 def test_sizes_that_cannot_be_measured_are_refused(agents: str) -> None:
     with pytest.raises(ConfigError, match=r"--agents .* 2 repeats kill 2 agents"):
-        bench(2, agents=agents, seconds=1.0)
+        bench(2, agents=agents, seconds=1.0, lease_s=2.0, limit_s=1.0)
+
+
+def row(size: int, *values: float, why_not: str = "") -> Row:
+    settings = {"agents": size, "iterations_per_s": 10.0, "lease_s": 2.0}
+    return Row(name="etcd", unit="cores", values=values, settings=settings, why_not=why_not)
 
 
 def test_the_table_has_a_column_for_each_size_and_how_a_quantity_grows() -> None:
-    def row(size: int, *values: float) -> Row:
-        settings = {"agents": size, "iterations_per_s": 10.0}
-        return Row(name="etcd", unit="cores", values=values, settings=settings)
-
     told = table([row(10, 0.1, 0.2, 0.3), row(100, 2.0), Row(name="etcd", values=(1.0,))])
     head, line, spread, *_ = told.splitlines()
     assert head.split() == ["agents", "10", "100", "growth"]
     assert line.split() == ["etcd,", "cores", "0.2", "2", "N^1.00"]
     assert spread.split() == ["0.1..0.3"]
+
+
+def test_the_table_says_what_was_not_measured_and_why() -> None:
+    told = table([row(10, 0.2), row(100, why_not="the time was over"), Row(name="etcd", values=())])
+    assert "not measured" in told.splitlines()[1]
+    assert told.splitlines()[-1] == "not all was measured at 100 agents: the time was over"
+
+
+def test_a_lab_that_takes_too_long_ends_with_what_was_waited_for() -> None:
+    """Real agents are begun, and ended again at the limit."""
+    before = len(psutil.Process().children())
+    rows = measure(3, Plan(repeats=1, seconds=1.0, lease_s=2.0, limit_s=0.5))
+    assert {row.why_not for row in rows} == {
+        "0.5 s were over while it waited for agents to come up"
+    }
+    assert len(psutil.Process().children()) == before
 
 
 def test_the_bench_stands_in_the_table() -> None:

@@ -4,7 +4,9 @@ import queue
 import threading
 from collections import defaultdict
 
-from gemini_lab.launch.boot import hand_out
+import msgspec
+
+from gemini_lab.launch.boot import hand_out, parts_of
 from gemini_lab.node.config import AgentConfig, BootOrder
 from gemini_lab.node.control_store import EtcdAddress
 
@@ -56,7 +58,9 @@ def test_each_rank_is_told_its_own_part_and_who_listens_learns_no_secret():
     boxes, heard, told = defaultdict(queue.Queue), [], {}
 
     def be(rank):
-        told[rank], _ = hand_out(World(rank, boxes, heard), order if rank == 0 else None)
+        parts = parts_of(order) if rank == 0 else None
+        part, _ = hand_out(World(rank, boxes, heard), parts)
+        told[rank] = msgspec.json.decode(part, type=BootOrder)
 
     threads = [threading.Thread(target=be, args=[rank]) for rank in range(RANKS)]
     for thread in threads:

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.certificate import certificate_for
-from gemini_lab.launch.etcd import answers, find_etcd, free_port, start_etcd
+from gemini_lab.launch.certificate import Authority
+from gemini_lab.launch.etcd import find_etcd, free_port, start_etcd
+from gemini_lab.launch.etcd_keeper import Member, answers
 from gemini_lab.node.control_store import (
     EtcdAddress,
     EtcdStore,
@@ -38,13 +40,23 @@ def kept(folder: Path, hung_s: float) -> Iterator[tuple[str, psutil.Process]]:
         pytest.skip(str(error))
     folder.mkdir()
     client, peer = (f"http://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2))
+    member = Member(
+        binary=binary,
+        folder=str(folder),
+        client=client,
+        peer=peer,
+        name="one",
+        cluster=f"one={peer}",
+    )
     code = textwrap.dedent(f"""
-        from gemini_lab.launch.etcd import keep
-        keep({binary!r}, {str(folder)!r}, {client!r}, {peer!r}, hung_s={hung_s})
+        import msgspec
+        from gemini_lab.launch.etcd_keeper import Member, keep
+        member = msgspec.json.decode({msgspec.json.encode(member)!r}, type=Member)
+        keep(member, prefix='', hung_s={hung_s})
     """)
     keeper = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        until(lambda: answers(client, str(folder)))
+        until(lambda: answers(client, ""))
         yield client, psutil.Process(keeper.pid)
     finally:
         assert keeper.stdin is not None
@@ -67,7 +79,7 @@ def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
         (server,) = keeper.children()
         server.send_signal(failure)
         server.wait(PATIENCE_S)  # whatever it is that ends it
-        until(lambda: answers(client, str(tmp_path / "etcd")))
+        until(lambda: answers(client, ""))
         assert patiently(store.items) == {"key": "kept"}
         store.close()
 
@@ -113,7 +125,7 @@ def test_an_embedded_etcd_that_others_reach_is_known_by_its_certificate():
         assert patiently(store.items) == {"key": "encrypted"}
         store.close()
         assert asyncio.run(lease_is_kept(address))
-        foreign = certificate_for(host).pem.decode()
+        foreign = Authority.make().pem
         for authority in (None, foreign):
             stranger = EtcdStore(replace(address, ca_pem=authority), "test")
             with pytest.raises(StoreUnavailableError):

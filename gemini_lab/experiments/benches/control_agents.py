@@ -45,6 +45,7 @@ SHARD_BYTES: Final = 78_307_584  # these three as in a quickstart, a GPT of 26 m
 COLLECTIVES: Final = 69
 COLLECTIVE_BYTES: Final = 2048
 DIFFERENT_SIZES: Final = 6
+TOLD_S: Final = 0.1  # of an iteration, as its collectives tell it: how long a line is hangs on it
 
 Said = (
     events.Protected
@@ -72,14 +73,21 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(slots=True)
 class Memory:
-    """What a node's memory would hold: the newest version of each shard that is kept there."""
+    """What a node's memory would hold, and each version since the last start.
 
-    copies: dict[int, KeptCopy] = field(default_factory=dict)
+    Training waits for its slowest rank, so that two versions are enough; nobody waits here.
+    """
+
+    copies: list[KeptCopy] = field(default_factory=list)
+
+    def begin(self, shards: Sequence[int], version: int, lineage: Lineage) -> None:
+        """Workers start from a version of these shards."""
+        self.copies.clear()
+        self.hold(shards, version, lineage)
 
     def hold(self, shards: Sequence[int], version: int, lineage: Lineage) -> None:
         """A version of these shards has become whole here."""
-        for shard in shards:
-            self.copies[shard] = KeptCopy(shard, version, lineage)
+        self.copies += [KeptCopy(shard, version, lineage) for shard in shards]
 
 
 class StandInBulk(BulkProcesses):
@@ -100,7 +108,7 @@ class StandInBulk(BulkProcesses):
         answer: SlabsInspected | SlabsFreed
         match request:
             case InspectSlabs():
-                answer = SlabsInspected(copies=list(self._memory.copies.values()), damaged=[])
+                answer = SlabsInspected(copies=list(self._memory.copies), damaged=[])
             case FreeSlabs():
                 self._memory.copies.clear()
                 answer = SlabsFreed()
@@ -166,7 +174,7 @@ class StandInHost(WorkerHost):
         )
         if start.plan.version is not None:
             self._say(worker, _restored(start.rank, first))
-        self._memory.hold(kept, first, start.plan.lineage)
+        self._memory.begin(kept, first, start.plan.lineage)
         lineage = Lineage(run=start.order.run, epoch=start.epoch)
         peers = seats.peers_that_keep(start.rank)
         for iteration in range(first + 1, first + 1 + self._crowd.iterations):
@@ -209,7 +217,7 @@ def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator
     yield events.Iteration(
         iteration=iteration, duration_s=period_s, waited_s=1 / 3e5, values={"loss": 16 / 3}
     )
-    step_s = period_s / COLLECTIVES
+    step_s = min(period_s, TOLD_S) / COLLECTIVES
     yield events.Collectives.of(
         (_call(number, step_s) for number in range(COLLECTIVES)),
         iteration=iteration,

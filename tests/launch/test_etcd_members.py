@@ -1,0 +1,130 @@
+"""An embedded etcd of three members: what is stored outlives any of them, and any is replaced."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+
+import msgspec
+import psutil
+import pytest
+from test_etcd import PATIENCE_S, until
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.etcd_keeper import Member
+from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
+from gemini_lab.launch.members import start_members
+from gemini_lab.node.config import LAB_KEY
+from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.processes import AGENT, STORE_KEEPER, processes_of, release_store
+
+HERE = "127.0.0.1:9"
+
+
+def keepers(prefix) -> dict[str, psutil.Process]:
+    """Who keeps the lab's members, by the endpoint of each."""
+    found = {}
+    for process in processes_of(STORE_KEEPER, prefix):
+        try:
+            member = msgspec.json.decode(process.cmdline()[-1], type=Member)
+        except psutil.Error:  # it has ended
+            continue
+        found[member.client.removeprefix("https://")] = process
+    return found
+
+
+def run_here(order, hosts):
+    """Run members as MPI would, but all on this machine."""
+    places = [MemberPlace.towards(order.reach) for _ in hosts]
+    for own in places:
+        if order.etcd is None:
+            begin(own, places, order)
+        else:
+            take_place(own, order)
+    return places
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch):
+    """A lab's part of the store; its name marks its keepers."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a killed keeper leaves its folder
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    name = f"gemini_lab/members-{os.getpid()}"
+    yield name
+    for keeper in keepers(name).values():
+        kill(keeper)
+
+
+def kill(keeper):
+    """What the loss of a machine does to its member."""
+    for process in [keeper, *keeper.children()]:  # the keeper first: it would start another one
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("losses", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_a_lost_member_costs_nothing_and_a_new_machine_takes_its_place(prefix, losses):
+    """One after the other, until, after three, none of the first is left."""
+    members = start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    store = EtcdStore(members.address, prefix)
+    patiently(lambda: store.put(LAB_KEY, "here"))
+    patiently(lambda: store.put("key", "kept"))
+    first = members.address.endpoints[:losses]
+    for lost in first:
+        kill(keepers(prefix)[lost])
+        assert patiently(store.items, patience_s=PATIENCE_S)["key"] == "kept"
+        members.mend(["new"])
+        patiently(lambda lost=lost: store.put("newest", lost), patience_s=PATIENCE_S)
+    assert not set(first) & set(members.address.endpoints)
+    assert set(keepers(prefix)) == set(members.address.endpoints)
+    for endpoint in members.address.endpoints:
+        alone = EtcdStore(
+            replace(members.address, endpoints=(endpoint,), is_followed=False), prefix
+        )
+        assert patiently(alone.items)["newest"] == first[-1]
+        alone.close()
+    for wrong in ({"password": "guessed"}, {"user": None, "password": None}, {"ca_pem": None}):
+        stranger = EtcdStore(replace(members.address, **wrong), prefix)
+        with pytest.raises(StoreUnavailableError):
+            stranger.items()
+    assert patiently(store.items) == {LAB_KEY: "here", "key": "kept", "newest": first[-1]}
+    patiently(lambda: store.delete(LAB_KEY))
+    store.close()
+    until(lambda: not keepers(prefix))
+
+
+@pytest.mark.parametrize("has_lab", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_members_outlive_all_agents_and_end_with_their_lab(prefix, has_lab):
+    """With the lab's key, or, when a lab did not get that far, by a word of who started it."""
+    members = start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    store = EtcdStore(members.address, prefix)
+    if has_lab:
+        patiently(lambda: store.put(LAB_KEY, "here"))
+        with stand_in_agent(prefix) as agent:
+            agent.kill()
+        patiently(lambda: store.put("key", "kept"))
+        assert patiently(store.items) == {LAB_KEY: "here", "key": "kept"}
+        patiently(lambda: store.delete(LAB_KEY))
+    store.close()
+    members.see_off()
+    until(lambda: not keepers(prefix))
+
+
+def test_members_end_when_an_agent_here_says_so_and_all_agents_here_have_ended(prefix):
+    start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    with stand_in_agent(prefix) as agent, stand_in_agent(prefix) as killed:
+        killed.kill()
+        release_store(prefix)
+        agent.kill()
+    until(lambda: not keepers(prefix))
+
+
+def stand_in_agent(prefix) -> subprocess.Popen[bytes]:
+    """A process that looks like an agent of the lab."""
+    code = "import sys; sys.stdin.read()"
+    return subprocess.Popen([sys.executable, "-c", code, AGENT, prefix], stdin=subprocess.PIPE)
