@@ -101,17 +101,19 @@ class Cluster:
     """What a root agent knows without asking.
 
     Attributes:
-        nodes: How many nodes train, so how many shards there are.
+        members: The node that trains on each position from now on, by what was heard so far;
+            `None` where there is no machine. Only what they have in memory can be loaded.
         living: The nodes that are connected, standbys among them.
         silent: Nodes that went without a sign that their memory is gone: they may come back.
-        newest: The newest version that is known to have been whole; 0 for none.
+        newest: The newest version that is known to have been whole, 0 for none; `None` where a
+            root agent fell silent together with nodes, so that nobody knows.
         has_given_up: Whether a person would rather go on than wait for who is silent.
     """
 
-    nodes: int
+    members: tuple[str | None, ...]
     living: tuple[str, ...]
     silent: tuple[str, ...]
-    newest: int
+    newest: int | None
     has_given_up: bool
 
 
@@ -160,11 +162,13 @@ def as_text(state: dict[str, object]) -> str:
 
 def told(said: Event | Action) -> str:
     """An event or an action in a few words, such as `Fenced(node-1)`."""
-    values = (getattr(said, each.name) for each in fields(said))
-    return f"{type(said).__name__}({', '.join(_short(value) for value in values if value != ())})"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(_short(each) for each in value)
-    return str(value)
+    match said:
+        case Failed():
+            return f"Failed({', '.join((said.cause, *said.lost))})"
+        case Told():
+            versions = sorted({copy.version for copy in said.copies})
+            of = f"versions {', '.join(map(str, versions))}" if versions else "nothing"
+            return f"Told({said.node}: {of})"
+        case _:
+            values = (str(getattr(said, each.name)) for each in fields(said))
+            return f"{type(said).__name__}({', '.join(values)})"

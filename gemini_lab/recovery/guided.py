@@ -181,7 +181,9 @@ class GuidedRoot(RootAgent):
                 f"root= starts workers although those of epoch {self.state.epoch} were not ended"
             )
         only = {node: _only(said, version=version) for node, said in self._inventory.items()}
-        plan = make_plan(self.state, self.living, only)
+        members = self._members()
+        seated = replace(self.state, placed=self.state.seats.seated(members))
+        plan = make_plan(seated, self.living, only)
         if plan.missing:
             raise GuideError(f"root= starts workers, and position {plan.missing[0]} has no machine")
         if plan.version != version:
@@ -195,27 +197,32 @@ class GuidedRoot(RootAgent):
         return plan
 
     def _lacking(self, version: int | None) -> str:
-        """Why a version is not whole."""
+        """Why a version is not whole on those who train."""
+        members = self._members()
         shards: defaultdict[Lineage, set[int]] = defaultdict(set)
         for copy in self._good_copies():
-            if copy.version == version:
+            if copy.version == version and copy.node in members:
                 shards[copy.lineage].add(copy.shard)
         every = set(self.state.ranks)
         if set().union(*shards.values()) == every:
             return "whose shards are of different epochs and do not fit together"
         has = max(shards.values(), key=len, default=set())
-        return f"and no node that was heard has shard {min(every - has)} of it"
+        return f"and no node that trains and was heard has shard {min(every - has)} of it"
 
     def _good_copies(self) -> list[Copy]:
         return good_copies(self.state, self._inventory)
 
+    def _members(self) -> tuple[str | None, ...]:
+        """Who sits where, from now on."""
+        return make_plan(self.state, self.living, self._inventory).members
+
     def _cluster(self) -> Cluster:
         known = hopes(self.state, self._inventory)
         return Cluster(
-            nodes=self.state.seats.nodes,
+            members=self._members(),
             living=tuple(in_order(self.living)),
             silent=tuple(in_order(self.state.silent)),
-            newest=known.newest,
+            newest=None if known.unheard else known.newest,
             has_given_up=self.state.has_given_up,
         )
 

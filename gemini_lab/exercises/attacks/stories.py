@@ -1,23 +1,26 @@
 """What happened in a modelled lab, told so that a schedule of failures can be read and drawn."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from gemini_lab.log import events
 from gemini_lab.node.own_root import unpacked
-from gemini_lab.recovery.deciding import Action, Event, Failed, told
+from gemini_lab.recovery.deciding import told
 from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.model.node import Node
 from gemini_lab.recovery.model.shell import Shell
 from gemini_lab.recovery.model.truth import BrokenError
 from gemini_lab.recovery.model.world import Action as Fate
 from gemini_lab.recovery.model.world import Rules, Shape, World
-from gemini_lab.recovery.protocol import Happening, Instruction, RootState, Send
+from gemini_lab.recovery.protocol import Instruction, RootState, Send
 from gemini_lab.recovery.root import RootAgent
 
 MakeRoot = Callable[[RootState, float], RootAgent]
 """A new root agent, from the state that the last one left, and now."""
+NEVER: Final = "the run never ends, although nothing fails any more"
+THROWN: Final = re.compile(r"recovery \d+ goes on from (\w+) .*though version (\d+) exists")
 FAILURES: Final = {
     "kill": "is lost",
     "freeze": "falls silent",
@@ -54,6 +57,7 @@ class Story:
         nodes: All that there were.
         moments: In order.
         broken: How it broke; empty if it did not.
+        is_silent: Whether the root agent was told things, and never answered one.
         epochs: Starts of the workers.
         orders: How many were sent to agents.
         iterations: How many were done, again and again included.
@@ -62,6 +66,7 @@ class Story:
     nodes: tuple[str, ...]
     moments: tuple[Moment, ...]
     broken: str
+    is_silent: bool
     epochs: int
     orders: int
     iterations: int
@@ -78,7 +83,8 @@ class Watched(World):
     def __init__(self, shape: Shape, make_root: MakeRoot) -> None:
         self._make_root = make_root
         self.moments: list[Moment] = []
-        self.orders = self.done = 0
+        self.orders = 0
+        self.was_told = self.has_answered = False
         super().__init__(shape, Rules())
 
     def note(
@@ -105,6 +111,7 @@ class Watched(World):
         if not isinstance(root, GuidedRoot):
             return
         for event, actions in root.decisions:
+            self.was_told, self.has_answered = True, self.has_answered or bool(actions)
             about = getattr(event, "node", None)
             text = f"{told(event)} → {', '.join(map(told, actions)) or 'nothing'}"
             self.note("decision", shell.node.name, text, about)
@@ -169,20 +176,24 @@ def tell(shape: Shape, schedule: Sequence[Fate], make_root: MakeRoot) -> Story:
         nodes=tuple(world.nodes),
         moments=tuple(world.moments),
         broken=broken,
+        is_silent=world.was_told and not world.has_answered,
         epochs=0 if world.store.state is None else world.store.state.epoch,
         orders=world.orders,
-        iterations=world.done,
+        iterations=len(world.histories.version) - 1,
     )
 
 
 def in_words(broken: str) -> str:
     """What the model says of a broken run, for whom it concerns: without its inner life."""
-    if broken.startswith(("the run does not end", "14 epochs")):
-        what = "the run never ends" if broken.startswith("the") else "it begins anew for ever"
-        return f"{what}, although nothing fails any more"
-    if " goes on from " in broken:
-        return f"progress is thrown away: {broken.split(': ')[0].split(' (')[0]}" + (
-            f" though{broken.split(' though')[1].split(':')[0]}" if " though" in broken else ""
+    if broken.startswith("the run does not end"):
+        return NEVER
+    if " epochs without a fault" in broken:
+        return "it begins anew again and again, although nothing fails any more"
+    if thrown := THROWN.match(broken):
+        origin = "the start" if thrown[1] in {"None", "0"} else f"version {thrown[1]}"
+        return (
+            f"progress is thrown away: training goes on from {origin} though version {thrown[2]} "
+            "exists, or may come back"
         )
     return broken.removeprefix("a healthy run fails: ")
 
