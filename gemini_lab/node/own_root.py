@@ -65,6 +65,8 @@ def packed(decide: object) -> str:
             "root= has to be a function of `state`, `event` and `cluster`, and this is a "
             f"{type(decide).__name__}"
         )
+    if isinstance(text := getattr(decide, "packed", None), str):
+        return text  # it lives in another process, which packs it
     try:
         data = cloudpickle.dumps(decide)
     except (TypeError, pickle.PicklingError, RecursionError) as error:

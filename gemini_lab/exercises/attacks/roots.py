@@ -20,6 +20,7 @@ from gemini_lab.exercises.attacks.stories import (
     NEVER,
     MakeRoot,
     Story,
+    of_elsewhere,
     of_function,
     of_the_lab,
     tell,
@@ -160,10 +161,7 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
         mine: Decides, as `lab.train(job, root=mine)` takes it.
         within_s: When to stop looking.
     """
-    try:
-        make_root = of_function(packed(mine))
-    except ConfigError as error:
-        raise WrongAnswerError(str(error)) from None
+    make_root = _root_of(mine)
     end_s, tried, is_complete = time.monotonic() + within_s, 0, True
     for case in cases():
         if time.monotonic() > end_s:
@@ -177,6 +175,16 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
     return Withstood(stage="root", tried=tried, is_complete=is_complete, figures=figures)
 
 
+def _root_of(mine: Callable[..., object]) -> MakeRoot:
+    fresh = getattr(mine, "fresh", None)
+    if callable(fresh):
+        return of_elsewhere(fresh)
+    try:
+        return of_function(packed(mine))
+    except ConfigError as error:
+        raise WrongAnswerError(str(error)) from None
+
+
 def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexample:
     struck = [each for each in story.moments if each.kind == "failure"]
     told_of = [each for each in struck if each.text != FAILURES["thaw"]]
@@ -186,7 +194,7 @@ def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexamp
     why = NOTHING if story.is_silent and story.broken == NEVER else story.broken
 
     def again(other: Callable[..., object]) -> Counterexample | None:
-        told = tell(case.shape, case.schedule, of_function(packed(other)))
+        told = tell(case.shape, case.schedule, _root_of(other))
         return _counterexample(case, told, tried=tried) if told.broken else None
 
     return Counterexample(

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from gemini_lab.log import events
 from gemini_lab.node.own_root import unpacked
-from gemini_lab.recovery.deciding import told
+from gemini_lab.recovery.deciding import Decide, told
 from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.model.node import Node
 from gemini_lab.recovery.model.shell import Shell
@@ -201,6 +201,11 @@ def in_words(broken: str) -> str:
 def of_function(text: str) -> MakeRoot:
     """Root agents of a packed function: each has it anew, with nothing left of earlier calls."""
     return lambda state, at_s: GuidedRoot(state=state, at_s=at_s, decide=unpacked(text))
+
+
+def of_elsewhere(fresh: Callable[[], Decide]) -> MakeRoot:
+    """Root agents of a function that lives in another process, which gives it anew."""
+    return lambda state, at_s: GuidedRoot(state=state, at_s=at_s, decide=fresh())
 
 
 def of_the_lab(state: RootState, at_s: float) -> RootAgent:
