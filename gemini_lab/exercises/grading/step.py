@@ -26,7 +26,7 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
     ) -> tuple[nbformat.NotebookNode, dict[str, Any]]:
         """Write below each check what is said of its answer."""
         name = resources["nbgrader"]["notebook"]
-        course = Path(self.config.CourseDirectory.root or ".")
+        course = Path(str(self.config.CourseDirectory.get("root", ".")))
         found = self._judged(course / "source" / name / f"{name}.ipynb", nb)
         said = {each["check"]: each for each in found.get("judged", [])}
         nb.metadata["judged_with"] = found.get("versions", {})

@@ -16,6 +16,7 @@ from typing import Final, TextIO
 
 import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.plain import to_plain
@@ -31,7 +32,9 @@ class Student:
     """A handed-in notebook's variables."""
 
     def __init__(self) -> None:
-        self._shell = InteractiveShell.instance()
+        config = Config()
+        config.HistoryManager.enabled = False  # which is a file that others use, too
+        self._shell = InteractiveShell.instance(config=config)
         self._functions: list[Callable[..., object]] = []
 
     def answer(self, request: dict[str, object]) -> Reply:
