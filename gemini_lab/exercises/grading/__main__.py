@@ -48,7 +48,7 @@ def verdicts(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
         student = path.parent.parent.name
         made, judged = (_versions(notebook, key) for key in (MADE_WITH, "judged_with"))
         for cell in notebook["cells"]:
-            grader = cell["metadata"].get("nbgrader", {})
+            grader = cell.get("metadata", {}).get("nbgrader", {})
             if not grader.get("grade"):
                 continue
             (output,) = cell["outputs"]
