@@ -7,3 +7,12 @@ c.CourseDirectory.course_id = "gemini_lab"
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE"}
 # A lab that starts nodes takes minutes, and so may one of its cells.
 c.ExecutePreprocessor.timeout = 900
+# What is handed in is judged in a process that runs none of its code.
+c.Autograde.autograde_preprocessors = [
+    "gemini_lab.exercises.grading.step.JudgeApart",
+    "nbgrader.preprocessors.IgnorePattern",
+    "nbgrader.preprocessors.LimitOutput",
+    "nbgrader.preprocessors.SaveAutoGrades",
+    "nbgrader.preprocessors.AssignLatePenalties",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]

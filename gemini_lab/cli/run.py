@@ -196,6 +196,7 @@ def launch(options: argparse.Namespace) -> int:
             name=options.name,
             resume=options.resume,
             placement=None,
+            root=None,
             **settings,
         )
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201

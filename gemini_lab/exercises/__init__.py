@@ -8,7 +8,17 @@ it keeps tracebacks out:
         print(lab_03.exercise_1(five))
 """
 
-from gemini_lab.exercises import lab_00, lab_01, lab_02, lab_03, lab_04, lab_05, lab_06, lab_07
+from gemini_lab.exercises import (
+    lab_00,
+    lab_01,
+    lab_02,
+    lab_03,
+    lab_04,
+    lab_05,
+    lab_06,
+    lab_07,
+    lab_08,
+)
 from gemini_lab.exercises.verdict import Verdict, WrongAnswerError
 
 __all__ = [
@@ -22,4 +32,5 @@ __all__ = [
     "lab_05",
     "lab_06",
     "lab_07",
+    "lab_08",
 ]

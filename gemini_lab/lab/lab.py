@@ -25,6 +25,7 @@ from gemini_lab.launch.provider import Provider
 from gemini_lab.log.events import Profiled
 from gemini_lab.placement import Placement
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.recovery.deciding import Decide
 from gemini_lab.settings import SettingValue
 
 TICK_S: Final = 0.1
@@ -117,6 +118,7 @@ class Lab:
         name: str | None = None,
         resume: bool = False,
         placement: Placement | None = None,
+        root: Decide | None = None,
         **settings: SettingValue,
     ) -> Run:
         """Start a job on the nodes; returns at once.
@@ -128,11 +130,13 @@ class Lab:
             resume: Go on from what another run left in the persistent tier. Without, a tier that
                 holds another run's versions is refused.
             placement: Who keeps whose replica; by default what `replicas` and `strategy` ask for.
+            root: Decides what is done after a failure, as `decide(state, event, cluster)`; see
+                `gemini_lab.recovery.deciding`. It knows what is in memory, not the persistent tier.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
         Raises:
-            ConfigError: A run is under way, the script is missing, or a setting or the placement is
-                impossible.
+            ConfigError: A run is under way, the script is missing, or a setting, the placement or
+                the root agent is impossible.
         """
         if self._is_closed:
             raise ConfigError("this lab is closed; make a new one")
@@ -145,6 +149,7 @@ class Lab:
             name=name,
             resume=resume,
             placement=placement,
+            root=root,
             settings=settings,
         )
         run = Run(
@@ -194,7 +199,9 @@ class Lab:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
         name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
-        run = self.train(job, scenario=None, name=name, resume=False, placement=None, **given)
+        run = self.train(
+            job, scenario=None, name=name, resume=False, placement=None, root=None, **given
+        )
         made = threading.Event()
         run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)
         while not run.is_over and not made.wait(TICK_S):

@@ -11,7 +11,9 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
+from gemini_lab.node.own_root import packed
 from gemini_lab.placement import Placement
+from gemini_lab.recovery.deciding import Decide
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue
@@ -30,6 +32,7 @@ class Submission:
         settings: They replace those of the script.
         is_resumed: Whether it may go on from another run's versions in the persistent tier.
         identity: The run's own, 32 random bits.
+        root: The user's own function that decides recoveries, as text; empty for the lab's own.
         earlier: The tier of an earlier run of this job from which it goes on, unless the launcher
             or the script names another one.
     """
@@ -41,6 +44,7 @@ class Submission:
     settings: Mapping[str, SettingValue]
     is_resumed: bool
     identity: int
+    root: str = ""
     earlier: Path | None = None
 
     @classmethod
@@ -53,6 +57,7 @@ class Submission:
         name: str | None,
         resume: bool,
         placement: Placement | None = None,
+        root: Decide | None = None,
         settings: Mapping[str, SettingValue],
         claims: bool = True,
     ) -> "Submission":
@@ -65,12 +70,13 @@ class Submission:
             name: By default the time and the job's name.
             resume: Whether it may go on from another run's versions.
             placement: By default what the settings ask for.
+            root: Decides recoveries; by default the lab's own root agent does.
             settings: What the launcher was told.
             claims: Whether to make the persistent tier that it names its own.
 
         Raises:
-            ConfigError: The script is missing, a setting or the placement is impossible, or the
-                tier is another run's.
+            ConfigError: The script is missing, a setting, the placement or the root agent is
+                impossible, or the tier is another run's.
         """
         job.check()
         scenario = scenario or Scenario()
@@ -91,6 +97,7 @@ class Submission:
             settings=settings,
             is_resumed=resume,
             identity=identity,
+            root="" if root is None else packed(root),
             earlier=earlier_tier(config.folder, job) if resume else None,
         )
 
@@ -108,6 +115,7 @@ class Submission:
             job=self.job,
             seats=self.seats,
             settings=dict(self.settings),
+            root=self.root,
             defaults={}
             if shared is None
             else {"persistent_url": str(self.earlier or shared / TIER)},

@@ -13,6 +13,7 @@ from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
+from gemini_lab.node.own_root import root_agent, successor
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,
@@ -90,7 +91,7 @@ class RootShell:
             items = await self._membership.call(self._membership.store.items)
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
-            root = RootAgent(state=state, at_s=self._clock())
+            root = root_agent(state, at_s=self._clock())
             self._emit(RootElected(name=self.record.name, term=self.record.term))
             for joined in await self._links.open(node_addresses(items)):
                 root.living[joined.node] = joined
@@ -99,7 +100,10 @@ class RootShell:
             self._links.look_for(_of_those_that_count(self._known, state))
             await self._carry_out(root.take_over(self._clock()))
             while True:
-                await self._carry_out(root.handle(await self._happenings.get()))
+                happening = await self._happenings.get()
+                if isinstance(happening, JobSubmitted):
+                    root = successor(root, happening.order.root, at_s=happening.at_s)
+                await self._carry_out(root.handle(happening))
         except Deposed:
             pass
         finally:

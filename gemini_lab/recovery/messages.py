@@ -225,6 +225,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seats: How many nodes, standbys and workers; racks. Members are the root agent's to choose.
         settings: What the launcher was told; it replaces what the script's configuration says.
         defaults: What the lab would have where neither says anything.
+        root: The user's own function that decides recoveries, as text; empty for the lab's own.
     """
 
     number: int
@@ -234,6 +235,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     settings: dict[str, SettingValue] = {}
     defaults: dict[str, SettingValue] = {}
     is_resumed: bool = False
+    root: str = ""
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -210,6 +210,7 @@ class RootState:
         trouble: What the recovery under way answers.
         iteration: Newest finished iteration of all ranks.
         ending: What is still to be said of the run's end; a root that is elected now says it.
+        own: What a root agent of the user's own keeps, as JSON; see `GuidedRoot`.
     """
 
     phase: Phase = "idle"
@@ -234,6 +235,7 @@ class RootState:
     trouble: Trouble | None = None
     iteration: int = 0
     ending: RunFinished | RunFailed | None = None
+    own: str = ""
 
     @property
     def job(self) -> JobOrder:

@@ -254,8 +254,8 @@ def test_what_is_no_stage_is_asked_for_in_a_sentence(mine, said):
 
 
 def test_another_stage_than_there_are_is_refused_with_the_choices():
-    with pytest.raises(WrongAnswerError, match="chunks, recovery, placement"):
-        attack(ring, stage="root")
+    with pytest.raises(WrongAnswerError, match="root, chunks, recovery, placement"):
+        attack(ring, stage="injector")
 
 
 def test_an_attack_ends_when_its_time_is_up_and_says_so():

@@ -5,6 +5,7 @@ Labs that only compute run their own cells. In the others runs are told instead 
 
 import contextlib
 import io
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -15,12 +16,16 @@ from editions import SOURCES, read, starts_nodes
 
 import gemini_lab
 from gemini_lab.errors import ConfigError
+from gemini_lab.exercises.attacks.roots import SMALL
+from gemini_lab.exercises.attacks.stories import of_function, tell
 from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector import Scenario
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import VersionComplete
+from gemini_lab.node.own_root import packed
 from gemini_lab.pipeliner.schedule import Chunk
+from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
 from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 from gemini_lab.report import Comparison
 from gemini_lab.settings import Settings
@@ -84,6 +89,9 @@ class ToldReport:
     @property
     def injections(self) -> list[str]:
         return [str(each.node) for one in self.recoveries for each in one.injections]
+
+    outcome: str = "finished"
+    reason: str = ""
 
     def losses_match(self, _: "ToldReport") -> Comparison:
         return Comparison(compared=1, first_difference=None)
@@ -225,5 +233,30 @@ def _lab_05() -> Names:
     }
 
 
-TOLD = {"lab_00": _lab_00, "lab_02": _lab_02, "lab_04": _lab_04, "lab_05": _lab_05}
+def train_with(root: Any) -> ToldReport:
+    """A modelled run that loses a worker, and then a node."""
+    failures = (("go", 1, 300), ("kill_worker", 0), ("go", 2, 160), ("kill", 1, 1))
+    broken = tell(SMALL, failures, of_function(packed(root))).broken
+    if broken:
+        return ToldReport(outcome="failed", reason=broken)
+    return ToldReport((recovery([("worker_crash", "node-0")]), recovery([("node_loss", "node-1")])))
+
+
+def _lab_08() -> Names:
+    return {
+        **{kind.__name__: kind for kind in (Ask, Failed, Fence, Fenced, Start, Told, Wait)},
+        "defaultdict": defaultdict,
+        "seconds": 3,
+        "quiet": ToldReport(),
+        "train_with": train_with,
+    }
+
+
+TOLD = {
+    "lab_00": _lab_00,
+    "lab_02": _lab_02,
+    "lab_04": _lab_04,
+    "lab_05": _lab_05,
+    "lab_08": _lab_08,
+}
 assert TOLD.keys() == {f"lab_{s.stem[:2]}" for s in SOURCES if starts_nodes(s)}

@@ -10,7 +10,14 @@ import nbformat
 import pytest
 from editions import FOLDER, builder
 
+from gemini_lab.exercises.grading.__main__ import grade
+
 LAB = "03_placement"
+CHEAT = """
+import gemini_lab.exercises.lab_03 as checks
+checks.exercise_2 = lambda deficit: "right: trust me"
+deficit = 0.667
+"""
 
 
 def nbgrader(course: Path, *arguments: str) -> None:
@@ -62,12 +69,14 @@ def test_nbgrader_releases_the_notebook_that_students_open(course):
 def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solutions):
     ring = 'five = plan_placement(nodes=5, strategy="ring")'
     cheated = {f"check-{number}": "print('right: I say so')" for number in (1, 2, 3)}
-    hand_in(course, "ada", solutions)
+    cheated["exercise-2"] = CHEAT
     hand_in(course, "ben", {**solutions, **cheated, "exercise-1": ring, "exercise-3": "1 / 0"})
     hand_in(course, "eve", {})
-    nbgrader(course, "generate_assignment", LAB)
-    nbgrader(course, "autograde", LAB)
-    nbgrader(course, "export", "--to=grades.csv")
+    reasons = grade(course, LAB)
     with (course / "grades.csv").open() as grades:
         points = {row["student_id"]: float(row["score"]) for row in csv.DictReader(grades)}
-    assert points == {"ada": 4.0, "ben": 2.0, "eve": 0.0}
+    assert points == {"ben": 1.0, "eve": 0.0}
+    with reasons.open() as said:
+        told = {(row["student"], row["check"]): row["said"] for row in csv.DictReader(said)}
+    assert told["ben", "check-2"].startswith("not yet: that is what the bounds say")
+    assert told["ben", "check-4"].startswith("right: ")

@@ -52,6 +52,15 @@ def start_anew(members, **_):
     return RecoveryPlan(**nothing, tier="start", members=members, reason="the safest")
 """
 
+HASTY = """
+def decide(state, event, cluster):
+    match event:
+        case Failed():
+            return [Fence(), Ask()]
+        case Told(copies=copies) if copies:
+            return Start(max(copy.version for copy in copies))
+"""
+
 WRONG = [
     ("lab_00", 1, "answer = Scenario()", "no failure is in `answer` yet"),
     ("lab_00", 1, "answer = Scenario().add(NodeLoss('rank-1'), iteration=5)", "the log has 1"),
@@ -205,6 +214,10 @@ WRONG = [
         "raw_bytes = replace(gemini(job), name='mine', assumptions='none')",
         "are not more than the paper's",
     ),
+    ("lab_08", 1, HASTY, "not yet, with 2 nodes and 1 standby; node-0 loses its worker: the run"),
+    ("lab_08", 1, "decide = lambda state, event, cluster: Fence", "there is Fence itself in it"),
+    ("lab_08", 1, "decide = lambda state, event, cluster: 1 / 0", "it raised ZeroDivisionError"),
+    ("lab_08", 2, HASTY.replace("decide", "mine"), "the run did not finish: "),
 ]
 
 
@@ -233,9 +246,9 @@ def judged(lab: str, number: int, answer: str) -> tuple[str, dict[str, Any]]:
 @cache
 def solved(lab: str, number: int) -> tuple[str, Any]:
     """What the check says below the solution, and the right answer."""
-    source = tagged(edition_of(lab, with_solutions=True), "exercise")[number - 1].source
-    assert "### BEGIN SOLUTION" in source
-    said, names = judged(lab, number, source)
+    cells = tagged(edition_of(lab, with_solutions=True), "exercise")[:number]
+    assert "### BEGIN SOLUTION" in cells[-1].source
+    said, names = judged(lab, number, "\n".join(cell.source for cell in cells))
     return said, names[answer_name(lab, number)]
 
 

@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from gemini_lab.recovery.model.world import World
+
 from .protocol.explorer import FAULTS, SHAPES, explore, make_schedule, run, shrink
 from .protocol.old_rules import OLD_RULES
-from .protocol.world import World
 
 NAMES = sorted(OLD_RULES)
 

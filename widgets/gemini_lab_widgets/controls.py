@@ -194,6 +194,7 @@ class Controls:
             name=None,
             resume=False,
             placement=None,
+            root=None,
             **self._settings,
         )
 

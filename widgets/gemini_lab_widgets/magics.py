@@ -116,6 +116,7 @@ def train_text(
         name=name,
         resume=False,
         placement=None,
+        root=None,
         **settings,
     )
 

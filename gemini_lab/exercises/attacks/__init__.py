@@ -14,15 +14,17 @@ from gemini_lab.exercises.attacks.placements import PLACEMENT, PlacementCase, fi
 from gemini_lab.exercises.attacks.placements import cases as placement_cases
 from gemini_lab.exercises.attacks.recoveries import RECOVERY
 from gemini_lab.exercises.attacks.recoveries import cases as recovery_cases
+from gemini_lab.exercises.attacks.roots import attack_root
 from gemini_lab.exercises.verdict import WrongAnswerError, another_kind
 from gemini_lab.placement import Placement
 
 __all__ = ["Beside", "Counterexample", "Fault", "Withstood", "attack", "compared", "withstood"]
 
-STAGES: Final = {"chunks": "profile", "recovery": "copies", "placement": "nodes"}
+STAGES: Final = {"root": "event", "chunks": "profile", "recovery": "copies", "placement": "nodes"}
 """The stages that can be attacked, each with a parameter that only its planner takes."""
 WHAT: Final = (
-    "a Placement, or a function that plans as plan_placement, plan_chunks or plan_recovery"
+    "a Placement, or a function that plans as plan_placement, plan_chunks or plan_recovery, or "
+    "decides as a root agent"
 )
 
 
@@ -40,11 +42,15 @@ def attack(
       `buffer_bytes`, `sub_buffers` and `mu`, as `plan_chunks`; it gives a `ChunkSchedule` or its
       `Chunk`s;
     - recovery: `placement`, `members`, `copies`, `living`, `standbys` and `persistent`, as
-      `plan_recovery`; it gives a `RecoveryPlan`.
+      `plan_recovery`; it gives a `RecoveryPlan`;
+    - root: `state`, `event` and `cluster`, as `lab.train(job, root=mine)` calls it; it gives what
+      the root agent does, see `gemini_lab.recovery.deciding`. Its cases are runs of modelled labs,
+      message by message: every single failure at many moments, then several.
 
     Args:
         mine: What is attacked: a function, or a `Placement`.
-        stage: `"placement"`, `"chunks"` or `"recovery"`, where a function's parameters do not say.
+        stage: `"placement"`, `"chunks"`, `"recovery"` or `"root"`, where a function's
+            parameters do not say.
         within_s: Stop looking after so long; what comes back then says so.
 
     Raises:
@@ -61,10 +67,14 @@ def attack(
         return CHUNKS.attack(mine, chunk_cases(), within_s=within_s)
     if name == "recovery":
         return RECOVERY.attack(mine, recovery_cases(), within_s=within_s)
+    if name == "root":
+        return attack_root(mine, within_s=within_s)
     raise WrongAnswerError(f"there is no stage {name!r}; choose one of {', '.join(STAGES)}")
 
 
-def withstood(mine: object, *, name: str, stage: str, words: str) -> Withstood:
+def withstood(
+    mine: object, *, name: str, stage: str, words: str, within_s: float = 100.0
+) -> Withstood:
     """What an attack on an answer comes to where nothing breaks it.
 
     Args:
@@ -72,13 +82,14 @@ def withstood(mine: object, *, name: str, stage: str, words: str) -> Withstood:
         name: The variable that holds it.
         stage: What it is attacked as.
         words: What it has to be, for people.
+        within_s: As for `attack`.
 
     Raises:
         WrongAnswerError: It is no function, or there is a counterexample.
     """
     if not callable(mine):
         raise another_kind(mine, name=name, words=words)
-    result = attack(mine, stage=stage)
+    result = attack(mine, stage=stage, within_s=within_s)
     if isinstance(result, Counterexample) and result.fault.why == NOTHING:
         raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
     if isinstance(result, Counterexample):
@@ -115,6 +126,6 @@ def _stage_of(function: Callable[..., object]) -> str:
             return stage
     raise WrongAnswerError(
         "what is attacked has to take its stage's arguments by their names, so `nodes` and "
-        "`replicas`, or `profile` and more, or `copies` and more; or name its stage: "
-        "attack(mine, stage='placement')"
+        "`replicas`, or `profile` and more, `copies` and more, or `event` and more; or name its "
+        "stage: attack(mine, stage='placement')"
     )

@@ -1,53 +1,21 @@
 """Asking a stage that somebody wrote: with a limit of time, and never with a traceback."""
 
 import inspect
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from gemini_lab.exercises.attacks.outcome import Fault
 from gemini_lab.exercises.verdict import in_short
+from gemini_lab.node.own_root import ONE_S, TooLong, limit
 
 A = TypeVar("A")
 Asked = Callable[[Mapping[str, object]], object]
 """Gives an answer for some arguments."""
 NOTHING: Final = "there is no answer: it returns nothing"
-ONE_S: Final = 2.0
-"""How long one answer may take."""
-
-
-class TooLong(BaseException):
-    """An answer took too long; no error, which a stage might catch."""
 
 
 class NotOneError(Exception):
     """An answer is not of the form that its stage has; the message says what is."""
-
-
-@contextmanager
-def limit(seconds: float) -> Iterator[None]:
-    """Raise `TooLong` in the block after so many seconds.
-
-    A signal interrupts the block, so this needs the main thread, in which cells run; in another
-    thread there is no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as handlers are called
-        raise TooLong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def by_name(function: Callable[..., object]) -> Asked:

@@ -1,1 +1,1 @@
-"""The recovery protocol without I/O: the real root agent among modelled agents."""
+"""The recovery protocol explored: random schedules of failures in modelled labs."""

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .truth import BrokenError
-from .world import Action, Rules, Shape, World
+from gemini_lab.recovery.model.truth import BrokenError
+from gemini_lab.recovery.model.world import Action, Rules, Shape, World
 
 SHAPES = (
     Shape(),

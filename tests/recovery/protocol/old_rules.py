@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gemini_lab.recovery.model.world import Rules
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.protocol import Instruction, NodeJoined
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.recovery.stakes import reason_to_wait
-
-from .world import Rules
 
 
 class AsksNoReturningNode(RootAgent):

@@ -10,12 +10,15 @@ from gemini_lab.exercises.attacks.chunks import ChunkCase
 from gemini_lab.exercises.attacks.outcome import Beside, Counterexample, Withstood
 from gemini_lab.exercises.attacks.placements import PlacementCase
 from gemini_lab.exercises.attacks.recoveries import NEW, OLD, RecoveryCase
+from gemini_lab.exercises.attacks.roots import RootCase
+from gemini_lab.exercises.attacks.stories import Story
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import Placement
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import LEFT, MARGIN, WIDTH, Board, inside, rows, seconds_axis
 from gemini_lab_widgets.pictures.picture import Picture, Table
 from gemini_lab_widgets.pictures.placement import NODE, cell, seats
+from gemini_lab_widgets.pictures.story import draw_story, story_table
 
 DRAWN_UP_TO: Final = 24
 """Nodes of a placement that is drawn."""
@@ -44,6 +47,10 @@ def draw_counterexample(found: Counterexample) -> Picture:
             _chunks(board, chunks, answer, broken=found.fault.spans)
         case RecoveryCase() as recovery, _:
             _recovery(board, recovery, broken=found.fault.shards)
+        case RootCase(), Story() as story:
+            draw_story(board, story)
+            table = story_table(story.moments)
+            return board.picture(tables=[table], plain=repr(found), summary="all that happened")
     lines = [(name, str(given)) for name, given in found.case.arguments.items()]
     asked = Table(head=("asked with", ""), rows=lines)
     return board.picture(tables=[asked], plain=repr(found), summary="what it was asked")

@@ -31,15 +31,14 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerPulse,
 )
+from gemini_lab.recovery.model.machines import ITERATION_S, Job, Link, Slab, Worker, Writing
+from gemini_lab.recovery.model.truth import BrokenError, Held
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
 
-from .machines import ITERATION_S, Job, Link, Slab, Worker, Writing
-from .truth import BrokenError, Held
-
 if TYPE_CHECKING:
-    from .shell import Shell
-    from .world import World
+    from gemini_lab.recovery.model.shell import Shell
+    from gemini_lab.recovery.model.world import World
 
 
 class Node:

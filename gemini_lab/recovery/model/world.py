@@ -6,20 +6,20 @@ so is what is left of it when some are taken away.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gemini_lab.job import Job as Script
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.model.machines import LEASE_S, Job, Record, Store, Tier
+from gemini_lab.recovery.model.node import Node
+from gemini_lab.recovery.model.shell import Shell
+from gemini_lab.recovery.model.truth import BrokenError, Held, Histories, Safety, whole_states
+from gemini_lab.recovery.protocol import Instruction, RootState
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
-from gemini_lab.settings import Settings
-
-from .machines import LEASE_S, Job, Record, Store, Tier
-from .node import Node
-from .shell import Shell
-from .truth import BrokenError, Held, Histories, Safety, whole_states
+from gemini_lab.settings import Settings, SettingValue
 
 Action = tuple[str, *tuple[int, ...]]
 STEP_S = 0.02
@@ -92,7 +92,7 @@ class World:
         self.has_given_up = self.is_cancelled = False
         self.worker_kills = 0
         self._fuses: dict[str, tuple[int, str]] = {}
-        given: dict[str, object] = {"replicas": self.shape.replicas}
+        given: dict[str, SettingValue] = {"replicas": self.shape.replicas}
         if self.shape.has_tier:
             given |= {
                 "persistent_url": "memory://run",
@@ -104,7 +104,7 @@ class World:
             run=7,
             job=Script(script="model.py", cwd="/"),
             seats=Seats(nodes=self.shape.nodes, standbys=self.shape.standbys),
-            settings=given,  # type: ignore[arg-type]
+            settings=given,
         )
         for _ in range(self.order.seats.machines):
             self._add_node()
@@ -126,6 +126,13 @@ class World:
             self._move(node, rng)
             self.now_s += STEP_S
             self.renew()
+
+    def make_root(self, node: Node, state: RootState) -> RootAgent:  # noqa: ARG002 - see `Watched`
+        """The deciding half of a root agent that has been elected on this node."""
+        return self.rules.root(state=state, at_s=self.now_s)
+
+    def note_handled(self, shell: Shell, instructions: Sequence[Instruction]) -> None:
+        """A root agent has decided; for who wants to know."""
 
     def _move(self, node: Node, rng: random.Random) -> None:
         kind = rng.random()

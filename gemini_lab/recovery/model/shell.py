@@ -1,11 +1,13 @@
 """The acting half of a modelled root: it gives happenings to a real `RootAgent` and obeys it."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import FromAgentMessage
+from gemini_lab.recovery.model.machines import Link, Record
 from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
@@ -24,11 +26,9 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.root import RootAgent
 
-from .machines import Link, Record
-
 if TYPE_CHECKING:
-    from .node import Node
-    from .world import World
+    from gemini_lab.recovery.model.node import Node
+    from gemini_lab.recovery.model.world import World
 
 STORE_PATIENCE_S = 60.0
 
@@ -80,15 +80,19 @@ class Shell:
             return self._open()
         if not self.has_taken_over:
             self.has_taken_over = True
-            self.pending.extend(self.root.take_over(self.world.now_s))
+            self._have_done(self.root.take_over(self.world.now_s))
         elif self.pending:
             return self._carry_out()
         elif self.inbox:
-            self.pending.extend(self.root.handle(self.inbox.popleft()))
+            self._have_done(self.root.handle(self.inbox.popleft()))
         else:
             return False
         self._carry_out()
         return True
+
+    def _have_done(self, instructions: Sequence[Instruction]) -> None:
+        self.pending.extend(instructions)
+        self.world.note_handled(self, instructions)
 
     def _open(self) -> bool:
         """Read what the last root left, and connect to everybody."""
@@ -97,7 +101,7 @@ class Shell:
         store = self.world.store
         state = RootState() if store.state is None else RootState.from_text(store.state.to_text())
         self.job_number = state.order.number if state.order else None
-        root = self.world.rules.root(state=state, at_s=self.world.now_s)
+        root = self.world.make_root(self.node, state)
         for name in store.leases:
             keeper = self.keepers[name] = Keeper()
             joined = self._link(name, keeper)

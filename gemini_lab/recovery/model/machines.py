@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gemini_lab.recovery.messages import Commit, Persist, RootOrder, StartWorkers, WorkerStatus
+from gemini_lab.recovery.model.truth import Held, Histories
 from gemini_lab.recovery.plan import CopyTransfer, PlanPart, Stored
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.shard.lineage import Lineage
-
-from .truth import Held, Histories
 
 LEASE_S = 2.0
 ITERATION_S = 1.0
@@ -30,8 +29,9 @@ class Slab:
 
         def worth(index: int) -> tuple[bool, int]:
             held = pair[index]
-            is_copy = held is not None and held.is_whole
-            return (is_copy and held.version < version, held.version if is_copy else -1)
+            if held is None or not held.is_whole:
+                return (False, -1)
+            return (held.version < version, held.version)
 
         index = min(range(2), key=worth)
         new = pair[index] = Held(shard=shard, version=version, lineage=lineage, state=state)

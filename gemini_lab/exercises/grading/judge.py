@@ -1,0 +1,121 @@
+"""Judge a handed-in notebook by the released one's checks, in a process that runs none of its code.
+
+python -m gemini_lab.exercises.grading.judge RELEASED.ipynb HANDED-IN.ipynb
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gemini_lab.exercises.grading.cells import Cell, code_cells, needed
+from gemini_lab.exercises.grading.handed_in import HandedIn, NoAnswerError
+from gemini_lab.exercises.verdict import WrongAnswerError, in_short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What is said of one exercise.
+
+    Attributes:
+        check: nbgrader's name of the check.
+        is_right: Whether its points are given.
+        said: The sentence.
+    """
+
+    check: str
+    is_right: bool
+    said: str
+
+
+class Judge:
+    """A released notebook's cells, with somebody's answers in place of its own.
+
+    Args:
+        released: The cells of the notebook that was handed out.
+        handed_in: Where answers come from.
+    """
+
+    def __init__(self, released: Sequence[Cell], handed_in: HandedIn) -> None:
+        self._cells, self._handed_in = released, handed_in
+        self._names: dict[str, object] = {"__name__": "__main__"}
+        self._ran: set[int] = set()
+
+    def judge(self) -> list[Judged]:
+        """All checks, in order."""
+        checks = [number for number, cell in enumerate(self._cells) if cell.is_check]
+        return [self._one(number) for number in checks]
+
+    def _one(self, number: int) -> Judged:
+        check = self._cells[number]
+        said, around = io.StringIO(), io.StringIO()
+        try:
+            with contextlib.redirect_stdout(around), contextlib.redirect_stderr(around):
+                answers = self._answers(number)
+                self._prepare(number, check.used - answers.keys())
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(around):
+                exec(check.source, {**self._names, **answers})  # noqa: S102 - a released check
+        except NoAnswerError as error:
+            return Judged(check=check.grade_id, is_right=False, said=f"no answer: {error}")
+        except WrongAnswerError as error:
+            return Judged(check=check.grade_id, is_right=False, said=str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the check itself could not run
+            why = f"could not be judged: {in_short(error)}"
+            return Judged(check=check.grade_id, is_right=False, said=why)
+        return Judged(check=check.grade_id, is_right=True, said=said.getvalue().strip())
+
+    def _answers(self, number: int) -> dict[str, object]:
+        """The values that the check above which they stand asks for."""
+        asked = self._cells[number].used
+        own = {n for c in self._cells[:number] if c.is_answer for n in c.defined}
+        return {name: self._handed_in.value(name) for name in sorted(asked & own)}
+
+    def _prepare(self, number: int, names: set[str]) -> None:
+        """Run what the check needs beside the answers."""
+        cells = [c if not (c.is_check or c.is_answer) else Cell("") for c in self._cells[:number]]
+        for each in needed(cells, names):
+            if each not in self._ran:
+                exec(cells[each].source, self._names)  # noqa: S102 - a released cell
+                self._ran.add(each)
+
+
+def judge(released: Path, handed_in: Path) -> list[Judged]:
+    """What is said of each exercise."""
+    mine = code_cells(json.loads(released.read_text(encoding="utf-8")))
+    theirs = code_cells(json.loads(handed_in.read_text(encoding="utf-8")))
+    with (
+        tempfile.TemporaryDirectory(prefix="handed-in-") as folder,
+        HandedIn(theirs, Path(folder)) as answers,
+        contextlib.chdir(folder),
+    ):
+        return Judge(mine, answers).judge()
+
+
+def made_with() -> dict[str, str]:
+    """The versions of what judges."""
+    from importlib.metadata import version  # noqa: PLC0415 - reads the disk
+
+    names = ("gemini-lab", "torch", "deepspeed", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what is said as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("released", type=Path)
+    parser.add_argument("handed_in", type=Path)
+    options = parser.parse_args(arguments)
+    found = judge(options.released.resolve(), options.handed_in.resolve())
+    said = {"judged": [asdict(each) for each in found], "versions": made_with()}
+    print(json.dumps(said))  # noqa: T201 - for who asked
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

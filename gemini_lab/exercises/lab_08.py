@@ -1,0 +1,51 @@
+"""Lab 08: a root agent of one's own, attacked in modelled labs and then run in a real one."""
+
+from collections.abc import Callable
+
+from gemini_lab import RunReport
+from gemini_lab.exercises.attacks import compared, withstood
+from gemini_lab.exercises.verdict import another_kind, need
+
+_WORDS = "a function of `state`, `event` and `cluster`"
+
+
+def exercise_1(decide: object, *, within_s: float = 100.0) -> str:
+    """Judge what a root agent decides by attacking it.
+
+    Args:
+        decide: The student's.
+        within_s: When to stop looking.
+
+    Raises:
+        WrongAnswerError: It is no function, or there is a counterexample.
+    """
+    result = withstood(decide, name="decide", stage="root", words=_WORDS, within_s=within_s)
+    return f"right: {result}; {compared(result)}"
+
+
+def exercise_2(
+    mine: object, *, train: Callable[[object], RunReport], undisturbed: RunReport, failures: int
+) -> str:
+    """Judge what a root agent decides by the log of a real run that loses a worker and its root.
+
+    Args:
+        mine: The student's.
+        train: Trains with it and with the failures, and gives the report.
+        undisturbed: The same job's without failures.
+        failures: How many there are.
+
+    Raises:
+        WrongAnswerError: It is no function, or the run did not come back each time from memory.
+    """
+    if not callable(mine):
+        raise another_kind(mine, name="mine", words=_WORDS)
+    report = train(mine)
+    need(report.outcome == "finished", f"the run did not finish: {report.reason}")
+    told = len(report.recoveries)
+    need(told >= failures, f"{failures} failures were to strike, and the log has {told}; run again")
+    elsewhere = [each.tier for each in report.recoveries if each.tier != "memory"]
+    need(not elsewhere, f"{len(elsewhere)} recoveries did not find their version in memory")
+    match = report.losses_match(undisturbed)
+    need(match, str(match))
+    versions = ", ".join(str(each.version) for each in report.recoveries)
+    return f"right: versions {versions} from memory, and {match}"

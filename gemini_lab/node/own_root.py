@@ -1,0 +1,137 @@
+"""How a root agent of the user's own comes to the nodes, and is kept from holding them up.
+
+What `lab.train(job, root=decide)` is given is pickled by value, with what it uses of its notebook,
+and goes with the job's order. Whichever node is root calls it, for at most `ONE_S` at a time.
+"""
+
+import base64
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import cloudpickle
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError
+from gemini_lab.recovery.guided import GuidedRoot
+from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root import RootAgent
+
+ONE_S: Final = 2.0
+"""How long one answer may take."""
+MOST_BYTES: Final = 1 << 20
+"""Of a pickled function: it is written into the store with every step of a run."""
+
+
+class TooLong(BaseException):
+    """An answer took too long; no error, which whoever is asked might catch."""
+
+
+@contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise `TooLong` in the block after so many seconds.
+
+    A signal interrupts the block, so this needs the main thread, in which cells and agents run; in
+    another thread there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as handlers are called
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def packed(decide: object) -> str:
+    """A function as text that `unpacked` reads on any node.
+
+    Raises:
+        ConfigError: It is none, or uses what cannot be sent.
+    """
+    if not callable(decide):
+        raise ConfigError(
+            "root= has to be a function of `state`, `event` and `cluster`, and this is a "
+            f"{type(decide).__name__}"
+        )
+    if isinstance(text := getattr(decide, "packed", None), str):
+        return text  # it lives in another process, which packs it
+    try:
+        data = cloudpickle.dumps(decide)
+    except (TypeError, pickle.PicklingError, RecursionError) as error:
+        raise ConfigError(
+            f"root= uses what cannot be sent to a node ({error}); have it use its arguments alone"
+        ) from error
+    if len(data) > MOST_BYTES:
+        raise ConfigError(
+            f"root= takes {len(data):,} bytes with all that it uses, and at most {MOST_BYTES:,} "
+            "can be sent; have it use its arguments alone"
+        )
+    return base64.b64encode(data).decode()
+
+
+def unpacked(text: str) -> Decide:
+    """The function that `packed` took; each time anew, so that nothing is left of earlier calls.
+
+    One that cannot be read here says so when it is called: then the run ends with that.
+    """
+    try:
+        decide: Decide = pickle.loads(base64.b64decode(text))  # noqa: S301 - as much the owner's as the script
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - reading it imports what it uses
+        return _unreadable(error)
+
+    def limited(state: dict[str, object], event: Event, cluster: Cluster) -> object:
+        try:
+            with limit(ONE_S):
+                return decide(state, event, cluster)
+        except TooLong:
+            raise GuideError(f"there is no answer after {ONE_S:g} s") from None
+
+    return limited
+
+
+def _unreadable(error: BaseException) -> Decide:
+    why = f"it cannot be read on this node ({type(error).__name__}: {error})"
+
+    def refuse(state: dict[str, object], event: Event, cluster: Cluster) -> object:  # noqa: ARG001
+        raise GuideError(why)
+
+    return refuse
+
+
+def root_agent(state: RootState, *, at_s: float) -> RootAgent:
+    """The root agent that a run asks for: the lab's, or one that the user's function guides."""
+    order = state.order
+    if order is None or not order.root:
+        return RootAgent(state=state, at_s=at_s)
+    return GuidedRoot(state=state, at_s=at_s, decide=unpacked(order.root))
+
+
+def successor(before: RootAgent, root: str, *, at_s: float) -> RootAgent:
+    """The root agent for the next job, which knows the living nodes that the last one knew.
+
+    Args:
+        before: The last job's.
+        root: What the new order says of it.
+        at_s: Now.
+    """
+    if not root and type(before) is RootAgent:
+        return before
+    after = (
+        GuidedRoot(state=before.state, at_s=at_s, decide=unpacked(root))
+        if root
+        else RootAgent(state=before.state, at_s=at_s)
+    )
+    after.living.update(before.living)
+    return after

@@ -1,0 +1,174 @@
+"""What `decide` is told and what it answers: the words of a root agent of one's own.
+
+`lab.train(job, root=decide)` has it called as `decide(state, event, cluster)` for each thing that
+happens from a failure until training goes on; see `GuidedRoot`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from gemini_lab.errors import GeminiError
+
+
+class Kept(NamedTuple):
+    """A whole copy in a node's memory.
+
+    Attributes:
+        shard: Of which rank.
+        version: After which iteration.
+        epoch: Which start of the workers made it: the same version of two epochs may differ.
+    """
+
+    shard: int
+    version: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Training stands still, or what is being done about that came to nothing.
+
+    Attributes:
+        cause: How it was noticed, such as `"node_lost"`, `"worker_exited"` or `"root_lost"`.
+        lost: The nodes that went, if any did.
+    """
+
+    cause: str
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A node is there that was not: a new one, or one that had fallen silent."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """A node has ended its workers, so that its memory stays as it is."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a node has in memory, as it was asked."""
+
+    node: str
+    copies: tuple[Kept, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What is waited for will not come: a silent node is dead, or a person gave it up."""
+
+
+Event = Failed | Joined | Fenced | Told | Changed
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Begin anew, with the next epoch: every living node ends its workers, and says `Fenced`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask every living node what it has in memory; each says `Told`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start workers on every position; they load this version, or start anew with `None`."""
+
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Start nothing yet, and say why; machines that are missing are asked for."""
+
+    why: str
+
+
+Action = Fence | Ask | Start | Wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a root agent knows without asking.
+
+    Attributes:
+        members: The node that trains on each position from now on, by what was heard so far;
+            `None` where there is no machine. Only what they have in memory can be loaded.
+        living: The nodes that are connected, standbys among them.
+        silent: Nodes that went without a sign that their memory is gone: they may come back.
+        newest: The newest version that is known to have been whole, 0 for none; `None` where a
+            root agent fell silent together with nodes, so that nobody knows.
+        has_given_up: Whether a person would rather go on than wait for who is silent.
+    """
+
+    members: tuple[str | None, ...]
+    living: tuple[str, ...]
+    silent: tuple[str, ...]
+    newest: int | None
+    has_given_up: bool
+
+
+Decide = Callable[[dict[str, object], Event, Cluster], object]
+"""What is asked. The dictionary outlives the root agent: the next one gets it as it was left."""
+
+
+class GuideError(GeminiError):
+    """What `decide` answered cannot be done; the message says why."""
+
+
+def as_actions(answer: object) -> tuple[Action, ...]:
+    """What `decide` answered: nothing, an action, or several.
+
+    Raises:
+        GuideError: It is something else.
+    """
+    if answer is None:
+        return ()
+    actions = answer if isinstance(answer, (list, tuple)) else (answer,)
+    for each in actions:
+        if not isinstance(each, Action):
+            kind = each.__name__ + " itself" if isinstance(each, type) else type(each).__name__
+            raise GuideError(
+                f"the answer has to be Fence(), Ask(), Start(version), Wait(why), a "
+                f"list of them, or nothing, and there is {kind} in it"
+            )
+        if isinstance(each, Start) and type(each.version) not in {int, type(None)}:
+            raise GuideError(f"Start takes a version or None, and there is {each.version!r}")
+    return tuple(actions)
+
+
+def as_text(state: dict[str, object]) -> str:
+    """What `decide` wants to keep, as it is stored.
+
+    Raises:
+        GuideError: It holds what JSON has no form for.
+    """
+    try:
+        return json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise GuideError(
+            f"`state` may hold numbers, texts, lists and dictionaries with text keys ({error})"
+        ) from None
+
+
+def told(said: Event | Action) -> str:
+    """An event or an action in a few words, such as `Fenced(node-1)`."""
+    match said:
+        case Failed():
+            return f"Failed({', '.join((said.cause, *said.lost))})"
+        case Told():
+            versions = sorted({copy.version for copy in said.copies})
+            of = f"versions {', '.join(map(str, versions))}" if versions else "nothing"
+            return f"Told({said.node}: {of})"
+        case _:
+            values = (str(getattr(said, each.name)) for each in fields(said))
+            return f"{type(said).__name__}({', '.join(values)})"

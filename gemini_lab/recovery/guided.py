@@ -1,0 +1,238 @@
+"""A root agent whose recoveries somebody else decides: `lab.train(job, root=decide)`.
+
+What a root agent does besides, such as beginning a job, following its progress and ending it, the
+lab's own `RootAgent` does. After a failure `decide(state, event, cluster)` is asked: once for each
+thing that happens, until training goes on.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from gemini_lab.recovery.deciding import (
+    Action,
+    Ask,
+    Changed,
+    Cluster,
+    Decide,
+    Event,
+    Failed,
+    Fence,
+    Fenced,
+    GuideError,
+    Joined,
+    Kept,
+    Start,
+    Told,
+    Wait,
+    as_actions,
+    as_text,
+    told,
+)
+from gemini_lab.recovery.messages import Fenced as FencedSaid
+from gemini_lab.recovery.messages import Inventory, PortHeld
+from gemini_lab.recovery.plan import Copy, RecoveryPlan
+from gemini_lab.recovery.planning import good_copies, hopes, make_plan
+from gemini_lab.recovery.protocol import Instruction, NodeJoined, NodeLost, RootState, WriteState
+from gemini_lab.recovery.root import RootAgent
+from gemini_lab.seats import in_order
+from gemini_lab.shard.lineage import Lineage
+
+ASKING: Final = frozenset({"fencing", "inventory", "waiting"})
+"""The phases of a recovery in which nothing is started yet."""
+
+
+class GuidedRoot(RootAgent):
+    """A root agent that asks `decide` what to do after a failure.
+
+    Args:
+        state: Where the previous root left the run.
+        at_s: Now.
+        decide: What is asked.
+    """
+
+    def __init__(self, *, state: RootState, at_s: float, decide: Decide) -> None:
+        super().__init__(state=state, at_s=at_s)
+        self.decisions: list[tuple[Event, tuple[Action, ...]]] = []
+        self._guide = decide
+        self._is_guided = False  # nothing is to be decided before a worker has called `protect`
+        self._failure = "root_lost"
+        self._lost: tuple[str, ...] = ()
+        self._has_fenced: set[str] = set()
+        self._chosen: RecoveryPlan | None = None
+
+    # -- what happens, as `decide` hears it ------------------------------------------------------
+
+    def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
+        self._is_guided = self.state.settings is not None and cause != "start"
+        if not self._is_guided:
+            yield from super()._begin(at_s, cause=cause, lost=lost)
+            return
+        self._failure, self._lost = cause, (*self._lost, *lost)
+        yield from self._ask_guide(at_s, Failed(cause=cause, lost=tuple(lost)))
+
+    def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+        is_new, phase = joined.node not in self.living, self.state.phase
+        yield from super()._on_joined(joined)
+        if self._is_guided and is_new and phase in ASKING:
+            yield from self._ask_guide(joined.at_s, Joined(node=joined.node))
+
+    def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
+        is_spare = lost.node in self.living and lost.node not in self.state.members
+        yield from super()._on_lost(lost)
+        if self._is_guided and is_spare and self.state.phase in ASKING:
+            failed = Failed(cause="node_lost", lost=(lost.node,))
+            yield from self._ask_guide(lost.at_s, failed)
+
+    def _on_answer(
+        self, at_s: float, node: str, answer: FencedSaid | Inventory | PortHeld
+    ) -> Iterator[Instruction]:
+        if not self._is_guided or isinstance(answer, PortHeld):
+            yield from super()._on_answer(at_s, node, answer)
+        elif self.state.phase not in ASKING:
+            return
+        elif isinstance(answer, FencedSaid):
+            self._has_fenced.add(node)
+            self._answered |= {node} if self.state.phase == "fencing" else set()
+            yield from self._ask_guide(at_s, Fenced(node=node))
+        elif self.state.phase == "inventory":
+            yield from super()._on_answer(at_s, node, answer)
+            copies = [copy for copy in self._good_copies() if copy.node == node]
+            kept = tuple(Kept(each.shard, each.version, each.lineage.epoch) for each in copies)
+            yield from self._ask_guide(at_s, Told(node=node, copies=kept))
+
+    def _decide(self, at_s: float) -> Iterator[Instruction]:
+        """Where the lab's own root agent would look at its plan again."""
+        if self._is_guided:
+            yield from self._ask_guide(at_s, Changed())
+        else:
+            yield from super()._decide(at_s)
+
+    def _advance(self, at_s: float) -> Iterator[Instruction]:
+        if not self._is_guided:
+            yield from super()._advance(at_s)
+
+    def _take_inventory(self, at_s: float) -> Iterator[Instruction]:
+        if not self._is_guided:
+            yield from super()._take_inventory(at_s)
+
+    # -- what it says, and how that is done ------------------------------------------------------
+
+    def _ask_guide(self, at_s: float, event: Event) -> Iterator[Instruction]:
+        """Have `decide` decide; a run whose root agent makes no sense ends, and says so."""
+        kept: dict[str, object] = json.loads(self.state.own or "{}")
+        try:
+            actions = as_actions(self._guide(kept, event, self._cluster()))
+            own = as_text(kept)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises
+            said = str(error) if isinstance(error, GuideError) else f"it raised {_in_short(error)}"
+            self.decisions.append((event, ()))
+            yield from self._fail(at_s, f"root= was told {told(event)}: {said}", cause="script")
+            return
+        self.decisions.append((event, actions))
+        if own != self.state.own:
+            self.state = replace(self.state, own=own)
+            yield WriteState(state=self.state)
+        for action in actions:
+            yield from self._obey(at_s, action)
+
+    def _obey(self, at_s: float, action: Action) -> Iterator[Instruction]:
+        match action:
+            case _ if self.state.phase in {"failed", "done"}:
+                return
+            case Fence():
+                lost, self._lost, self._has_fenced = self._lost, (), set()
+                yield from super()._begin(at_s, cause=self._failure, lost=lost)
+            case Ask():
+                yield from super()._take_inventory(at_s)
+            case Wait():
+                plan = make_plan(self.state, self.living, self._inventory)
+                yield from self._wait(at_s, plan, action.why or "root= waits")
+            case Start():
+                yield from self._start_with(at_s, action.version)
+
+    def _start_with(self, at_s: float, version: int | None) -> Iterator[Instruction]:
+        try:
+            self._chosen = self._plan_for(version)
+            yield from super()._decide(at_s)
+        except GuideError as error:
+            yield from self._fail(at_s, str(error), cause="script")
+        finally:
+            self._chosen = None
+
+    def _make_plan(self) -> RecoveryPlan:
+        return self._chosen or super()._make_plan()
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        return "" if self._is_guided else super()._reason_to_wait(plan, at_s)
+
+    def _plan_for(self, version: int | None) -> RecoveryPlan:
+        """The plan that loads this version.
+
+        Raises:
+            GuideError: It cannot be loaded, or workers of before may still run.
+        """
+        if self.state.phase not in ASKING:
+            raise GuideError(
+                f"root= starts workers although those of epoch {self.state.epoch} were not ended"
+            )
+        only = {node: _only(said, version=version) for node, said in self._inventory.items()}
+        members = self._members()
+        seated = replace(self.state, placed=self.state.seats.seated(members))
+        plan = make_plan(seated, self.living, only)
+        if plan.missing:
+            raise GuideError(f"root= starts workers, and position {plan.missing[0]} has no machine")
+        if plan.version != version:
+            raise GuideError(f"root= starts from version {version}, {self._lacking(version)}")
+        late = [node for node in plan.members if node not in self._has_fenced]
+        if late:
+            raise GuideError(
+                f"root= starts workers on {late[0]}, which has not said yet that it ended those of "
+                "before: both would write its memory"
+            )
+        return plan
+
+    def _lacking(self, version: int | None) -> str:
+        """Why a version is not whole on those who train."""
+        members = self._members()
+        shards: defaultdict[Lineage, set[int]] = defaultdict(set)
+        for copy in self._good_copies():
+            if copy.version == version and copy.node in members:
+                shards[copy.lineage].add(copy.shard)
+        every = set(self.state.ranks)
+        if set().union(*shards.values()) == every:
+            return "whose shards are of different epochs and do not fit together"
+        has = max(shards.values(), key=len, default=set())
+        return f"and no node that trains and was heard has shard {min(every - has)} of it"
+
+    def _good_copies(self) -> list[Copy]:
+        return good_copies(self.state, self._inventory)
+
+    def _members(self) -> tuple[str | None, ...]:
+        """Who sits where, from now on."""
+        return make_plan(self.state, self.living, self._inventory).members
+
+    def _cluster(self) -> Cluster:
+        known = hopes(self.state, self._inventory)
+        return Cluster(
+            members=self._members(),
+            living=tuple(in_order(self.living)),
+            silent=tuple(in_order(self.state.silent)),
+            newest=None if known.unheard else known.newest,
+            has_given_up=self.state.has_given_up,
+        )
+
+
+def _only(said: Inventory, *, version: int | None) -> Inventory:
+    """The same inventory with nothing but the copies of one version."""
+    copies = [copy for copy in said.copies if copy.version == version]
+    return msgspec.structs.replace(said, copies=copies, persistent=None)
+
+
+def _in_short(error: BaseException) -> str:
+    text = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,220 @@
+"""Answers go from one process to another as plain data, and nothing of theirs judges."""
+
+import json
+import math
+
+import pytest
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.exercises.grading.__main__ import verdicts
+from gemini_lab.exercises.grading.cells import Cell, code_cells, needed
+from gemini_lab.exercises.grading.hand_in import hand_in
+from gemini_lab.exercises.grading.handed_in import signature_of
+from gemini_lab.exercises.grading.judge import judge
+from gemini_lab.exercises.grading.plain import OtherError, from_plain, to_plain
+from gemini_lab.injector import NodesLoss, Scenario
+from gemini_lab.pipeliner.schedule import Chunk
+from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.deciding import Fence, Kept, Start
+
+ANSWERS = [
+    None,
+    True,
+    -7,
+    0.25,
+    math.inf,
+    "a text",
+    [1, (2, "three")],
+    {1: [None], "two": {3}},
+    plan_placement(nodes=5, replicas=2),
+    Scenario().add(NodesLoss(("rank-1", "rank-2")), iteration=5),
+    [Chunk(span=0, replica=1, offset_bytes=0, size_bytes=4)],
+    [Fence(), Start(7)],
+    Kept(0, 7, 1),
+]
+
+
+# -- answers as plain data -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
+def test_an_answer_comes_out_as_it_went_in(answer):
+    told = json.loads(json.dumps(to_plain(answer)))
+    assert from_plain(told) == answer
+    assert type(from_plain(told)) is type(answer)
+
+
+def test_what_is_no_answer_keeps_only_its_name():
+    class Yes(float):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    class Whatever:
+        pass
+
+    assert from_plain(to_plain(Yes(0.5))) != 0.7
+    assert type(from_plain(to_plain(Yes(0.5)))) is float
+    assert type(from_plain(to_plain(Whatever()))).__name__ == "Whatever"
+    itself = []
+    itself.append(itself)
+    json.dumps(to_plain(itself))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"made": "os:system", "of": {"command": "true"}},
+        {"made": "gemini_lab.job:subprocess", "of": {}},
+        {"made": "gemini_lab.no_such:Thing", "of": {}},
+        {"made": "gemini_lab.placement.planner:Placement", "of": {"nodes": 5}},
+        {"made": "gemini_lab.exercises.grading.handed_in:HandedIn", "of": {}},
+        {"eval": ["1"]},
+        {},
+    ],
+)
+def test_what_is_no_value_of_this_package_is_not_made(text):
+    with pytest.raises(OtherError):
+        from_plain(text)
+
+
+def test_a_function_elsewhere_takes_what_it_took_there():
+    assert list(signature_of(["nodes", "replicas"]).parameters) == ["nodes", "replicas"]
+    (anything,) = signature_of([]).parameters.values()
+    assert anything.kind is anything.VAR_KEYWORD
+
+
+# -- which cells -----------------------------------------------------------------------------------
+
+
+def test_a_name_needs_the_cells_that_define_it_and_what_these_need():
+    cells = [
+        Cell("import math"),
+        Cell("pi = math.pi"),
+        Cell("lab = Lab()"),
+        Cell("found = {}"),
+        Cell("found['area'] = pi"),
+        Cell("print(pi)"),
+        Cell("def area(r):\n    return found['area'] * r"),
+        Cell("this is ("),
+    ]
+    assert needed(cells, ["area"]) == [0, 1, 3, 4, 6]
+    assert needed(cells, ["pi"]) == [0, 1]
+    assert needed(cells, ["nobody"]) == []
+
+
+def notebook(*cells):
+    """As JSON, from pairs of a `grade_id` and a source."""
+    made = [
+        {
+            "cell_type": "code",
+            "source": source,
+            "metadata": {"nbgrader": {"grade_id": grade_id}} if grade_id else {},
+        }
+        for grade_id, source in cells
+    ]
+    return {"cells": [{"cell_type": "markdown", "source": "# text"}, *made], "metadata": {}}
+
+
+def test_only_code_counts():
+    read = code_cells(notebook(("", "a = 1"), ("check-1", "print(a)"), ("exercise-1", "a = 2")))
+    assert [(cell.is_check, cell.is_answer) for cell in read] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+
+
+# -- judging ---------------------------------------------------------------------------------------
+
+CHECK = """
+from gemini_lab.exercises import Verdict, lab_03
+with Verdict():
+    print(lab_03.exercise_{number}({name}))
+"""
+FUNCTION = """
+from gemini_lab.exercises import Verdict, lab_01
+with Verdict():
+    print(lab_01.exercise_1(cases))
+"""
+RELEASED = notebook(
+    ("", "from gemini_lab import plan_placement"),
+    ("exercise-1", "five = None"),
+    ("check-1", CHECK.format(number=1, name="five")),
+    ("exercise-2", "deficit = None"),
+    ("check-2", CHECK.format(number=2, name="deficit")),
+    ("exercise-3", "tough = None"),
+    ("check-3", CHECK.format(number=3, name="tough")),
+    ("exercise-4", "def cases(checkpoint_s, interval_s, retrieval_s): pass"),
+    ("check-4", FUNCTION),
+)
+CHEAT = """
+import gemini_lab.exercises.lab_03 as checks, gemini_lab.exercises.verdict as verdict
+checks.exercise_1 = checks.exercise_2 = lambda *_: "right: trust me"
+verdict.Verdict.__exit__ = lambda *_: True
+five = plan_placement(nodes=5, strategy="ring")
+"""
+HANDED_IN = notebook(
+    ("", "from gemini_lab import plan_placement"),
+    ("exercise-1", CHEAT),
+    ("check-1", "print('right: I say so')"),
+    ("exercise-2", "class Yes(float):\n    __sub__ = __rsub__ = lambda *_: 0\ndeficit = Yes(.5)"),
+    ("exercise-3", "print('noise')\ntough = 1 / 0"),
+    ("exercise-4", "def cases(c, i, r):\n    print('noise')\n    return c + r, c + r + i"),
+)
+
+
+def test_answers_are_judged_where_nothing_of_theirs_runs(tmp_path):
+    """The checks are redefined, a number equals all, a cell raises, and a right answer is right."""
+    released, handed_in = tmp_path / "released.ipynb", tmp_path / "handed-in.ipynb"
+    released.write_text(json.dumps(RELEASED))
+    handed_in.write_text(json.dumps(HANDED_IN))
+    first, second, third, fourth = judge(released, handed_in)
+    assert (first.is_right, second.is_right, third.is_right) == (False, False, False)
+    assert "pairs are fatal" in first.said
+    assert "not 0.5" in second.said
+    assert third.said == "no answer: its cell raised ZeroDivisionError: division by zero"
+    assert fourth.is_right
+    assert fourth.said == "right: the middle of your two cases is Eq. (1)"
+
+
+# -- handing in ------------------------------------------------------------------------------------
+
+
+def test_a_hand_in_says_what_made_it(tmp_path):
+    path = tmp_path / "03_placement.ipynb"
+    path.write_text(json.dumps(notebook(("", "a = 1"))))
+    made = hand_in(path, student="ada", into=tmp_path / "submitted")
+    assert made == tmp_path / "submitted" / "ada" / "03_placement" / "03_placement.ipynb"
+    said = json.loads(made.read_text())["metadata"]["made_with"]
+    assert said.keys() == {"python", "gemini-lab", "torch", "deepspeed", "numpy", "at"}
+
+
+@pytest.mark.parametrize(
+    ("text", "student", "why"),
+    [("{}", "../ada", "a student's name"), ("{", "ada", "is no notebook"), ("[]", "ada", "is no")],
+)
+def test_what_cannot_be_handed_in_is_refused(tmp_path, text, student, why):
+    path = tmp_path / "lab.ipynb"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        hand_in(path, student=student, into=tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_reasons_are_told_check_by_check(tmp_path):
+    folder = tmp_path / "autograded" / "ada" / "lab"
+    folder.mkdir(parents=True)
+    graded = notebook(("check-1", ""), ("check-2", ""), ("exercise-1", ""))
+    graded["metadata"] = {"made_with": {"python": "3.11"}}
+    right = {"output_type": "stream", "text": ["right: yes\n"]}
+    wrong = {"output_type": "error", "evalue": "not yet: no"}
+    for cell, output in zip(graded["cells"][1:3], (right, wrong), strict=True):
+        cell["metadata"]["nbgrader"] |= {"grade": True, "points": 1}
+        cell["outputs"] = [output]
+    (folder / "lab.ipynb").write_text(json.dumps(graded))
+    assert list(verdicts(tmp_path, "lab")) == [
+        ("ada", "lab", "check-1", "1", "right: yes", "python 3.11", "unknown"),
+        ("ada", "lab", "check-2", "0", "not yet: no", "python 3.11", "unknown"),
+    ]

@@ -1,0 +1,245 @@
+"""Root agents of one's own in modelled labs: what breaks them, and what does not."""
+
+import threading
+from collections import defaultdict
+
+import pytest
+from gemini_lab_widgets.pictures import view
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.exercises import WrongAnswerError
+from gemini_lab.exercises.attacks import attack
+from gemini_lab.exercises.attacks.roots import SMALL, SPARE, cases
+from gemini_lab.exercises.attacks.stories import of_function, of_the_lab, tell
+from gemini_lab.node.own_root import MOST_BYTES, packed, successor, unpacked
+from gemini_lab.recovery.deciding import (
+    Ask,
+    Cluster,
+    Failed,
+    Fence,
+    Fenced,
+    GuideError,
+    Start,
+    Told,
+    Wait,
+)
+from gemini_lab.recovery.guided import GuidedRoot
+from gemini_lab.recovery.protocol import NodeJoined, RootState
+from gemini_lab.recovery.root import RootAgent
+
+CRASH = (("go", 1, 300), ("kill_worker", 0))
+HEARD_LATE = (("go", 2, 320), ("kill_worker", 0), ("go", 2, 200))
+TWO_LOST = (("go", 15, 238), ("go", 30, 10), ("kill_group", 3), ("go", 23, 100))
+FALL_SILENT = (
+    ("freeze", 1),
+    ("go", 2, 280),
+    ("thaw_all",),
+    ("go", 2, 150),
+    ("freeze_group", 0),
+    ("wait", 30),
+    ("go", 2, 115),
+)
+SCHEDULES = [
+    TWO_LOST,
+    FALL_SILENT,
+    CRASH,
+    (("go", 1, 300), ("kill", 1, 1), ("go", 2, 40), ("kill", 2, 1)),
+    (("go", 1, 300), ("fuse", 6, 0), ("kill_worker", 0)),
+    (("go", 2, 320), ("freeze_group", 0), ("wait", 30), ("go", 2, 160)),
+]
+
+
+def make(*, asks_all=True, needs_whole=True, waits=True, counts_machines=True, ends_old=True):
+    """A root agent's decisions, with what it takes care of."""
+
+    def choose(told, cluster):
+        shards = defaultdict(set)
+        for node in cluster.members:
+            for shard, version, epoch in told.get(node, ()):
+                shards[version, epoch].add(shard)
+        least = len(cluster.members) if needs_whole else 1
+        whole = max((v for (v, _), has in shards.items() if len(has) >= least), default=None)
+        if counts_machines and None in cluster.members:
+            return Wait("machines")
+        is_newest = cluster.newest is not None and (whole or 0) >= cluster.newest
+        if waits and cluster.silent and not is_newest and not cluster.has_given_up:
+            return Wait("who is silent")
+        return Start(whole)
+
+    def decide(state, event, cluster):
+        match event:
+            case Fenced(node=node):
+                state["fenced"].append(node)
+                return Ask() if {*state["fenced"]} >= {*cluster.living} else None
+            case Told(node=node, copies=copies):
+                state["told"][node] = copies
+                is_enough = {*state["told"]} >= {*cluster.living} or not asks_all
+                return choose(state["told"], cluster) if is_enough else None
+            case _:
+                state.update(fenced=[], told={})
+                return Fence() if ends_old else Ask()
+
+    return decide
+
+
+right = make()
+
+
+def told_of(decide, schedule, shape=SMALL):
+    return tell(shape, schedule, of_function(packed(decide)))
+
+
+# -- what withstands, and what does not ------------------------------------------------------------
+
+
+def test_a_right_one_withstands_what_is_tried_and_gets_its_figures_beside_the_labs():
+    result = attack(right, within_s=2)
+    assert result.holds
+    recoveries, orders, iterations = result.figures
+    assert recoveries.yours == recoveries.reference == recoveries.optimum == 30
+    assert orders.yours == orders.reference
+    assert iterations.yours >= iterations.optimum
+
+
+@pytest.mark.long
+def test_a_right_one_withstands_everything():
+    result = attack(right, within_s=550)
+    assert result.holds
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_right_one_brings_the_run_back_as_the_labs_own_does(schedule):
+    assert told_of(right, schedule, SPARE).broken == ""
+    assert tell(SPARE, schedule, of_the_lab).broken == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "schedule", "shape", "why"),
+    [
+        ({"ends_old": False}, CRASH, SMALL, "has not said yet that it ended those of before"),
+        ({"asks_all": False}, HEARD_LATE, SMALL, "progress is thrown away"),
+        ({"counts_machines": False}, TWO_LOST, SMALL, "has no machine"),
+        ({"waits": False}, FALL_SILENT, SPARE, "progress is thrown away: training goes on from"),
+    ],
+)
+def test_each_thing_that_is_not_taken_care_of_breaks_a_run(wrong, schedule, shape, why):
+    assert why in told_of(make(**wrong), schedule, shape).broken
+
+
+def test_a_version_of_which_a_shard_is_missing_is_never_loaded():
+    def newest(state, event, _):
+        match event:
+            case Told(copies=copies):
+                state["told"] = [*state.get("told", []), *copies]
+                return Start(9)
+            case Fenced():
+                return Ask()
+        return Fence()
+
+    assert "starts from version 9, and no node that trains" in told_of(newest, CRASH).broken
+
+
+def test_what_it_did_not_store_is_gone_with_its_node():
+    """Every root agent has the function anew, as on another node."""
+    first = unpacked(packed(lambda state, *_: state.setdefault("calls", []).append(1)))
+    kept: dict[str, object] = {}
+    cluster = Cluster(members=(), living=(), silent=(), newest=0, has_given_up=False)
+    first(kept, Failed(cause="node_lost"), cluster)
+    assert kept == {"calls": [1]}
+    world = {"__name__": "__main__"}
+    source = (
+        "seen = []\ndef decide(state, event, cluster):\n    seen.append(1)\n    return len(seen)"
+    )
+    exec(source, world)
+    text = packed(world["decide"])
+    assert [unpacked(text)({}, Failed(cause=""), cluster) for _ in range(2)] == [1, 1]
+
+
+# -- what is found ---------------------------------------------------------------------------------
+
+
+def test_the_smallest_is_found_drawn_and_replayed_until_it_is_mended():
+    found = attack(make(asks_all=False), within_s=100)
+    assert len([each for each in found.case.schedule if each[0] != "go"]) == 1
+    assert found.replay(right) is None
+    again = found.replay(make(asks_all=False))
+    assert (again.case, again.fault) == (found.case, found.fault)
+    drawn = view(found).bundle()["text/html"]
+    assert "Broken: root" in drawn
+    assert "Failed(worker_exited)" in drawn
+    with pytest.raises(ConfigError, match="no failures of its own"):
+        found.scenario(iteration=1)
+
+
+def test_the_smallest_cases_come_first():
+    struck = [sum(fate[0] in {"kill", "kill_worker"} for fate in case.schedule) for case in cases()]
+    assert struck[0] == 0
+    assert struck.index(2) > struck.index(1)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("1 / 0", "it raised ZeroDivisionError"),
+        ("raise SystemExit('no')", "it raised SystemExit: no"),
+        ("return 'Fence'", "and there is str in it"),
+        ("return Fence", "and there is Fence itself in it"),
+        ("return Start('8')", "Start takes a version or None"),
+        ("state['x'] = {1}; return Fence()", "`state` may hold numbers, texts"),
+        ("return Start(None)", "although those of epoch 1 were not ended"),
+        ("return None", "there is no answer: it returns nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_a_sentence(body, said):
+    names = {"Fence": Fence, "Start": Start, "__name__": "__main__"}
+    exec(f"def decide(state, event, cluster):\n    {body}", names)
+    found = attack(names["decide"], within_s=100)
+    assert said in found.fault.why
+    assert "\n" not in found.fault.why
+
+
+def test_one_that_never_answers_is_stopped():
+    def forever(*_):
+        while True:
+            pass
+
+    assert "there is no answer after 2 s" in told_of(forever, CRASH).broken
+
+
+# -- how it comes to the nodes ---------------------------------------------------------------------
+
+
+def test_what_cannot_be_sent_is_refused():
+    with pytest.raises(ConfigError, match="has to be a function"):
+        packed(7)
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="uses what cannot be sent"):
+        packed(lambda *_: lock)
+    large = b"x" * MOST_BYTES
+    with pytest.raises(ConfigError, match="at most"):
+        packed(lambda *_: large)
+
+
+def test_an_attack_on_what_cannot_be_sent_is_a_sentence():
+    lock = threading.Lock()
+    with pytest.raises(WrongAnswerError, match="cannot be sent"):
+        attack(lambda *_: lock, stage="root", within_s=1)
+
+
+def test_what_a_node_cannot_read_ends_the_run_with_a_reason():
+    unreadable = unpacked("AAAA")
+    with pytest.raises(GuideError, match="cannot be read on this node"):
+        unreadable({}, Failed(cause=""), None)
+
+
+def test_the_next_job_has_the_root_agent_that_it_asks_for():
+    first = RootAgent(state=RootState(), at_s=0.0)
+    first.living["node-1"] = NodeJoined(at_s=0.0, node="node-1")
+    assert successor(first, "", at_s=1.0) is first
+    guided = successor(first, packed(right), at_s=1.0)
+    assert isinstance(guided, GuidedRoot)
+    assert guided.living == first.living
+    back = successor(guided, "", at_s=2.0)
+    assert type(back) is RootAgent
+    assert back.living == first.living
