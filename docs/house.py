@@ -29,7 +29,7 @@ FLOORS: Final = (
             (
                 ("launch", "MPI, etcd,|operators"),
                 ("node", "agent, root,|workers"),
-                ("adapters", "Trainer,|Accelerator"),
+                ("adapters", "Trainers,|Accelerator"),
                 ("engine", "protect; state|out and in"),
                 ("transfer", "chunks between|collectives"),
             ),

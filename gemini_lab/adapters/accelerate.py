@@ -1,21 +1,26 @@
-"""Accelerate with DeepSpeed: `protect_accelerator(accelerator)` after `accelerator.prepare(...)`.
+"""Accelerate: `protect_accelerator(accelerator)` after `accelerator.prepare(...)`.
 
-The loop stays the script's own. Accelerate calls the engine's step inside `accelerator.backward`,
-at boundaries alone, and its loaders read a batch ahead; both are covered by `gemini_lab.protect`.
-What is found here is what the Accelerator was given: its engine, its schedules, what was registered
-for its checkpoints, and its own count of micro-batches.
+The loop stays the script's own. What is found here is what the Accelerator was given: DeepSpeed's
+engine, or the model (alone, in DDP, or sharded by FSDP2) and its torch optimizer; its schedules,
+what was registered for its checkpoints, and its own count of micro-batches. Updates are made at
+boundaries alone, and its loaders read a batch ahead; both are covered by `gemini_lab.protect`.
 """
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.protection import protect
-from gemini_lab.errors import UnsupportedError
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.settings import SettingValue
 
 Value = TypeVar("Value")
 
@@ -26,18 +31,20 @@ def protect_accelerator(
     data: Source | Sequence[Source] | None = None,
     client_state: dict[str, Value] | None = None,
     also: Mapping[str, Keepable] | None = None,
+    settings: Mapping[str, SettingValue] | None = None,
 ) -> Protected:
     """Keep every optimizer step of the model that `accelerator` has prepared.
 
     Call it once, on every rank, after `accelerator.prepare` and before the loop.
 
     Args:
-        accelerator: It trains with DeepSpeed.
+        accelerator: It trains with DeepSpeed, DDP or FSDP2, or in one process.
         data: The prepared loader that training reads, or what else `gemini_lab.protect` takes; by
             default the only loader that was prepared.
         client_state: See `gemini_lab.protect`.
-        also: See there; what was registered for the Accelerator's checkpoints, and its schedules,
-            are taken along by themselves.
+        also: See there; what was registered for the Accelerator's checkpoints, its schedules and
+            its gradient scaler are taken along by themselves.
+        settings: Without DeepSpeed: what would stand in the `"gemini"` block.
 
     Returns:
         The handle: loop over `protected.steps(iterations)` or `protected.epochs(epochs)`.
@@ -47,7 +54,7 @@ def protect_accelerator(
         ConfigError: See `gemini_lab.protect`.
         CapacityError: See `gemini_lab.protect`.
     """
-    found = look_into(accelerator, data=data, also=also)
+    found = look_into(accelerator, data=data, also=also, settings=settings)
     return protect(found.engine, data=found.data, client_state=client_state, also=found.also)
 
 
@@ -56,12 +63,12 @@ class Prepared:
     """What an Accelerator has prepared, as `gemini_lab.protect` takes it.
 
     Attributes:
-        engine: DeepSpeed's.
+        engine: DeepSpeed's, or the model and its optimizer as one.
         data: Where the data stand; `None` if that cannot be told.
         also: Schedules, what was registered, the count of micro-batches, and the script's own.
     """
 
-    engine: ZeroEngine
+    engine: ZeroEngine | TorchEngine
     data: Source | Sequence[Source] | None
     also: Mapping[str, Keepable]
 
@@ -71,21 +78,90 @@ def look_into(
     *,
     data: Source | Sequence[Source] | None = None,
     also: Mapping[str, Keepable] | None = None,
+    settings: Mapping[str, SettingValue] | None = None,
 ) -> Prepared:
     """What `protect_accelerator` protects; see there."""
     prepared: Any = accelerator
-    if prepared.deepspeed_engine_wrapped is None:
-        raise UnsupportedError(
-            f"this Accelerator has no DeepSpeed engine (it trains with "
-            f"{prepared.distributed_type.name}); give it a DeepSpeedPlugin with ZeRO stage 1, 2 or "
-            "3, and call protect_accelerator after accelerator.prepare(model, ...)"
-        )
-    engine = prepared.deepspeed_engine_wrapped.engine
     if data is None and len(prepared._dataloaders) == 1:  # noqa: SLF001 - nothing else tells
         data = prepared._dataloaders[0]  # noqa: SLF001
     for source in as_sources(data):
         require_own_reading(source)
+    engine = trained_by(prepared, settings=settings)
     return Prepared(engine=engine, data=data, also={**_found(prepared, engine), **(also or {})})
+
+
+def trained_by(
+    accelerator: Any,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    settings: Mapping[str, SettingValue] | None = None,
+    step: int = 0,
+) -> ZeroEngine | TorchEngine:
+    """What an Accelerator trains: DeepSpeed's engine, or a model and its optimizer as one.
+
+    Args:
+        accelerator: It has prepared them.
+        model: As it is called; by default the only one that was prepared.
+        optimizer: The same of its optimizer.
+        settings: Without DeepSpeed, the script's.
+        step: Without DeepSpeed, updates that were done before.
+
+    Raises:
+        UnsupportedError: It prepared several, or what cannot be put back exactly.
+        ConfigError: It has settings in two places.
+    """
+    require_data_parallel(accelerator)
+    if (zero := getattr(accelerator, "deepspeed_engine_wrapped", None)) is not None:
+        if settings is not None:
+            raise ConfigError(
+                'settings= is for training without DeepSpeed; write them into the "gemini" block '
+                "of its configuration"
+            )
+        engine: ZeroEngine = zero.engine
+        return engine
+    models: list[Any] = [model]
+    if model is None:
+        models = [_as_called(one) for one in accelerator._models]  # noqa: SLF001 - nobody else tells
+    optimizers = accelerator._optimizers if optimizer is None else [optimizer]  # noqa: SLF001
+    if (len(models), len(optimizers)) != (1, 1):
+        raise UnsupportedError(
+            f"this Accelerator has prepared {len(models)} models and {len(optimizers)} optimizers, "
+            "and a job protects one of each; call protect_accelerator after accelerator.prepare("
+            "model, optimizer, ...), and make several models parts of one module"
+        )
+    inner = getattr(optimizers[0], "optimizer", optimizers[0])
+    return TorchEngine(models[0], inner, settings=settings, step=step)
+
+
+def _as_called(model: nn.Module) -> nn.Module:
+    """The model in what was wrapped around it: an Accelerator lists it as it was before."""
+    wrappers: list[Any] = [one for one in gc.get_objects() if _wraps(type(one))]
+    inside = {id(getattr(one, "_orig_mod", None) or one.module): one for one in wrappers}
+    while id(model) in inside:
+        model = inside.pop(id(model))
+    return model
+
+
+def _wraps(kind: type) -> bool:
+    """Whether it is DDP's, or torch.compile's, whose class takes long to import."""
+    return issubclass(kind, DistributedDataParallel) or kind.__name__ == "OptimizedModule"
+
+
+def require_data_parallel(accelerator: Any) -> None:
+    """Refuse ranks that share more than data, or hold gradients scaled in two ways.
+
+    Raises:
+        UnsupportedError: They do.
+    """
+    shared = getattr(accelerator, "parallelism_config", None)
+    for name in ("tp_size", "cp_size", "sp_size"):
+        size = getattr(shared, name, 1) or 1
+        if size > 1:
+            raise UnsupportedError(
+                f"the Accelerator's parallelism_config has {name}={size}, and ranks that share a "
+                "sequence or a layer are untried; use dp_replicate_size and dp_shard_size alone"
+            )
 
 
 class _Count:
@@ -106,6 +182,8 @@ class _Count:
 def _found(accelerator: Any, engine: Any) -> dict[str, Any]:
     """What the Accelerator has that changes with training, by names that a restart finds again."""
     found: dict[str, Any] = {"the Accelerator's count": _Count(accelerator)}
+    if accelerator.scaler is not None:
+        found["the Accelerator's gradient scaler"] = accelerator.scaler
     for number, schedule in enumerate(accelerator._schedulers):  # noqa: SLF001
         if schedule.scheduler is not engine.lr_scheduler:
             found[f"the Accelerator's schedule {number}"] = schedule.scheduler

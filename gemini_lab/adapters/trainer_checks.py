@@ -37,9 +37,9 @@ def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
     missing = [name for name in STAGES if not hasattr(trainer, name)]
     for is_found, found, way_out in (
         (
-            not trainer.is_deepspeed_enabled,
-            "trains without DeepSpeed",
-            "give TrainingArguments(deepspeed=...) a configuration with ZeRO stage 1, 2 or 3",
+            not trainer.is_deepspeed_enabled and trainer.accelerator.scaler is not None,
+            "counts updates that its gradient scaler leaves out (fp16)",
+            "use bf16=True, or DeepSpeed",
         ),
         (
             bool(missing),

@@ -1,10 +1,11 @@
-"""transformers' Trainer with DeepSpeed: `protect_trainer(trainer)` before `trainer.train()`.
+"""transformers' Trainer: `protect_trainer(trainer)` before `trainer.train()`.
 
-The Trainer makes its engine inside `train()`, and decides before that in which epoch it begins. It
-counts, logs, evaluates and saves after the step. So some of its stages are hooked: the engine is
-protected as soon as it is there, training begins where the restored version was, and an iteration
-ends where the next one's batches are asked for. Then all that the Trainer and its callbacks did
-after the step is in the version, and none of it is done again.
+The Trainer makes its engine (DeepSpeed's, or a model in DDP or sharded by FSDP2) inside `train()`,
+and decides before that in which epoch it begins. It counts, logs, evaluates and saves after the
+step. So some of its stages are hooked: the engine is protected as soon as it is there, training
+begins where the restored version was, and an iteration ends where the next one's batches are asked
+for. Then all that the Trainer and its callbacks did after the step is in the version, and none of
+it is done again.
 """
 
 import math
@@ -16,18 +17,25 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from gemini_lab.adapters.accelerate import require_own_reading
+from gemini_lab.adapters.accelerate import require_own_reading, trained_by
 from gemini_lab.adapters.trainer_checks import STAGES, require_length, require_trainer
 from gemini_lab.adapters.trainer_state import TrainerState
 from gemini_lab.engine import session as sessions
-from gemini_lab.engine.contract import Keepable
+from gemini_lab.engine.contract import Keepable, ZeroEngine
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.loaders import watch
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
+from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.settings import SettingValue
 
 
-def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = None) -> None:
+def protect_trainer(
+    trainer: Trainer,
+    *,
+    also: Mapping[str, Keepable] | None = None,
+    settings: Mapping[str, SettingValue] | None = None,
+) -> None:
     """Keep every optimizer step of `trainer.train()`, and go on from the newest after a failure.
 
     Call it once, on every rank, after the Trainer was made and before `train()`. Model, optimizer,
@@ -37,8 +45,10 @@ def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = N
     `gemini-lab run` it warns once and does nothing.
 
     Args:
-        trainer: A Trainer, or one of a subclass, that trains with DeepSpeed.
+        trainer: A Trainer, or one of a subclass, that trains with DeepSpeed, DDP or FSDP2, or in
+            one process.
         also: See `gemini_lab.protect`.
+        settings: Without DeepSpeed: what would stand in the `"gemini"` block.
 
     Raises:
         UnsupportedError: It trains in a way whose state would not come back; says what to change.
@@ -55,6 +65,7 @@ def protect_trainer(trainer: Trainer, *, also: Mapping[str, Keepable] | None = N
         version=session.start.plan.version,
         remark=remarks(session),
         also=also,
+        settings=settings,
     )
 
 
@@ -67,6 +78,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         version: Which one; `None` where training begins anew.
         remark: Told what the script's author should know.
         also: See `protect_trainer`.
+        settings: See there.
     """
 
     def __init__(
@@ -77,12 +89,15 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         version: int | None,
         remark: Callable[[str], None],
         also: Mapping[str, Keepable] | None = None,
+        settings: Mapping[str, SettingValue] | None = None,
     ) -> None:
         self._trainer = trainer
         self._start = start
         self._version = version
         self._remark = remark
         self._also = dict(also or {})
+        self._settings = settings
+        self._engine: ZeroEngine | TorchEngine
         self._state = TrainerState(trainer)
         self._protection: LiveProtection | None = None
         self._updates_done = 0  # of the epoch that is gone on with
@@ -149,11 +164,17 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         require_length(loader)
         trainer = self._trainer
         also: dict[str, Any] = {"the Trainer": self._state, **self._also}
-        engine = trainer.deepspeed
-        schedule = trainer.lr_scheduler
-        if engine.lr_scheduler is None and schedule is not None:
-            also["the Trainer's schedule"] = schedule
-        self._protection = self._start(engine, data=loader, also=also)
+        self._engine = trained_by(
+            trainer.accelerator,
+            model=trainer.model_wrapped,
+            optimizer=trainer.optimizer,
+            settings=self._settings,
+            step=trainer.state.global_step,
+        )
+        of_deepspeed = getattr(self._engine, "lr_scheduler", None)
+        if of_deepspeed is None and trainer.lr_scheduler is not None:
+            also["the Trainer's schedule"] = trainer.lr_scheduler
+        self._protection = self._start(self._engine, data=loader, also=also)
         self._protection.end_iterations_at_fetch()
         self._require_place(len(loader))
         return model, loader
@@ -244,7 +265,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         state = self._trainer.state
         if self._epoch_at is not None:
             state.epoch = self._epoch_at()
-        done = int(self._trainer.deepspeed.global_steps)
+        done = int(self._engine.global_steps)
         if done != state.global_step:
             raise UnsupportedError(
                 f"the engine has done {done} steps and the Trainer counts {state.global_step}, so "

@@ -77,12 +77,14 @@ def with_schedule(
     return named
 
 
-def require_engine(engine: object) -> ZeroEngine:
-    """Refuse what is no DeepSpeed engine.
+def require_engine(engine: object) -> Engine:
+    """Refuse what is no engine.
 
     Raises:
         ConfigError: It is none.
     """
+    if isinstance(engine, TorchEngine):  # an adapter made it
+        return engine
     if isinstance(engine, DeepSpeedEngine):
         found: ZeroEngine = engine
         return found

@@ -25,6 +25,7 @@ from gemini_lab.transfer.version import OutgoingVersion
 
 _EPOCH: Final = "epoch"  # in what a version carries beside the engine's state
 _LOOKS: Final = 3  # so many versions of a worker are looked at
+_GLANCES: Final = (3, 30, 300, 3000)  # after these many, other weights: some change late
 
 STANDS_STILL: Final = (
     "the position in the data stood still during an iteration, so it will not come back: give "
@@ -38,6 +39,11 @@ IS_AMBIGUOUS: Final = (
 ASKS_NOTHING: Final = (
     "the script has not asked where to go on, and a loop from 0 would do the first iterations once "
     "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
+)
+ARE_NOT_KEPT: Final = (
+    "weights beside the engine's change while it trains ({}), and will not come back after a "
+    "failure: name what holds them, such as an average or another model and its optimizer: "
+    'protect(..., also={{"ema": ema}})'
 )
 
 
@@ -89,6 +95,7 @@ class LiveProtection:
         self._top_is_told = False
         self._is_asked = False
         self._looks = _LOOKS
+        self._sealed = 0
         self._positions = b""
         self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
         self._said: set[str] = set()
@@ -181,6 +188,9 @@ class LiveProtection:
             drawn = self._state.capture_drawn() if drawn is None else drawn
             if self._looks:
                 self._look(decode(drawn), at_top=at_top)
+            self._sealed += 1
+            if self._sealed in _GLANCES and (names := self._state.script.bystanders()):
+                self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
             self.send_version(drawn, at_top=at_top)
 
     def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:

@@ -51,7 +51,7 @@ _LONG_REPLAY_S: Final = 1.0
 
 
 def protect(
-    engine: ZeroEngine | None = None,
+    engine: ZeroEngine | TorchEngine | None = None,
     *,
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,

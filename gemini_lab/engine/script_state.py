@@ -1,6 +1,6 @@
 """The script's own part of the small state: where its data stand, and what it named."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gemini_lab.engine.contract import Stateful
@@ -23,6 +23,7 @@ class ScriptState:
 
     Attributes:
         watches: The watches of those of `data` that are loaders, in their order.
+        bystanders: Names other weights that changed since protection began, each once.
 
     Raises:
         ConfigError: Something has no state that could be kept, or its iterator was made too early.
@@ -36,6 +37,7 @@ class ScriptState:
         client_state: dict[str, Any] | None = None,
         also: Mapping[str, object] | None = None,
     ) -> None:
+        self.bystanders: Callable[[], Sequence[str]] = tuple
         self.client_state = client_state
         self.keepsakes = keepsakes(also or {})
         loaders = [source for source in data if isinstance(source, KINDS)]

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from gemini_lab.engine.arguments import as_sources
+from gemini_lab.engine.bystanders import Bystanders
 from gemini_lab.engine.contract import Keepable, Source
 from gemini_lab.engine.script_state import ScriptState
 
@@ -56,7 +57,8 @@ def gather(
         living: Gives all objects of this process; by default the garbage collector does.
     """
     named = dict(also or {})
-    around = look_around(engine, _living() if living is None else living())
+    things = [*(_living() if living is None else living())]
+    around = look_around(engine, things)
     schedules = [
         one for one in around.schedules if all(one is not thing for thing in named.values())
     ]
@@ -71,7 +73,9 @@ def gather(
         named[f"the optimizer's {type(schedules[0]).__name__}"] = schedules[0]
     for text in _left(schedules, around.engines, sources):
         remark(text)
-    return ScriptState(data=sources, client_state=client_state, also=named)
+    script = ScriptState(data=sources, client_state=client_state, also=named)
+    script.bystanders = Bystanders(things, engine, [client_state, *named.values()]).changed
+    return script
 
 
 def _left(

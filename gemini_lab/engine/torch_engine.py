@@ -68,6 +68,8 @@ class TorchEngine:
         settings: Mapping[str, SettingValue] | None = None,
         step: int = 0,
     ) -> None:
+        if isinstance(model, nn.Module):
+            reshard(model)
         _require_kinds(model, optimizer, step)
         for found, way_out in _obstacles(model, optimizer):
             raise UnsupportedError(f"this model cannot be protected: {found}; {way_out}")
@@ -169,6 +171,16 @@ def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
         engine.before_update = engine.after_update = _nothing
 
     return unhook
+
+
+def reshard(model: nn.Module) -> None:
+    """Have FSDP2 let go of whole weights, which it may keep after a forward pass without gradients.
+
+    As long as it keeps them, the model's parameters are not those that its optimizer has.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from gemini_lab.engine.agreement import ReplicaCheck
 from gemini_lab.engine.blocks import WEIGHT, Block, Kept, Segment, lay_blocks
@@ -16,7 +15,7 @@ from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.optimizer_state import OptimizerState, flat_part, local_part
 from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.stepping import StepHook
-from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicated_by
+from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicated_by, reshard
 from gemini_lab.engine.weight_runs import runs_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
@@ -108,9 +107,7 @@ class TorchFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy them over the live tensors, which are made or dropped as they were then."""
-        for module in self._engine.bare.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self._engine.bare)
         self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
         with torch.no_grad():
             for block, value in zip(self._blocks, values, strict=True):

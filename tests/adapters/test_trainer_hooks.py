@@ -29,6 +29,7 @@ class Trained:
             gradient_accumulation_steps=2,
             device=torch.device("cpu"),
         )
+        self.accelerator = SimpleNamespace(scaler=None)
         self.callback_handler = SimpleNamespace(callbacks=[*callbacks])
         self.state = LibrarysState()
 
@@ -46,9 +47,10 @@ class GRPOTrainer(Trained):
     """Named as TRL's."""
 
 
-def without_deepspeed():
+def scaling_gradients():
     trainer = Trained()
     trainer.is_deepspeed_enabled = False
+    trainer.accelerator.scaler = object()
     return trainer
 
 
@@ -61,7 +63,10 @@ def looking_for_a_batch_size():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (without_deepspeed, r"without DeepSpeed; give TrainingArguments\(deepspeed="),
+        (
+            scaling_gradients,
+            r"its gradient scaler leaves out \(fp16\); use bf16=True, or DeepSpeed",
+        ),
         (looking_for_a_batch_size, "several times for it; set auto_find_batch_size=False"),
         (GRPOTrainer, "generated.*use a Trainer that reads its batches from a data set"),
         (
@@ -69,7 +74,7 @@ def looking_for_a_batch_size():
             "has no _inner_training_loop, .*use transformers 5.23",
         ),
     ],
-    ids=["no DeepSpeed", "batch size", "generating", "another version"],
+    ids=["fp16", "batch size", "generating", "another version"],
 )
 def test_a_trainer_whose_state_would_not_come_back_is_refused_with_the_way_out(make, words):
     with pytest.raises(UnsupportedError, match=words):

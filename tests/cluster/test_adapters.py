@@ -48,11 +48,53 @@ TRAINER = """
 """
 
 
+LIGHTNING = """
+    import os, sys, torch
+    from lightning.pytorch import LightningModule, Trainer
+    from torch import nn
+    from gemini_lab.adapters.lightning import protect_lightning
+
+    class Net(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 1))
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def validation_step(self, batch, _):
+            self.log("held out", self.net(batch).square().mean() + torch.rand(()))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+    torch.manual_seed(1)
+    model = Net()
+    torch.manual_seed(2 + int(os.environ["RANK"]))
+    samples = torch.linspace(-1, 1, 336).view(56, 6)
+    loader = torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True)
+    trainer = Trainer(
+        accelerator="cpu", strategy="ddp", num_nodes=4, devices=1, max_epochs=3, logger=False,
+        accumulate_grad_batches=2, val_check_interval=4, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=sys.argv[1])
+    protect_lightning(trainer)
+    trainer.fit(model, loader, torch.utils.data.DataLoader(samples, batch_size=8))
+"""
+SCRIPTS = {
+    "Trainer with ZeRO-2": TRAINER,
+    "Trainer with DDP": TRAINER.replace("deepspeed=ds, ", ""),
+    "Lightning with DDP": LIGHTNING,
+}
+
+
 @pytest.mark.long
-def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(lab, script, tmp_path):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(lab, script, tmp_path, name):
     """tests/engine/test_loops.py has it for more places; here it is started as users do."""
     pytest.importorskip("transformers")
-    path = str(script(textwrap.dedent(TRAINER)))
+    pytest.importorskip("lightning")
+    path = str(script(textwrap.dedent(SCRIPTS[name])))
     arguments = {name: [str(tmp_path / name)] for name in ("quiet", "broken")}
     quiet = lab.train(Job(script=path, args=arguments["quiet"]), persistent_url=None)
     expected = quiet.wait(200).report()

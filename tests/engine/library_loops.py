@@ -1,10 +1,11 @@
 """Loops of libraries, or as their users write them, over two micro-batches a step."""
 
 import random
+from functools import partial
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin
+from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
@@ -59,19 +60,34 @@ class Counter:
         self.seen = state["seen"]
 
 
-def accelerated(job):
+def shard(accelerator):
+    """Have it use FSDP2, which it does on accelerators alone unless it is told so."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        auto_wrap_policy="TRANSFORMER_BASED_WRAP",
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
+
+
+def accelerated(job, how="DeepSpeed"):
     """9 micro-batches an epoch, so that its fifth and last step has one, not two.
 
-    Without a GPU, Accelerate gives all of them to each rank.
+    Without a GPU, Accelerate gives all of them to each rank under DeepSpeed.
     """
+    is_zero = how == "DeepSpeed"
+    plugin = DeepSpeedPlugin(hf_ds_config=CONFIG) if is_zero else None
     accelerator = Accelerator(
-        gradient_accumulation_steps=2,
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=CONFIG),
+        gradient_accumulation_steps=2, deepspeed_plugin=plugin, cpu=not is_zero
     )
+    if how == "FSDP2":
+        shard(accelerator)
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    loader = DataLoader(Noisy(18), batch_size=2, shuffle=True)
+    loader = DataLoader(Noisy(18 if is_zero else 36), batch_size=2, shuffle=True)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     counter = Counter()
     accelerator.register_for_checkpointing(counter)
@@ -107,18 +123,19 @@ class Noting(TrainerCallback):
         rate = self.trainer.lr_scheduler.get_last_lr()[0]
         draw = torch.rand(())
         told = [state.global_step, state.epoch, self.drawn, rate, draw, self.trainer._tr_loss]
-        self.job.note(self.trainer.deepspeed.global_steps, *told)
+        self.job.note(state.global_step, *told)
 
     def on_train_end(self, _args, state, *_, **__):
         logged = [e.get("loss", e.get("eval_loss")) for e in state.log_history]
         self.job.note(state.max_steps + 1, *[one for one in logged if one is not None])
 
 
-def trainer(job):
+def trainer(job, how="DeepSpeed"):
     """Epochs of 7 micro-batches, so of 4 steps; evaluates, logs and saves in between."""
+    config = {**CONFIG, "train_micro_batch_size_per_gpu": "auto"}
     arguments = TrainingArguments(
         str(job.folder),
-        deepspeed={**CONFIG, "train_micro_batch_size_per_gpu": "auto"},
+        deepspeed=config if how == "DeepSpeed" else None,
         use_cpu=True,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=2,
@@ -152,8 +169,15 @@ def trainer(job):
         callbacks=[noting],
     )
     noting.trainer = made
+    if how == "FSDP2":
+        shard(made.accelerator)
+        made.is_fsdp_enabled = True
     TrainerHooks(made, start=job.protect, version=job.version, remark=job.remarks.append)
     made.train()
 
 
-LOOPS = {loop.__name__: loop for loop in (accelerated, trainer)}
+LOOPS = {
+    f"{loop.__name__} {how}": partial(loop, how=how)
+    for loop in (accelerated, trainer)
+    for how in ("DeepSpeed", "DDP", "FSDP2")
+}

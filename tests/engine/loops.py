@@ -20,7 +20,6 @@ from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection, epoch_in
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.engine.stepping import hook_step
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
 
@@ -54,7 +53,7 @@ class Job:
             epoch=epoch_in(small),
             remark=self.remarks.append,
         )
-        hook_step(engine, self.protection)
+        state.framework.hook(self.protection)
         return self.protection
 
     def update(self, engine, loss, *more):
@@ -183,6 +182,27 @@ def ranged(job):
         schedule.step()
 
 
+def beside(job):
+    """Averages and a second model that are not handed over, and a teacher that stands still."""
+    model = network()
+    teacher = network().requires_grad_(False)
+    engine, *_ = initialize(model=model, model_parameters=[*model.parameters()], config=settings())
+    ema = AveragedModel(engine.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    means = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    critic = nn.Bilinear(6, 6, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    protected = job.protect(engine)
+    for _ in protected.steps(STEPS):
+        batch = torch.randn(4, 6)
+        critic(batch, batch).sum().backward()
+        optimizer.step()
+        loss = (engine(batch) - teacher(batch)).square().mean()
+        job.update(engine, loss)
+        ema.update_parameters(engine.module)
+        for name, weight in model.named_parameters():
+            means[name].lerp_(weight.detach(), 0.1)
+
+
 def evaluate(engine, *batches):
     engine.eval()
     with torch.no_grad():
@@ -196,14 +216,15 @@ def endless(loader):
         yield from loader
 
 
-LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, ranged)}
+LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, ranged, beside)}
 
 
 def loop_of(request):
     """The one that a request names."""
     if request["loop"] in LOOPS:
         return LOOPS[request["loop"]]
-    return importlib.import_module("library_loops").LOOPS[request["loop"]]
+    module = "lightning_loops" if request["loop"].startswith("lightning") else "library_loops"
+    return importlib.import_module(module).LOOPS[request["loop"]]
 
 
 def train(request, rank, payload):

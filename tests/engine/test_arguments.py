@@ -46,8 +46,8 @@ class Engine:
     lr_scheduler = None
 
     def __init__(self):
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+        self.module = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1.0)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_the_schedule_that_steps_all_others_is_taken_along(remarks):
     engine = Engine()
     parts = [ConstantLR(engine.optimizer), ExponentialLR(engine.optimizer, 0.5)]
     whole = SequentialLR(engine.optimizer, parts, milestones=[2])
-    elsewhere = ExponentialLR(torch.optim.SGD([engine.weight], lr=1.0), 0.5)
+    elsewhere = ExponentialLR(torch.optim.SGD(engine.module.parameters(), lr=1.0), 0.5)
     around = (*parts, whole, elsewhere)
     script = gathered(engine, remarks, *around)
     assert [*script.keepsakes] == ["the optimizer's SequentialLR"]

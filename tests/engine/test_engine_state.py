@@ -9,6 +9,7 @@ import pytest
 from gemini_lab.shard.layout import ShardLayout
 
 ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 CASES = [
     pytest.param(
         {"stage": stage, "optimizer": optimizer, "accumulation": accumulation},
@@ -39,8 +40,8 @@ CASES += [
         }
         for stage in (2, 3)
     ],
-    {"stage": 2, "optimizer": "Adam", "zero": {"offload_optimizer": {"device": "cpu"}}},
-    {"stage": 3, "optimizer": "Adam", "zero": {"offload_optimizer": {"device": "cpu"}}},
+    {"stage": 2, "optimizer": "Adam", "zero": OFFLOAD},
+    {"stage": 3, "optimizer": "Adam", "zero": OFFLOAD},
     {"stage": 1, "optimizer": "RMSprop"},
     {"stage": 3, "optimizer": "NAdam"},
     {"stage": 1, "optimizer": "SlowAdam"},
@@ -67,15 +68,16 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")
 @pytest.mark.parametrize(
-    ("zero", "name"),
+    ("optimizer", "zero", "name"),
     [
-        pytest.param({}, "FusedAdam", marks=pytest.mark.long),
-        ({"offload_optimizer": {"device": "cpu"}}, "DeepSpeedCPUAdam"),
+        pytest.param("FusedAdam", {}, "FusedAdam", marks=pytest.mark.long),
+        ("FusedAdam", OFFLOAD, "DeepSpeedCPUAdam"),
+        pytest.param("Lion", OFFLOAD, "DeepSpeedCPULion", marks=pytest.mark.long),
+        pytest.param("CPUAdagrad", OFFLOAD, "DeepSpeedCPUAdagrad", marks=pytest.mark.long),
     ],
-    ids=["fused", "offload"],
 )
-def test_deepspeeds_own_adams_are_restored_too(server, tmp_path, zero, name):
-    case = {"stage": 3, "optimizer": "FusedAdam", "zero": zero}
+def test_deepspeeds_own_optimizers_are_restored_too(server, tmp_path, optimizer, zero, name):
+    case = {"stage": 3, "optimizer": optimizer, "zero": zero}
     # By 25 steps, the powers of its betas that its library multiplies up are not those that it
     # would compute anew.
     whole = server.run(tmp_path, case=case, seed=1, capture_at=25, until=30)

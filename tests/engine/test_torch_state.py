@@ -11,7 +11,7 @@ CASES = [
     {"parallel": "DDP", "optimizer": "momentum"},
     {"parallel": "DDP", "optimizer": "Counting"},
     {"parallel": "DDP", "optimizer": "Adafactor"},
-    {"parallel": "FSDP2", "optimizer": "AdamW"},
+    {"parallel": "FSDP2", "optimizer": "AdamW", "evaluated": True},
     {"parallel": "FSDP2", "optimizer": "momentum", "accumulation": 2},
     {"parallel": "DDP", "optimizer": "AdamW", "half": True},
     {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},

@@ -135,6 +135,9 @@ class Job:
         self.autocast = torch.autocast("cpu", torch.float16, enabled=is_half)
         self.scaler = torch.amp.GradScaler("cpu", 2.0**30, growth_interval=2, enabled=is_half)
         self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
+        if case.get("evaluated"):  # after which FSDP2 keeps whole weights
+            with torch.no_grad():
+                self.model(torch.ones(2, 6))
         self.protect(payload)
 
     def protect(self, payload):

@@ -1,0 +1,253 @@
+"""Lightning's Trainer: `protect_lightning(trainer)` before `trainer.fit(...)`.
+
+The Trainer wraps the model, makes its optimizer and its loader inside `fit()`, and its loops count.
+So the training is protected where the loader is there and not yet read, and the loops are told
+there what the restored version had counted. An iteration ends where the next batch is asked for:
+then all that Lightning and its callbacks did after the step is in the version.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from gemini_lab.adapters.lightning_state import LightningState
+from gemini_lab.engine import session as sessions
+from gemini_lab.engine.contract import Keepable
+from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.settings import SettingValue
+
+
+def protect_lightning(
+    trainer: Trainer,
+    *,
+    also: Mapping[str, Keepable] | None = None,
+    settings: Mapping[str, SettingValue] | None = None,
+) -> None:
+    """Keep every optimizer step of `trainer.fit(...)`, and go on from the newest after a failure.
+
+    Call it once, on every rank, after the Trainer was made and before `fit()`. Model, optimizer,
+    schedules, random states, the place in the epoch, the loops' counts, what is logged of the epoch
+    under way, the data module and what callbacks say of themselves come back, so that the numbers
+    that follow are those of a run that never failed. Outside `gemini-lab run` it warns once and
+    does nothing.
+
+    Args:
+        trainer: It trains with DDPStrategy, with ModelParallelStrategy (FSDP2), or in one process.
+        also: See `gemini_lab.protect`; what `on_save_checkpoint` of the module adds belongs here.
+        settings: See there.
+
+    Raises:
+        UnsupportedError: It trains in a way whose state would not come back; says what to change.
+    """
+    session = sessions.current
+    if session is None:
+        if trainer.global_rank == 0:
+            warnings.warn(f"protect_lightning: {NOT_IN_A_LAB}", stacklevel=2)
+        return
+    require_lightning(trainer)
+    LightningHooks(
+        trainer,
+        start=functools.partial(start_protection, session),
+        remark=remarks(session),
+        also=also,
+        settings=settings,
+    )
+
+
+class LightningHooks(Callback):
+    """Stands in the loops of one Trainer's `fit()`; first of its callbacks.
+
+    Args:
+        trainer: Whose.
+        start: Protects its model and optimizer, and puts the version back into them.
+        remark: Told what the script's author should know.
+        also: See `protect_lightning`.
+        settings: See there.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        start: Callable[..., LiveProtection],
+        remark: Callable[[str], None],
+        also: Mapping[str, Keepable] | None = None,
+        settings: Mapping[str, SettingValue] | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._start = start
+        self._remark = remark
+        self._also = dict(also or {})
+        self._settings = settings
+        self._protection: LiveProtection | None = None
+        self._engine: TorchEngine
+        self._state: LightningState
+        self._losses: list[torch.Tensor] = []
+        self._done = 0
+        loop = trainer.fit_loop
+        _stand_around(loop, "_load_combined_loader_states", self._before_reading)
+        _stand_around(loop.epoch_loop, "on_run_start", self._on_epoch)
+        _stand_around(loop.epoch_loop.val_loop, "run", self._validate)
+        trainer.callbacks.insert(0, self)
+
+    def _before_reading(self, load: Callable[[], None]) -> None:
+        """The loader is there and not yet read: protect, or put the version back."""
+        load()
+        trainer = self._trainer
+        if self._protection is not None:
+            raise ConfigError(
+                "Lightning made its training loader a second time, and a run protects one fit; "
+                "call fit() once, without reload_dataloaders_every_n_epochs"
+            )
+        for found, way_out in _obstacles_of_fit(trainer):
+            raise UnsupportedError(f"this fit cannot be protected: {found}; {way_out}")
+        optimizer = trainer.strategy.optimizers[0]
+        _compute_before_the_step(optimizer)
+        self._engine = TorchEngine(
+            trainer.strategy.model,
+            optimizer,
+            settings=self._settings,
+            step=trainer.fit_loop.epoch_loop.global_step,
+        )
+        self._state = LightningState(trainer)
+        loaders = [*trainer.fit_loop._combined_loader.flattened]  # noqa: SLF001
+        self._protection = self._start(self._engine, data=loaders, also=self._kept())
+        self._protection.end_iterations_at_fetch()
+        self._done = self._engine.global_steps
+        self._say_what_is_forgotten()
+
+    def _kept(self) -> dict[str, Any]:
+        """What comes along beside the model, its optimizer and the data."""
+        schedules = {
+            f"Lightning's schedule {number}": config.scheduler
+            for number, config in enumerate(self._trainer.lr_scheduler_configs)
+        }
+        return {"Lightning": self._state, **schedules, **self._also}
+
+    def _say_what_is_forgotten(self) -> None:
+        if not self._done and (names := self._state.forgotten()):
+            self._remark(
+                f"callbacks have attributes that do not come back after a failure ("
+                f"{', '.join(names)}); give them `state_dict` and `load_state_dict`; if nothing in "
+                "them changes, all is well"
+            )
+
+    def _on_epoch(self, begin: Callable[[Any], None], fetcher: Any) -> None:
+        begin(fetcher)
+        self._state.begin()
+
+    def on_train_batch_end(self, _trainer: Any, _module: Any, outputs: Any, *_: Any) -> None:
+        """Log the loss, once an optimizer step."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor):
+            self._losses.append(loss.detach())
+        done = self._engine.global_steps
+        if done == self._done:
+            return
+        if done != self._trainer.global_step:
+            raise UnsupportedError(
+                f"the optimizer has done {done} steps and Lightning counts "
+                f"{self._trainer.global_step}, so a version could not be told apart; let Lightning "
+                "call every step of the one optimizer"
+            )
+        self._done = done
+        if self._losses:
+            self._protected.log(loss=torch.stack(self._losses).mean().item())
+            self._losses.clear()
+
+    def _validate(self, run: Callable[[], Any]) -> Any:
+        """However long that takes, it is no hang."""
+        if self._protection is None:  # Lightning looks whether it runs, before it trains
+            return run()
+        with self._protection.pause("validation"):
+            return run()
+
+    def on_train_end(self, *_: Any) -> None:
+        """The last version is made before other callbacks may load the best weights over it."""
+        self._protected.reach_top()
+        self._protected.finish()
+
+    @property
+    def _protected(self) -> LiveProtection:
+        assert self._protection is not None  # Lightning makes its loader before it trains
+        return self._protection
+
+
+def require_lightning(trainer: Any) -> None:
+    """Refuse a Trainer whose state would not come back, as far as it shows before `fit()`.
+
+    Raises:
+        UnsupportedError: It is one; says what it does, and the way out.
+    """
+    name = type(trainer.strategy).__name__
+    if name not in {"DDPStrategy", "ModelParallelStrategy", "SingleDeviceStrategy"}:
+        raise UnsupportedError(
+            f"this Trainer uses {name}, which is untried; use DDPStrategy, ModelParallelStrategy "
+            "(FSDP2), or DeepSpeed in a loop of your own with gemini_lab.protect"
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise UnsupportedError(
+            "this Trainer counts updates that its gradient scaler leaves out (16-mixed); use "
+            'precision="bf16-mixed" or "32-true"'
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise UnsupportedError(
+            "this Trainer makes its loaders anew (reload_dataloaders_every_n_epochs), and a place "
+            "in another loader does not come back; set it to 0"
+        )
+
+
+def _obstacles_of_fit(trainer: Any) -> Iterator[tuple[str, str]]:
+    """What stands against protecting a fit that is set up: what was found, and the way out."""
+    if len(trainer.strategy.optimizers) != 1:
+        yield (
+            f"it has {len(trainer.strategy.optimizers)} optimizers",
+            "a run protects one: let configure_optimizers return a single one with all parameters",
+        )
+    if not trainer.lightning_module.automatic_optimization:
+        yield (
+            "its module optimizes by itself (automatic_optimization=False)",
+            "use gemini_lab.protect in a loop of your own",
+        )
+    step = trainer.lightning_module.training_step
+    if "dataloader_iter" in step.__code__.co_varnames[: step.__code__.co_argcount]:
+        yield "its training_step reads the data itself (dataloader_iter)", "take a batch"
+    for loader in trainer.fit_loop._combined_loader.flattened:  # noqa: SLF001
+        try:
+            len(loader)
+        except TypeError:
+            yield (
+                "its training data have no length, so that Lightning reads a batch ahead",
+                "use a data set with __len__ and __getitem__",
+            )
+
+
+def _stand_around(thing: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have a method of one object called through `around`, which gets the method first."""
+    setattr(thing, name, functools.partial(around, getattr(thing, name)))
+
+
+def _compute_before_the_step(optimizer: torch.optim.Optimizer) -> None:
+    """Compute the loss before `optimizer.step` begins, to which Lightning hands it as a closure.
+
+    An update is waited for where the step begins: a version would have no iteration to leave in.
+    """
+    step: Callable[..., Any] = optimizer.step
+
+    @functools.wraps(step)
+    def after_closure(closure: Callable[[], Any] | None = None, **more: Any) -> Any:
+        if closure is None:
+            return step(**more)
+        with torch.enable_grad():
+            loss = closure()
+        step(**more)
+        return loss
+
+    optimizer.step = after_closure  # type: ignore[method-assign]

@@ -1,0 +1,133 @@
+"""What Lightning's loops count, and what its callbacks and metrics keep: read, and put back."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+_KEPT: Final = ("value", "cumulated_batch_size", "_update_count")
+_TOLD: Final = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+class LightningState:
+    """The counts, callbacks, data module and metrics of a Trainer; for `also`.
+
+    Args:
+        trainer: It has set up a training.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._is_under_way = False
+        self._averages: dict[str, Any] = {}  # of a version, by the names that they are logged by
+        self._results = trainer.fit_loop.epoch_loop._results  # noqa: SLF001 - nothing else has them
+        self._update = self._results.update_metrics
+        self._results.update_metrics = self._update_metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as plain values and tensors."""
+        loops = dict(self._trainer.fit_loop.state_dict())
+        loops["state_dict"] = {}  # positions in the data, which are kept elsewhere
+        return {
+            "loops": loops,
+            "should_stop": self._trainer.should_stop,
+            "callbacks": {name: one.state_dict() for name, one in self._stateful()},
+            "data": _state_of(self._trainer.datamodule),
+            "told": {name: dict(getattr(self._told, name)) for name in _TOLD},
+            "averages": {name: one for name, one in self._read_averages() if one},
+            "metrics": {name: _read(one) for name, one in self._metrics()},
+        }
+
+    def load_state_dict(self, kept: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave; the loops only before they run."""
+        if not self._is_under_way:
+            self._trainer.fit_loop.load_state_dict(kept["loops"])
+        self._trainer.should_stop = kept["should_stop"]
+        for name, callback in self._stateful():
+            if name in kept["callbacks"]:
+                callback.load_state_dict(kept["callbacks"][name])
+        if kept["data"]:
+            self._trainer.datamodule.load_state_dict(kept["data"])
+        for name in _TOLD:
+            getattr(self._told, name).update(kept["told"][name])
+        self._averages = dict(kept["averages"])
+        for name, metric in self._metrics():
+            _put(metric, kept["metrics"].get(name, {}))
+
+    def begin(self) -> None:
+        """The loops run: they go on as if they had never ended.
+
+        Until their next round, Lightning's own restart would leave out a schedule's step, or an
+        evaluation, that a version lies after or before.
+        """
+        self._is_under_way = True
+        loop = self._trainer.fit_loop
+        optimization = loop.epoch_loop.automatic_optimization, loop.epoch_loop.manual_optimization
+        for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop, *optimization):
+            one.on_iteration_done()
+
+    def forgotten(self) -> list[str]:
+        """Callbacks with attributes of their own that nobody says how to keep, as class names."""
+        kept = {name for name, _ in self._stateful()}
+        return [
+            type(callback).__name__
+            for name, callback in self._callbacks()
+            if vars(callback)
+            and name not in kept
+            and not type(callback).__module__.startswith(("lightning.", "gemini_lab."))
+        ]
+
+    @property
+    def _told(self) -> Any:
+        return self._trainer._logger_connector  # noqa: SLF001 - what monitors read
+
+    def _callbacks(self) -> Iterator[tuple[str, Any]]:
+        """Each with a name that is the same in every start of the script."""
+        for number, callback in enumerate(self._trainer.callbacks):
+            yield f"{number} {callback.state_key}", callback
+
+    def _stateful(self) -> Iterator[tuple[str, Any]]:
+        """Those that say what they keep, also where that is nothing now."""
+        for name, callback in self._callbacks():
+            base = next(k for k in type(callback).__mro__ if k.__name__ == "Callback")
+            if type(callback).state_dict is not base.__dict__["state_dict"]:
+                yield name, callback
+
+    def _read_averages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What is logged of the epoch under way, as far as Lightning adds it up itself."""
+        for name, metric in self._results.items():
+            if metric.is_tensor and not metric.has_reset:
+                yield name, _fields(metric)
+
+    def _update_metrics(self, name: str, value: Any, batch_size: int) -> None:
+        """The first time that something is logged after a restart, it goes on from the version."""
+        if name in self._averages:
+            for field, kept in self._averages.pop(name).items():
+                setattr(self._results[name], field, kept)
+        self._update(name, value, batch_size)
+
+    def _metrics(self) -> Iterator[tuple[str, Any]]:
+        """Torchmetrics' own objects in the module."""
+        for name, part in self._trainer.lightning_module.named_modules():
+            if hasattr(part, "_defaults") and hasattr(part, "_update_count"):
+                yield name, part
+
+
+def _fields(metric: Any) -> dict[str, Any]:
+    values = {name: getattr(metric, name, None) for name in _KEPT}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _read(metric: Any) -> dict[str, Any]:
+    states = {name: getattr(metric, name) for name in metric._defaults}  # noqa: SLF001
+    return {**states, "_update_count": metric._update_count}  # noqa: SLF001
+
+
+def _put(metric: Any, kept: Mapping[str, Any]) -> None:
+    for name, value in kept.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        setattr(metric, name, value.to(metric.device) if is_tensor else value)
+
+
+def _state_of(datamodule: Any) -> dict[str, Any]:
+    return {} if datamodule is None else dict(datamodule.state_dict())

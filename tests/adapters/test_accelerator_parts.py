@@ -1,0 +1,59 @@
+"""What an Accelerator trains: found in it, as it is called, or refused with the way out."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("accelerate")
+
+from gemini_lab.adapters.accelerate import trained_by
+from gemini_lab.errors import ConfigError, UnsupportedError
+
+
+def prepared(*models, **more):
+    """An Accelerator, as far as is looked at."""
+    optimizers = [
+        SimpleNamespace(optimizer=torch.optim.SGD(one.parameters(), lr=0.1)) for one in models
+    ]
+    return SimpleNamespace(_models=[*models], _optimizers=optimizers, **more)
+
+
+def test_a_model_is_taken_with_its_own_optimizer_and_settings():
+    model = nn.Linear(2, 1)
+    accelerator = prepared(model)
+    engine = trained_by(accelerator, settings={"replicas": 2}, step=7)
+    assert engine.module is model
+    assert engine.optimizer is accelerator._optimizers[0].optimizer
+    assert (engine.settings, engine.global_steps) == ({"replicas": 2}, 7)
+
+
+def test_a_model_that_was_wrapped_after_it_was_listed_is_taken_as_it_is_called():
+    model = nn.Linear(2, 1)
+    compiled = torch.compile(model)
+    assert trained_by(prepared(model)).module is compiled
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "words"),
+    [
+        (prepared(), "prepared 0 models and 0 optimizers.*after accelerator.prepare"),
+        (prepared(nn.Linear(1, 1), nn.Linear(1, 1)), "2 models and 2 optimizers.*of one module"),
+        (
+            prepared(nn.Linear(1, 1), parallelism_config=SimpleNamespace(tp_size=2)),
+            "tp_size=2.*use dp_replicate_size and dp_shard_size alone",
+        ),
+    ],
+    ids=["none", "two", "tensor parallel"],
+)
+def test_what_is_not_one_model_shared_as_data_is_refused(accelerator, words):
+    with pytest.raises(UnsupportedError, match=words):
+        trained_by(accelerator)
+
+
+def test_settings_beside_deepspeeds_own_are_refused():
+    zero = SimpleNamespace(engine=object())
+    with pytest.raises(ConfigError, match='write them into the "gemini" block'):
+        trained_by(prepared(deepspeed_engine_wrapped=zero), settings={"replicas": 2})
+    assert trained_by(prepared(deepspeed_engine_wrapped=zero)) is zero.engine

@@ -1,0 +1,149 @@
+"""Weights beside the engine's: those that change are named, those that stand still are not."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from gemini_lab.engine.bystanders import Bystanders
+from gemini_lab.engine.keepsakes import keepsakes
+
+
+def trained():
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    return SimpleNamespace(
+        module=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1), model=model
+    )
+
+
+def update(engine):
+    engine.module(torch.ones(3, 6)).sum().backward()
+    engine.optimizer.step()
+
+
+def averaged(engine):
+    ema = AveragedModel(engine.module)
+    return ema, lambda: ema.update_parameters(engine.module)
+
+
+def averaged_by_hand(engine):
+    ema = copy.deepcopy(engine.module).requires_grad_(False)
+
+    def average():
+        for mean, weight in zip(ema.parameters(), engine.module.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(weight.data, alpha=0.1)
+
+    return ema, average
+
+
+def averaged_in_a_dict(engine):
+    ema = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
+
+    def average():
+        for name, weight in engine.module.named_parameters():
+            ema[name].lerp_(weight.detach(), 0.1)
+
+    return ema, average
+
+
+def teacher(engine):
+    """Inside of the model, as where a student learns from an average of itself."""
+    engine.module.add_module("teacher", nn.Sequential(nn.Identity()))
+    slow = engine.module[0].weight
+    engine.module.teacher.weight = nn.Parameter(slow.detach().clone(), requires_grad=False)
+    return engine.module.teacher, lambda: engine.module.teacher.weight.data.lerp_(slow, 0.1)
+
+
+def critic(_engine):
+    other = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def step():
+        other(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+
+    return other, step
+
+
+def living(*things):
+    """What a garbage collector would list of them."""
+    for thing in things:
+        yield thing
+        if isinstance(thing, nn.Module):
+            yield from thing.modules()
+            yield from thing.parameters()
+        if isinstance(thing, dict):
+            yield from thing.values()
+
+
+KINDS = {
+    "averaged": (averaged, "AveragedModel"),
+    "averaged_by_hand": (averaged_by_hand, "Sequential"),
+    "averaged_in_a_dict": (averaged_in_a_dict, "tensors in the shapes of the model's weights"),
+    "critic": (critic, "Linear"),
+    "teacher": (teacher, "frozen weights of the model"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_change_beside_the_engines_are_named_once(kind):
+    make, name = KINDS[kind]
+    engine = trained()
+    thing, step = make(engine)
+    seen = Bystanders(living(engine.module, thing), engine)
+    update(engine)
+    assert seen.changed() == []  # the engine's own do not count
+    step()
+    assert seen.changed() == [name]
+    step()
+    assert seen.changed() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_handed_over_is_not_named(kind):
+    engine = trained()
+    thing, step = KINDS[kind][0](engine)
+    keepsakes({"it": thing})
+    seen = Bystanders(living(engine.module, thing), engine, [thing])
+    update(engine)
+    step()
+    assert seen.changed() == []
+
+
+def test_what_an_object_with_a_state_has_in_its_attributes_is_handed_over_with_it():
+    """Its `state_dict` may give copies."""
+    engine = trained()
+    ema, step = averaged_by_hand(engine)
+
+    class Average:
+        def __init__(self):
+            self.model = ema
+
+        def state_dict(self):
+            return copy.deepcopy(ema.state_dict())
+
+    seen = Bystanders(living(engine.module, ema), engine, [Average()])
+    update(engine)
+    step()
+    assert seen.changed() == []
+
+
+def test_a_few_tensors_that_happen_to_have_a_weights_shape_are_no_copy_of_the_model():
+    engine = trained()
+    buffers = {"one": torch.zeros(4), "two": torch.zeros(3, 3)}
+    seen = Bystanders(living(engine.module, buffers), engine)
+    buffers["one"] += 1
+    assert seen.changed() == []
+
+
+def test_what_is_gone_is_forgotten():
+    engine = trained()
+    ema, step = averaged_in_a_dict(engine)
+    seen = Bystanders(living(engine.module, ema), engine)
+    update(engine)
+    step()
+    ema.clear()
+    assert seen.changed() == []
