@@ -41,7 +41,7 @@ class Dashboard(Protocol):
     def close(self) -> None:
         """End the server."""
 
-    def _repr_html_(self) -> str: ...
+    def _ipython_display_(self) -> None: ...
 
 
 class Controls(Protocol):
@@ -64,6 +64,9 @@ class PageSettings(TypedDict, total=False):
         origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
         frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
         public: Listen beyond loopback although the page speaks plain HTTP.
+        link: Where browsers reach the page, with `{host}`, `{port}` and variables of the
+            environment in braces; by default what `$GEMINI_LAB_DASHBOARD_LINK` says, the proxy of
+            a JupyterHub, or else the server itself.
     """
 
     port: int
@@ -73,6 +76,7 @@ class PageSettings(TypedDict, total=False):
     origins: Sequence[str]
     frame_ancestors: str
     public: bool
+    link: str | None
 
 
 def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings]) -> Dashboard:
