@@ -87,11 +87,11 @@ class Moments:
         return Way(run, feed, at_s, note=self.note)
 
     def _taken(self, run: RunReducer, feed: LogFeed) -> Copy:
-        file, buffers = BytesIO(), list[pickle.PickleBuffer]()
-        _Taker(file, self._known, buffers.append).dump((run, feed))
+        file = BytesIO()
+        taker = _Taker(file, self._known)
+        taker.dump((run, feed))
         newest_s = float("-inf") if run.newest_s is None else run.newest_s
-        pieces = [buffer.raw().obj for buffer in buffers]
-        return Copy(run.count, newest_s, file.getvalue(), pieces)
+        return Copy(run.count, newest_s, file.getvalue(), taker.pieces)
 
 
 class Way:
@@ -138,22 +138,20 @@ class Way:
 class _Taker(pickle.Pickler):
     """Leaves the timeline out, which shows all moments, and cuts what only grows into pieces."""
 
-    def __init__(
-        self,
-        file: BytesIO,
-        known: dict[bytes, bytes],
-        keep: Callable[[pickle.PickleBuffer], object],
-    ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=keep)
+    def __init__(self, file: BytesIO, known: dict[bytes, bytes]) -> None:
+        # Pieces are left out of the pickle, and come back in the same order.
+        super().__init__(file, protocol=5, buffer_callback=lambda _: False)
         self._known = known
+        self.pieces: list[bytes] = []
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, array):
             data = value.tobytes()
             cuts = range(0, len(data), PIECE_BYTES)
-            pieces = [data[at : at + PIECE_BYTES] for at in cuts]
-            shared = [pickle.PickleBuffer(self._known.setdefault(p, p)) for p in pieces]
-            return _array, (value.typecode, shared)
+            cut = [data[at : at + PIECE_BYTES] for at in cuts]
+            shared = [self._known.setdefault(piece, piece) for piece in cut]
+            self.pieces += shared
+            return _array, (value.typecode, [pickle.PickleBuffer(one) for one in shared])
         if isinstance(value, Traffic):
             return _NoTraffic, ()
         if isinstance(value, FileBlocks):
