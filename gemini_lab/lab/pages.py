@@ -4,6 +4,7 @@ It says in its installation's metadata what it offers (entry points of the group
 `gemini_lab.pages`), so that nothing here imports it, and a machine without it trains all the same.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -82,10 +83,14 @@ class PageSettings(TypedDict, total=False):
 def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings]) -> Dashboard:
     """A dashboard of the log that `newest` gives, for a notebook on this machine.
 
+    Where it takes seconds to load what draws it, that is said.
+
     Raises:
         ConfigError: Panel is not installed, or a setting is impossible.
         LaunchError: The port is taken.
     """
+    if "panel" not in sys.modules:
+        print("loading what draws the dashboard: some seconds, once", flush=True)  # noqa: T201
     dashboard: Dashboard = _offered("serve_log")(newest, **settings)
     return dashboard
 

@@ -77,7 +77,7 @@ class IterationsView(View):
     def _middles(self) -> Any:
         plot = self._figure(height=100, y=FactorRange(factors=[]))
         plot.min_width = 280
-        plot.xaxis.axis_label = "median and 95 % interval, seconds"
+        plot.xaxis.axis_label = "median, 95 % interval (s)"
         plot.ygrid.visible = False
         bars = plot.segment(
             x0="low",

@@ -53,7 +53,7 @@ class RecoveryView(View):
             for step in STEPS
         }
         self.plot.yaxis.visible = False
-        above = {"x_offset": 1, "y_offset": -14, "text_baseline": "bottom"}
+        above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
         self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
         hover(
             self.plot,
@@ -83,7 +83,9 @@ class RecoveryView(View):
         )
         ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]
         told = [
-            f"{shown(row.label, longest=34)}: {_end(row)} ({_origin(row)})" for row in table.rows
+            f"{shown(row.label, longest=34)}: {_end(row)}"
+            + ("" if row.origin == "measured here" else f" ({row.origin})")
+            for row in table.rows
         ]
         put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told})
         if self.plot.y_range.factors != names[::-1]:
@@ -106,11 +108,7 @@ def _raised(table: Recoveries) -> list[RecoveryRow]:
 
 
 def _name(row: RecoveryRow) -> str:
-    return f"{shown(row.label, longest=34)} ({_origin(row)})"
-
-
-def _origin(row: RecoveryRow) -> str:
-    return row.origin.removesuffix(" here")
+    return f"{shown(row.label, longest=34)} ({row.origin.removesuffix(' here')})"
 
 
 def _columns(rows: Sequence[RecoveryRow], names: Sequence[str], step: str) -> dict[str, list[Any]]:

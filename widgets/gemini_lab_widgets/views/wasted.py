@@ -59,7 +59,7 @@ class WastedView(View):
         )
         self._follow(dots.glyph, line_color="ink")
         self.plot.yaxis.visible = False
-        above = {"x_offset": 1, "y_offset": -14, "text_baseline": "bottom"}
+        above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
         self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
         hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
         hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
