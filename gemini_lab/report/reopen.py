@@ -86,6 +86,7 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Readin
         name: What to call the run.
         folder: Where readings are kept.
     """
+    _reader()  # now, and not when something is kept: it may have been upgraded by then
     place = _place(log, folder or cache_folder())
     found = _kept(log, place)
     if found is not None:
