@@ -83,11 +83,10 @@ class View:
             x_range=Range1d(0, 1) if x is None else x,
             y_range=Range1d(0, 1) if y is None else y,
             background_fill_color=None,
+            border_fill_color=None,
             outline_line_color=None,
             **options,
         )
-        # Without a ground of its own a figure that was resized keeps a column of what was there.
-        self._follow(plot, border_fill_color="paper")
         plot.min_border = 6
         for axis in plot.axis:
             axis.axis_label_text_font_style = "normal"
