@@ -85,10 +85,15 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """`time_s` for people: `"12 ms"`, `"3.4 s"`, `"7 min 10 s"`."""
+    """`time_s` for people: `"12 ms"`, `"3.4 s"`, `"7 min 10 s"`, `"43 h 24 min"`, `"4 d 2 h"`."""
     if abs(time_s) < 0.9995:
         return f"{time_s * 1000:.0f} ms"
     if abs(time_s) < 120:
         return f"{time_s:.1f} s"
     minutes, seconds = divmod(round(time_s), 60)
-    return f"{minutes} min {seconds} s"
+    if abs(minutes) < 120:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    if abs(hours) < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"

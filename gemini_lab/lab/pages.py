@@ -4,6 +4,7 @@ It says in its installation's metadata what it offers (entry points of the group
 `gemini_lab.pages`), so that nothing here imports it, and a machine without it trains all the same.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -41,7 +42,7 @@ class Dashboard(Protocol):
     def close(self) -> None:
         """End the server."""
 
-    def _repr_html_(self) -> str: ...
+    def _ipython_display_(self) -> None: ...
 
 
 class Controls(Protocol):
@@ -64,6 +65,9 @@ class PageSettings(TypedDict, total=False):
         origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
         frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
         public: Listen beyond loopback although the page speaks plain HTTP.
+        link: Where browsers reach the page, with `{host}`, `{port}` and variables of the
+            environment in braces; by default what `$GEMINI_LAB_DASHBOARD_LINK` says, the proxy of
+            a JupyterHub, or else the server itself.
     """
 
     port: int
@@ -73,15 +77,20 @@ class PageSettings(TypedDict, total=False):
     origins: Sequence[str]
     frame_ancestors: str
     public: bool
+    link: str | None
 
 
 def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings]) -> Dashboard:
     """A dashboard of the log that `newest` gives, for a notebook on this machine.
 
+    Where it takes seconds to load what draws it, that is said.
+
     Raises:
         ConfigError: Panel is not installed, or a setting is impossible.
         LaunchError: The port is taken.
     """
+    if "panel" not in sys.modules:
+        print("loading what draws the dashboard: some seconds, once", flush=True)  # noqa: T201
     dashboard: Dashboard = _offered("serve_log")(newest, **settings)
     return dashboard
 

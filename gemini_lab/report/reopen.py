@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.moments import Moments
 from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
 from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
 
@@ -30,7 +31,7 @@ PROOF_BYTES: Final = 1 << 16
 """At either end of what was read, that must be as they were."""
 MOST_BYTES: Final = 20 << 30
 """In the cache folder."""
-STATE, BLOCKS = "state", "blocks"
+STATE, BLOCKS, MOMENTS = "state", "blocks", "moments"
 
 
 @dataclass(slots=True)
@@ -41,11 +42,30 @@ class Reading:
         run: What it came to.
         feed: What comes next.
         kept: Entries of it that were kept.
+        place: Where it was kept, if it was.
+        head: What says there which log it is, and up to where.
     """
 
     run: RunReducer
     feed: LogFeed
     kept: int = 0
+    place: Path | None = None
+    head: bytes = b""
+    _moments: Moments | None = None
+
+    @property
+    def moments(self) -> Moments:
+        """The run at any moment of it; those that were kept are read when they are asked for."""
+        if self._moments is None:
+            kept = None if self.place is None else _kept_moments(self.place, self.head)
+            self._moments = kept or Moments(LogFeed(self.feed.path), name=self.run.name)
+            self._moments.path = self.feed.path
+        return self._moments
+
+    def note(self) -> None:
+        """Keep in mind how the run is now, where that is news."""
+        if self.run.count > self.kept:
+            self.moments.note(self.run, self.feed)
 
     @property
     def is_worth_keeping(self) -> bool:
@@ -66,6 +86,7 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Readin
         name: What to call the run.
         folder: Where readings are kept.
     """
+    _reader()  # now, and not when something is kept: it may have been upgraded by then
     place = _place(log, folder or cache_folder())
     found = _kept(log, place)
     if found is not None:
@@ -95,15 +116,26 @@ def keep(reading: Reading, *, folder: Path | None = None, most_bytes: int = MOST
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         _tidy(folder, most_bytes, but=place)
         head = {**_proof(reading.feed.path, reading.feed.read_bytes), "at": reading.feed.read_bytes}
-        draft = place / f"{STATE}.{os.getpid()}"
-        draft.touch(mode=OWNERS)
-        with draft.open("wb") as file:
-            file.write(json.dumps(head).encode() + b"\n")
-            pickle.dump((reading.run, reading.feed), file, protocol=5)
-        draft.replace(place / STATE)
+        line = json.dumps(head).encode() + b"\n"
+        _write(place / MOMENTS, line, reading.moments)
+        _write(place / STATE, line, (reading.run, reading.feed))
     except (OSError, RecursionError):
         return False
     return True
+
+
+def _write(path: Path, head: bytes, value: object) -> None:
+    """Have a file hold a value, or stay as it is.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.touch(mode=OWNERS)
+    with draft.open("wb") as file:
+        file.write(head)
+        pickle.dump(value, file, protocol=5)
+    draft.replace(path)
 
 
 def _place(log: Path, folder: Path) -> Path:
@@ -116,7 +148,8 @@ def _kept(log: Path, place: Path) -> Reading | None:
         with (place / STATE).open("rb") as file:
             if not _is_ours(place):
                 return None
-            head = json.loads(file.readline())
+            line = file.readline()
+            head = json.loads(line)
             if head != {**_proof(log, head["at"]), "at": head["at"]}:
                 return None
             run, feed = pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
@@ -125,7 +158,19 @@ def _kept(log: Path, place: Path) -> Reading | None:
         os.utime(place / STATE)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
         return None
-    return Reading(run, feed, run.count)
+    return Reading(run, feed, run.count, place, line)
+
+
+def _kept_moments(place: Path, head: bytes) -> Moments | None:
+    """The moments that were kept with a reading; `None` where there are none of that one."""
+    try:
+        with (place / MOMENTS).open("rb") as file:
+            if not _is_ours(place) or file.readline() != head:
+                return None
+            moments = pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
+        return None
+    return moments if isinstance(moments, Moments) else None
 
 
 def _is_ours(place: Path) -> bool:

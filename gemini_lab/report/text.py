@@ -204,8 +204,8 @@ def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) 
         first = min(int((step.start_s - begin_s) / span_s * width), width - 1)
         last = max(first + 1, round((step.end_s - begin_s) / span_s * width))
         bar = ink.empty * first + ink.bar * (last - first) + ink.empty * (width - last)
-        yield f"  {step.name.replace('_', ' '):<12}{step.duration_s:>9.3f} s  {bar}"
-    yield f"  {'in all':<12}{span_s:>9.3f} s"
+        yield f"  {step.label:<14}{step.duration_s:>9.3f} s  {bar}"
+    yield f"  {'in all':<14}{span_s:>9.3f} s"
 
 
 def _receipts(recovery: Recovery) -> Iterator[str]:

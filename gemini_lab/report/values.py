@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -83,6 +83,22 @@ class WorkerExit:
         return f"rank {self.rank} on {self.node}: {self.error or self.how}"
 
 
+STEPS: Final = {
+    "detect": "detection",
+    "fence": "fencing",
+    "inventory": "inventory",
+    "plan": "planning",
+    "serialise": "serialisation",
+    "reserve": "reservation",
+    "start": "restart",
+    "rejoin": "rejoining",
+    "retrieve": "retrieval",
+    "warm_up": "warm-up",
+    "redo": "lost progress",
+}
+"""A recovery's steps in words: those of the paper's Fig. 14 have its names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One step of a recovery."""
@@ -90,6 +106,11 @@ class Step:
     name: str
     start_s: float
     end_s: float
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return STEPS.get(self.name, self.name)
 
     @property
     def duration_s(self) -> float:

@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("panel", reason="panel is not installed")
 
 from gemini_lab_widgets.dashboard import Dashboard
+from gemini_lab_widgets.frame import live_html
 from gemini_lab_widgets.serve import log_of
 from logs_of_runs import PASSWORD, lines_of_a_run, write
 from tornado.httpclient import HTTPClientError, HTTPRequest
@@ -53,8 +54,14 @@ def ask(url: str, *, form: str | None = None) -> tuple[int, Any, str]:
         return error.code, error.headers, error.read().decode()
 
 
-def session_token(dashboard: Dashboard) -> str:
-    _, _, text = ask(f"{dashboard.url}?token={PASSWORD.replace(' ', '%20')}")
+def session_token(dashboard: Dashboard, *, host: str = "") -> str:
+    """What a page brings that a browser got, perhaps under another name of the server."""
+    assert dashboard._guard is not None
+    url = f"{dashboard.url}?token={dashboard._guard.ticket}"
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers={"Host": host} if host else {}), timeout=60
+    ) as answer:
+        text = answer.read().decode()
     found = re.search(r'"token":"([^"]+)"', text)
     assert found is not None
     return found[1]
@@ -89,7 +96,8 @@ def test_a_wrong_password_is_refused_in_every_way(dashboard: Dashboard) -> None:
         assert status == 403
         assert "Set-Cookie" not in headers
         assert "That is not the password" in text
-    assert 'type="password"' in ask(f"{dashboard.url}?token=wrong")[2]
+    for word in ("wrong", PASSWORD.replace(" ", "%20")):  # only the form asks for a password
+        assert 'type="password"' in ask(f"{dashboard.url}?token={word}")[2]
 
 
 def test_a_websocket_needs_a_token_that_this_server_signed(dashboard: Dashboard) -> None:
@@ -139,12 +147,49 @@ def test_the_form_lets_in_who_knows_the_password(dashboard: Dashboard, page: Any
 def test_a_notebook_of_another_host_name_shows_the_page_in_a_frame(
     log: Path, page: Any, tmp_path: Path
 ) -> None:
-    """To a browser, `localhost` and `127.0.0.1` are two sites: no cookie comes through."""
-    with serve_log(lambda: log) as dashboard, serving(tmp_path) as port:
-        (tmp_path / "notebook.html").write_text(dashboard._repr_html_())
+    """To a browser, `localhost` and `127.0.0.1` are two sites: no cookie comes through.
+
+    Where nobody serves the page any more, a picture of the run stands there.
+    """
+    with serve_log(lambda: log, password=PASSWORD) as dashboard, serving(tmp_path) as port:
+        assert dashboard._guard is not None
+        saved = "<p>a picture</p>"
+        html = live_html(dashboard.url, dashboard._guard.ticket, saved)
+        assert PASSWORD not in html
+        (tmp_path / "notebook.html").write_text(html)
         page.goto(f"http://localhost:{port}/notebook.html")
         frame = page.frame_locator("iframe")
         frame.get_by_role("heading", name="Who keeps whose replica").wait_for()
+        assert page.get_by_text("a picture").count() == 0
+        (tmp_path / "later.html").write_text(live_html("http://127.0.0.1:1/", "", saved))
+        page.goto(f"http://localhost:{port}/later.html")
+        page.get_by_text("a picture").wait_for()
+        assert page.locator("iframe").count() == 0
+        page.faults.clear()  # nobody answers there
+
+
+def test_a_server_that_is_started_again_knows_its_visitors(log: Path, page: Any) -> None:
+    with Dashboard(lambda: log, password=PASSWORD) as first:
+        page.goto(first.link)
+        page.wait_for_function(SHOWN)
+        url, port = first.url, first.port
+    with Dashboard(lambda: log, password=PASSWORD, port=port):
+        page.goto(url)
+        page.wait_for_function(SHOWN)
+    with Dashboard(lambda: log, password="another one", port=port):
+        page.goto(url)
+        page.get_by_label("Password").wait_for()
+    page.faults.clear()  # it was away in between
+
+
+def test_a_page_is_live_under_any_name_that_somebody_with_the_password_came_by(
+    dashboard: Dashboard,
+) -> None:
+    """Such as that of a hub's proxy, which passes on what the browser said."""
+    hub = "http://hub.example:1234"
+    with pytest.raises(HTTPClientError):
+        connect(dashboard, token=session_token(dashboard), origin=hub)
+    connect(dashboard, token=session_token(dashboard, host="hub.example:1234"), origin=hub)
 
 
 def test_one_visitor_too_many_is_told_so(log: Path, open_page: Callable[..., Any]) -> None:

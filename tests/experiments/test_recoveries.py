@@ -73,7 +73,7 @@ def test_a_repeated_step_counts_each_time():
     again = recovery(detect=1.0, start=1.0)
     again = Recovery(**{f: getattr(again, f) for f in again.__slots__} | {"steps": again.steps * 2})
     measured = {p.series: p.y for p in figure({"twice": again}).of("measured")}
-    assert measured == {"detection": pytest.approx(50), "start": pytest.approx(50)}
+    assert measured == {"detection": pytest.approx(50), "restart": pytest.approx(50)}
 
 
 def test_it_is_drawn():

@@ -151,3 +151,19 @@ def test_a_disk_without_room_leaves_the_newest_bars(tmp_path):
     fill(Reading(run, reading.feed))
     assert run.traffic.pyramid is None
     assert len(run.traffic.bars) == BATCH
+
+
+def test_moments_of_what_was_read_before_need_no_reading(log, cache):
+    grow(log, range(11, 1501))
+    reading = reopened(log, name="a-run", folder=cache)
+    while entries := reading.feed.poll(limit=500):
+        reading.run.extend(entries)
+        reading.note()
+    assert keep(reading, folder=cache)
+    at_s = 1200.5
+    way = reading.moments.way(at_s)
+    assert way.go()
+    again = reopened(log, name="a-run", folder=cache).moments
+    assert [one.count for one in again.copies] == [one.count for one in reading.moments.copies]
+    assert again.way(at_s).run.count == 1000
+    assert again.way(at_s).go()

@@ -1,15 +1,19 @@
 """A run at any moment is what its log comes to up to there, from wherever one gets there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gemini_lab_widgets.library import Library
-from gemini_lab_widgets.moments import AT_A_MOMENT, MOST_COPIES, STEP, Moments
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log.entry import encode_entry
-from gemini_lab.report.reducer import RunReducer
+from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.moments import MOST_COPIES, STEP, Moments
+from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
 from gemini_lab.report.tables import Tables, tables_of
+
+AT_A_MOMENT = replace(FOR_DASHBOARD, bars=0)
 
 
 def write(run: ToldRun, folder: Path) -> Path:
@@ -20,9 +24,10 @@ def write(run: ToldRun, folder: Path) -> Path:
 
 
 def there(moments: Moments, at_s: float) -> Tables:
-    while not moments.reach(at_s):
+    way = moments.way(at_s)
+    while not way.go():
         pass
-    return tables_of(moments.at(at_s), now_s=at_s)
+    return tables_of(way.run, now_s=at_s)
 
 
 def until(run: ToldRun, at_s: float) -> Tables:
@@ -33,7 +38,7 @@ def until(run: ToldRun, at_s: float) -> Tables:
 
 def test_every_moment_is_that_of_the_log_up_to_it_back_and_forth(tmp_path: Path) -> None:
     run = with_one_loss()
-    moments = Moments(write(run, tmp_path / "run"))
+    moments = Moments(LogFeed(write(run, tmp_path / "run")))
     start_s, end_s = run.entries[0].at_s, run.entries[-1].at_s
     for share in (0.5, 0.1, 1.0, 0.0, 0.7, 0.65, 2.0):
         at_s = start_s + share * (end_s - start_s)
@@ -45,7 +50,7 @@ def test_in_a_recovery_the_tables_show_the_recovery(tmp_path: Path) -> None:
     failed_s = run.now_s
     run.now_s += 1
     run.plan(9, members=["node-0", "node-1", "node-4", "node-3"]).resume(9)
-    status = there(Moments(write(run, tmp_path / "run")), failed_s).status
+    status = there(Moments(LogFeed(write(run, tmp_path / "run"))), failed_s).status
     assert (status.phase, status.iteration) == ("recovering", 9)
     assert status.nodes[2].health == "lost"
 
@@ -55,19 +60,45 @@ def test_copies_stay_few_however_long_the_run(tmp_path: Path) -> None:
     run = ToldRun(nodes=1, replicas=1).protect()
     for number in range(1, STEP * MOST_COPIES // 2 + 10):
         run.train(number, number)
-    moments = Moments(write(run, tmp_path / "run"))
+    moments = Moments(LogFeed(write(run, tmp_path / "run")))
     end_s = run.entries[-1].at_s
-    assert not moments.reach(end_s), "a long log is read bit by bit"
+    assert not moments.way(end_s).go(), "a long log is read bit by bit"
     early_s = run.entries[STEP].at_s
     assert there(moments, end_s) == until(run, end_s)
     assert len(moments.copies) <= MOST_COPIES
     assert there(moments, early_s) == until(run, early_s)
 
 
+def test_a_way_goes_on_from_where_one_has_come_to(tmp_path: Path) -> None:
+    """As a slider moves on by little: nothing is read twice."""
+    run = with_one_loss()
+    moments = Moments(LogFeed(write(run, tmp_path / "run")))
+    start_s, end_s = run.entries[0].at_s, run.entries[-1].at_s
+    way = None
+    for share in (0.1, 0.4, 0.45, 0.45, 0.9, 0.2, 1.0):
+        at_s = start_s + share * (end_s - start_s)
+        before = way
+        way = moments.way(at_s, after=before)
+        while not way.go():
+            pass
+        assert tables_of(way.run, now_s=at_s) == until(run, at_s), share
+        assert (before is not None and way.run is before.run) == (share not in {0.1, 0.2})
+
+
+def test_copies_share_what_only_grows(tmp_path: Path) -> None:
+    run = ToldRun(nodes=1, replicas=1).protect()
+    for number in range(1, 6 * STEP):
+        run.iterate(number, losses=True)
+    moments = Moments(LogFeed(write(run, tmp_path / "run")))
+    there(moments, run.now_s)
+    pieces = [id(piece) for one in moments.copies for piece in one.pieces]
+    assert len(set(pieces)) < len(pieces)
+
+
 def test_a_run_that_goes_on_can_be_looked_at_where_it_has_come_to(tmp_path: Path) -> None:
     run = ToldRun().protect().train(1, 3)
     log = write(run, tmp_path / "run")
-    moments = Moments(log)
+    moments = Moments(LogFeed(log))
     assert there(moments, run.now_s).status.iteration == 3
     before = len(run.entries)
     run.train(4, 6)

@@ -58,7 +58,7 @@ def test_all_views_show_the_same_moment(log: Path) -> None:
     assert "recovering" in look(page)
     assert page._sheet.views["replicas"].nodes.data["marker"][2] != "circle"
     assert page._sheet.views["curves"].marks.data["x"] == [10]
-    assert page._sheet.views["recovery"].ends.data["text"][0] == "under way"
+    assert page._sheet.views["recovery"].ends.data["text"][0].startswith("recovery 1: under way")
     start_s = page._shown.store.run.course.started_at_s
     assert page._timeline._newest is page._shown.store.traffic
     assert page._moment_s == start_s + 12.0

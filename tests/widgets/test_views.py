@@ -286,7 +286,7 @@ def test_a_recovery_is_a_bar_of_steps_and_the_model_is_paler() -> None:
     assert retrieval["row"] == view.plot.y_range.factors[::-1]
     assert retrieval["alpha"][0] == 1.0
     assert retrieval["alpha"][1] < 1.0
-    shown_steps = [item.label.value for item in view.plot.legend[0].items if item.visible]
+    shown_steps = [key.label for key in view.keys]
     assert shown_steps == ["detection", "restart", "retrieval", "warm-up", "lost progress"]
 
 

@@ -1,19 +1,16 @@
 """The dashboard's server: in a thread of the notebook's kernel, or of `gemini-lab serve`."""
 
 import asyncio
-import os
 import secrets
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from html import escape
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final, Self, Unpack
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import psutil
 from bokeh.document import Document
 from panel.io.server import get_server
 from panel.io.state import state
@@ -21,12 +18,12 @@ from tornado.ioloop import IOLoop
 
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.lab.pages import PageSettings
+from gemini_lab_widgets.addresses import LOOPBACK, link_of, origins_of
+from gemini_lab_widgets.frame import Frame
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.login import Guard, headers_for
 from gemini_lab_widgets.page import visit
 
-LOOPBACK: Final = "127.0.0.1"
-EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - refused unless asked for twice
 VISITORS: Final = 20
 STARTED_WITHIN_S: Final = 60.0
 SHORTEST_PASSWORD: Final = 8
@@ -67,6 +64,8 @@ class Dashboard:
         origins: Further `host[:port]`s under which browsers reach the page, such as a proxy's.
         frame_ancestors: Pages that may show this one in a frame, as in the header of that name.
         public: Listen beyond loopback although the page speaks plain HTTP.
+        link: Under which address browsers reach the page, where that is another one than the
+            server's own; see `PageSettings`.
         beside: Log of the run to compare with; by default the newest earlier run of the same job.
         is_open: Whether visitors may choose the other runs of the same folder, too.
 
@@ -75,7 +74,8 @@ class Dashboard:
         password: What visitors have to know.
 
     Raises:
-        ConfigError: The address is not loopback, or the password is too short.
+        ConfigError: The address is not loopback, the password is too short, or `link` names
+            something that is not known here.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Dashboard:
         origins: Sequence[str] = (),
         frame_ancestors: str = "'self'",
         public: bool = False,
+        link: str | None = None,
         beside: Path | None = None,
         is_open: bool = True,
     ) -> None:
@@ -96,7 +97,11 @@ class Dashboard:
         self.address = address
         self.password = password or secrets.token_urlsafe(16)
         self.port = port
-        self._guard = Guard(self.password)
+        self._link = link
+        self.url = link_of(address, port, link)
+        """Where the page is, for whoever has a cookie or types the password."""
+        self._guard: Guard | None = None
+        self._frame = Frame()
         self._library = Library(newest, beside=beside, is_open=is_open)
         self._visitors = visitors
         self._present: set[Document] = set()
@@ -115,18 +120,11 @@ class Dashboard:
         """
         if self._loop is None:
             self.port = self.port or _free_port(self.address)
+            self.url = link_of(self.address, self.port, self._link)
+            self._guard = Guard(self.password, port=self.port)
             self._thread.start()
             self._wait_until_it_listens()
         return self
-
-    @property
-    def url(self) -> str:
-        """Where the page is, for whoever has a cookie or types the password."""
-        prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")
-        if prefix:  # a notebook behind JupyterHub: through jupyter-server-proxy
-            return f"{prefix.rstrip('/')}/proxy/{self.port}/"
-        host = socket.getfqdn() if self.address == EVERYWHERE else self.address
-        return f"http://{host}:{self.port}/"
 
     @property
     def link(self) -> str:
@@ -139,6 +137,7 @@ class Dashboard:
         if loop is not None:
             loop.add_callback(loop.stop)
             self._thread.join(timeout=10)
+            self._frame.end(self._library.latest)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -149,21 +148,17 @@ class Dashboard:
     def __repr__(self) -> str:
         return f"<Dashboard on {self.url}, {'open' if self._loop else 'closed'}>"
 
-    def _repr_html_(self) -> str:
-        frame, link = escape(f"{self.url}?token={quote(self.password)}"), escape(self.link)
-        return (
-            f'<p><a href="{link}" target="_blank" rel="noopener">Open the dashboard</a> in a tab '
-            f"of its own: {escape(self.url)}</p>"
-            f'<iframe src="{frame}" title="Dashboard of the run" loading="lazy" '
-            'style="width:100%;height:760px;border:1px solid #8884;border-radius:8px"></iframe>'
-        )
+    def _ipython_display_(self) -> None:
+        ticket = "" if self._guard is None or self._loop is None else self._guard.ticket
+        self._frame.show(self.url, ticket, self._library.latest)
 
     # -- the server's thread -----------------------------------------------------------------
 
     def _serve(self) -> None:
         loop = IOLoop(make_current=False)
         asyncio.set_event_loop(loop.asyncio_loop)
-        server_id = uuid.uuid4().hex
+        server_id, guard = uuid.uuid4().hex, self._guard
+        assert guard is not None, "it is made before this thread"
         try:
             server = get_server(
                 {"/": lambda: visit(self._library, self._present, most=self._visitors)},
@@ -171,12 +166,12 @@ class Dashboard:
                 address=self.address,
                 loop=loop,
                 title="gemini_lab",
-                websocket_origin=[*_own_origins(self.address, self.port), *self._origins],
+                websocket_origin=[*origins_of(self.address, self.port), *self._origins],
                 server_id=server_id,
                 location=False,
-                auth_provider=self._guard,
+                auth_provider=guard,
                 sign_sessions=True,
-                secret_key=self._guard.secret.encode(),
+                secret_key=guard.secret.encode(),
                 include_headers=[],
                 include_cookies=[],
                 websocket_max_message_size=LARGEST_MESSAGE_BYTES,
@@ -230,15 +225,3 @@ def _free_port(address: str) -> int:
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
-
-
-def _own_origins(address: str, port: int) -> list[str]:
-    """Under which names browsers reach `address`."""
-    names = {address, "localhost"}
-    if address == EVERYWHERE:
-        names = {"localhost", socket.gethostname(), socket.getfqdn()}
-        for interface in psutil.net_if_addrs().values():
-            names |= {each.address for each in interface if each.family == socket.AF_INET}
-    hub = (os.environ.get(name, "") for name in ("JUPYTERHUB_PUBLIC_URL", "JUPYTERHUB_HOST"))
-    behind = {urlsplit(url).netloc for url in hub} - {""}
-    return [*(f"{name}:{port}" for name in sorted(names)), *sorted(behind)]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.report.moments import Moments
 from gemini_lab.report.reopen import Reading, keep, reopened
 from gemini_lab.report.tables import Tables
-from gemini_lab_widgets.moments import Moments
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
@@ -47,7 +47,6 @@ class Follower:
         self._reading: Reading | None = None
         self._pulled_at_s = float("-inf")
         self._tables: dict[str, tuple[object, Tables]] = {}
-        self._moments: Moments | None = None
 
     @property
     def name(self) -> str:
@@ -76,13 +75,14 @@ class Follower:
             self._feed = self._reading.feed
             self.store = EventStore(run=self._reading.run)
             self._number += 1
-            self._moments = None
             self._tables.clear()
         if self._feed is not None:
             bad_lines = self._feed.bad_lines
             entries = self._feed.poll(limit=SLICE)
             self.store.extend(entries, bad_lines=self._feed.bad_lines - bad_lines)
             self.is_catching_up = len(entries) == SLICE
+            if self._reading is not None:
+                self._reading.note()
             self._keep()
         self._pulled_at_s = time.monotonic()
 
@@ -107,6 +107,4 @@ class Follower:
     @property
     def moments(self) -> Moments | None:
         """The run at any moment of it; `None` while there is no run."""
-        if self._moments is None and self.log is not None:
-            self._moments = Moments(self.log, name=self.name)
-        return self._moments
+        return None if self._reading is None else self._reading.moments

@@ -1,9 +1,13 @@
 """Who may look: a password, a link that carries it, and a signed cookie afterwards."""
 
 import asyncio
+import hashlib
 import hmac
 import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from bokeh.server.auth_provider import AuthProvider
 from bokeh.server.views.ws import WSHandler
@@ -12,7 +16,12 @@ from tornado.web import OutputTransform, RequestHandler, create_signed_value, de
 
 COOKIE_DAYS: Final = 7
 PAUSE_S: Final = 1.0
-"""A wrong password is answered only after this long, one at a time."""
+"""A wrong password is answered only after this long, and the next one is looked at only then."""
+MOST_TRIES: Final = 5
+"""From one address at once; more are not even looked at."""
+MOST_NAMES: Final = 100
+"""Under which visitors may have come."""
+SALT: Final = b"gemini_lab dashboard"
 
 LOGIN_PAGE: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>gemini_lab</title>
@@ -45,6 +54,7 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
   <button>Look at the run</button>MESSAGE
 </form></body></html>
 """
+TOO_MANY: Final = "Too many tries wait to be answered. Wait some seconds, then try again."
 
 
 # Not Panel's own basic auth: it compares with `==`, lets a guesser try without a pause, has one
@@ -52,25 +62,65 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
 class Guard(AuthProvider):  # type: ignore[misc]
     """Lets in who knows the password.
 
-    Three ways lead in: the form, which leaves a signed cookie; the link `login?token=PASSWORD`,
-    which leaves the same cookie and takes the password out of the address bar; and
-    `?token=PASSWORD` on the page itself, for a frame in a notebook, where browsers drop cookies.
-    A websocket comes in with the token that a page got from this server, or with the cookie.
+    One door asks for it: the form, and the link `login?token=PASSWORD`, which leave a signed cookie
+    and no password in the address bar. A notebook has a ticket instead, so that no password is
+    saved with it: `?token=TICKET` opens the page itself in a frame, where browsers drop cookies. A
+    websocket comes in with the token that a page got from this server, or with the cookie.
+
+    What signs cookies is made from the password, so that a server that is started again with the
+    same one, on the same port, knows its visitors.
+
+    Args:
+        password: What visitors have to know.
+        port: Where the server listens: browsers mix the cookies of a host's ports.
+        pause: What a wrong password waits for.
 
     Attributes:
-        secret: What this server signs cookies and session tokens with; it ends with the server.
+        secret: What this server signs cookies and session tokens with.
+        ticket: Opens the page, too, until the server ends.
     """
 
-    def __init__(self, password: str) -> None:
-        self.secret = secrets.token_urlsafe(32)
+    def __init__(
+        self,
+        password: str,
+        *,
+        port: int,
+        pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(PAUSE_S),
+    ) -> None:
         self._password = password.encode()
-        self._cookie = f"gemini_lab_{secrets.token_hex(4)}"  # browsers mix the ports of a host
-        self._wrong = asyncio.Lock()
+        self.secret = hashlib.scrypt(self._password, salt=SALT, n=1 << 14, r=8, p=1).hex()
+        self.ticket = secrets.token_urlsafe(24)
+        self._cookie = f"gemini_lab_{port}"
+        self._pause = pause
+        self._doors: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tries: Counter[str] = Counter()
         super().__init__()
 
-    def knows(self, password: str | None) -> bool:
-        """Whether `password` is right; takes the same time wherever it differs."""
-        return hmac.compare_digest((password or "").encode(), self._password)
+    def knows(self, word: str | None) -> bool:
+        """Whether `word` is the password or the ticket; takes the same time wherever it differs."""
+        told = (word or "").encode()
+        is_ticket = hmac.compare_digest(told, self.ticket.encode())
+        return hmac.compare_digest(told, self._password) or is_ticket
+
+    async def admits(self, word: str, *, address: str) -> bool | None:
+        """Whether `word` is right; `None` where too many tries of this address wait already.
+
+        Tries of one address are looked at one after another, a right one after the wrong ones
+        before it: else who asks for many at once would learn the right one without any wait.
+        """
+        if self._tries[address] >= MOST_TRIES:
+            return None
+        self._tries[address] += 1
+        door = self._doors.setdefault(address, asyncio.Lock())
+        try:
+            async with door:
+                if not self.knows(word):
+                    await self._pause()
+                    return False
+                return True
+        finally:
+            self._tries[address] -= 1
+            self._tries += Counter()  # forgets addresses from which nobody tries
 
     def greet(self, handler: RequestHandler) -> None:
         """Give the cookie, and go to the page."""
@@ -78,17 +128,13 @@ class Guard(AuthProvider):  # type: ignore[misc]
         handler.set_cookie(
             self._cookie,
             value,
+            path="",  # the page's own: behind a hub, others serve on the same host
             expires_days=COOKIE_DAYS,
             httponly=True,
             samesite="Lax",
             secure=handler.request.protocol == "https",
         )
         handler.redirect("./")
-
-    async def dawdle(self) -> None:
-        """Let wrong passwords wait for one another."""
-        async with self._wrong:
-            await asyncio.sleep(PAUSE_S)
 
     @property
     def get_user(self) -> Any:
@@ -106,14 +152,26 @@ class Guard(AuthProvider):  # type: ignore[misc]
         return _login_handler(self)
 
     def _visitor(self, handler: RequestHandler) -> str | None:
-        cookie = handler.get_cookie(self._cookie)
-        if cookie and decode_signed_value(
-            self.secret, self._cookie, cookie, max_age_days=COOKIE_DAYS
-        ):
-            return "visitor"
         if isinstance(handler, WSHandler):
-            return "visitor" if self._has_session(handler) else None
-        return "visitor" if self.knows(handler.get_query_argument("token", None)) else None
+            is_known = self._has_cookie(handler) or self._has_session(handler)
+            return "visitor" if is_known else None
+        ticket = handler.get_query_argument("token", "").encode()
+        if not (self._has_cookie(handler) or hmac.compare_digest(ticket, self.ticket.encode())):
+            return None
+        served: Any = handler.application  # Bokeh's
+        names, name = served.websocket_origins, handler.request.host.lower()
+        if len(names) < MOST_NAMES and "*" not in name:
+            # Under this name, a proxy's or a tunnel's, somebody came who knows the password, so
+            # the page's own websocket may come under it, too.
+            names.add(name)
+        return "visitor"
+
+    def _has_cookie(self, handler: RequestHandler) -> bool:
+        cookie = handler.get_cookie(self._cookie)
+        return bool(
+            cookie
+            and decode_signed_value(self.secret, self._cookie, cookie, max_age_days=COOKIE_DAYS)
+        )
 
     def _has_session(self, handler: RequestHandler) -> bool:
         """Whether a websocket shows a session token that this server signed."""
@@ -134,16 +192,18 @@ def _login_handler(guard: Guard) -> type[RequestHandler]:
         async def post(self) -> None:
             await self._answer(self.get_body_argument("password", ""))
 
-        async def _answer(self, password: str | None) -> None:
-            if password is None:
+        async def _answer(self, word: str | None) -> None:
+            if word is None:
                 self.finish(LOGIN_PAGE.replace("MESSAGE", ""))
-            elif guard.knows(password):
+                return
+            is_right = await guard.admits(word, address=self.request.remote_ip or "")
+            if is_right:
                 guard.greet(self)
-            else:
-                await guard.dawdle()
-                self.set_status(403)
-                message = '<p role="alert">That is not the password.</p>'
-                self.finish(LOGIN_PAGE.replace("MESSAGE", message))
+                return
+            self.set_status(403 if is_right is False else 429)
+            why = "That is not the password." if is_right is False else TOO_MANY
+            message = f'<p role="alert">{why}</p>'
+            self.finish(LOGIN_PAGE.replace("MESSAGE", message))
 
     return LoginHandler
 

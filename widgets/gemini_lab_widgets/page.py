@@ -10,6 +10,7 @@ from typing import Final
 import panel as pn
 from bokeh.document import Document
 
+from gemini_lab.report.moments import Moments, Way
 from gemini_lab.report.tables import Tables, losses_of, tables_of
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.follow import Follower
@@ -64,6 +65,7 @@ class Page:
         self._beside: Follower | None = None
         self._log: Path | None = None
         self._at_s: float | None = None  # since the run's start; None for the newest moment
+        self._way: tuple[Moments, Way] | None = None
         self._sheet, self._pulse, self._timeline = Sheet(), Pulse(margin=0), Timeline()
         self._pulse.sizing_mode = "stretch_width"
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
@@ -197,9 +199,12 @@ class Page:
         moment_s, moments = self._moment_s, self._shown.moments
         if moment_s is None or moments is None:
             return self._shown.tables(self._beside)
-        if not moments.reach(moment_s):
+        if self._way is None or self._way[0] is not moments or self._way[1].at_s != moment_s:
+            after = self._way[1] if self._way and self._way[0] is moments else None
+            self._way = moments, moments.way(moment_s, after=after)
+        if not self._way[1].go():
             return None
-        run = moments.at(moment_s)
+        run = self._way[1].run
         beside = [] if self._beside is None else [self._beside.store]
         return tables_of(
             run,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER, find_run
-from gemini_lab_widgets.dashboard import LOOPBACK, VISITORS, WHY_LOOPBACK, Dashboard
+from gemini_lab_widgets.addresses import EVERYWHERE, LOOPBACK, reached_at
+from gemini_lab_widgets.dashboard import VISITORS, WHY_LOOPBACK, Dashboard
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,4 +131,6 @@ def _welcome(dashboard: Dashboard, log: Path | None, *, chosen: bool) -> str:
     if dashboard.address == LOOPBACK:
         there = f"ssh -N -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"
         lines.append(f"  from another machine: {there}, then the same link")
+    if dashboard.address == EVERYWHERE and len(reached_at()) > 1:
+        lines.append(f"  this machine is also {', '.join(reached_at()[1:])}")
     return "\n".join(lines)

@@ -54,6 +54,7 @@ class EventStore:
         bad_lines = reading.feed.bad_lines
         while entries := reading.feed.poll():
             reading.run.extend(entries)
+            reading.note()
         reading.run.unread += reading.feed.bad_lines - bad_lines
         if reading.is_worth_keeping:
             keep(reading)

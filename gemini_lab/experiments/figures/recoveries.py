@@ -18,7 +18,7 @@ STEPS: Final = {
     "plan": "agreement",
     "serialise": "serialisation",
     "reserve": "reservation",
-    "start": "start",
+    "start": "restart",
     "retrieve": "retrieval",
     "warm_up": "warm-up",
 }

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import asdict
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -21,6 +21,7 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.report.reducers.checks import MOST_RANKS
+from gemini_lab.report.values import STEPS
 
 Phase = Literal[
     "waiting for events",
@@ -31,20 +32,6 @@ Phase = Literal[
     "finished",
     "failed",
 ]
-STEPS: Final = {
-    "detect": "detection",
-    "fence": "fencing",
-    "inventory": "inventory",
-    "plan": "planning",
-    "serialise": "serialisation",
-    "reserve": "reservation",
-    "start": "restart",
-    "rejoin": "rejoining",
-    "retrieve": "retrieval",
-    "warm_up": "warm-up",
-    "redo": "lost progress",
-}
-"""A recovery's steps in words: those of the paper's Fig. 14 have its names."""
 
 
 class Course:

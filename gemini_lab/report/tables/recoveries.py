@@ -5,11 +5,10 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final, TypeVar
 
-from gemini_lab.report.reducers.course import STEPS
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.now import Origin
 from gemini_lab.report.tables.past import Recoveries, RecoveryRow, StepRow, Wasted, WastedRow
-from gemini_lab.report.values import Recovery, WastedTime
+from gemini_lab.report.values import STEPS, Recovery, WastedTime
 from gemini_lab.units import format_seconds
 
 Row = TypeVar("Row", RecoveryRow, WastedRow)
@@ -58,7 +57,7 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
     steps = [
         StepRow(
             step=step.name,
-            label=STEPS.get(step.name, step.name),
+            label=step.label,
             start_s=step.start_s - begin_s,
             end_s=step.end_s - begin_s,
         )
@@ -103,7 +102,7 @@ def _baseline(mine: Losses) -> RecoveryRow | None:
     steps = []
     for step in done[-1].steps:
         took_s = model.retrieval_s if step.name == "retrieve" else step.duration_s
-        label = STEPS.get(step.name, step.name)
+        label = step.label
         steps.append(StepRow(step=step.name, label=label, start_s=at_s, end_s=at_s + took_s))
         at_s += took_s
     lost_s = model.predicted_s - model.retrieval_s

@@ -71,7 +71,8 @@ function drawLabel({ c, run, frame, theme }, i, { x, y, w, h }) {
   const left = Math.max(x, frame.gutter) + 5, room = Math.min(x + w, frame.right) - left - 3;
   const words = barLabel(run, i).find((label) => c.measureText(label).width <= room);
   if (words === undefined) return;
-  c.fillStyle = run.seen.kind[i] === WAIT ? "#000000" : theme.onBar;
+  const isPale = run.seen.kind[i] === WAIT || run.seen.kind[i] === COLLECTIVE;
+  c.fillStyle = isPale ? "#000000" : theme.onBar;
   c.fillText(words, left, y + h / 2 + 0.5);
 }
 

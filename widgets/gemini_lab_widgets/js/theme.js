@@ -1,14 +1,15 @@
 // Colours and the style sheet; light or dark as the host shows itself.
 
+// The colours of `pictures/palette.py`, which a test compares; `training` and `button` are areas.
 export const LIGHT = {
-  surface: "#ffffff", text: "#1b1f24", muted: "#57606a", grid: "#dfe3e8", training: "#eaeef2",
-  collective: "#68727e", checkpoint: "#0072b2", exposed: "#e69f00", restore: "#cc79a7",
-  complete: "#009e73", failure: "#d55e00", onBar: "#ffffff", button: "#f3f5f7",
+  surface: "#ffffff", text: "#1b1b1b", muted: "#565656", grid: "#e3e6ea", training: "#eef1f4",
+  collective: "#8c8c8c", checkpoint: "#0072b2", exposed: "#e69f00", restore: "#cc79a7",
+  complete: "#009e73", failure: "#d55e00", onBar: "#ffffff", button: "#eef1f4",
 };
 export const DARK = {
-  surface: "#15181c", text: "#e8ebee", muted: "#a3adb8", grid: "#30363d", training: "#262c33",
-  collective: "#a9b4c0", checkpoint: "#4aa8e0", exposed: "#f0b030", restore: "#e09cc3",
-  complete: "#2fc79b", failure: "#f0793a", onBar: "#0b0d10", button: "#242a31",
+  surface: "#141414", text: "#f2f2f2", muted: "#bdbdbd", grid: "#33383e", training: "#2a2f35",
+  collective: "#a6a6a6", checkpoint: "#4aa8e0", exposed: "#f0b030", restore: "#e09cc3",
+  complete: "#2fc79b", failure: "#f0793a", onBar: "#141414", button: "#2a2f35",
 };
 
 export const STYLE = `

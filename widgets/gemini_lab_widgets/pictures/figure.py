@@ -37,7 +37,7 @@ KNOWN: Final = {
     "agreement": palette.STEPS["fence"],
     "serialisation": palette.STEPS["serialise"],
     "reservation": palette.STEPS["reserve"],
-    "start": palette.STEPS["start"],
+    "restart": palette.STEPS["start"],
     "retrieval": palette.STEPS["retrieve"],
     "warm-up": palette.STEPS["warm_up"],
     "training that counts": palette.IDLE,

@@ -74,7 +74,7 @@ def _steps(board: Board, steps: Sequence[Step]) -> None:
     begin_s = min(step.start_s for step in steps)
     whole_s = max(step.end_s for step in steps) - begin_s
     panel = board.axes(27 * len(steps), left=130, right=WIDTH - 110)
-    rows(panel, [_named(step) for step in steps], width=110)
+    rows(panel, [step.label for step in steps], width=110)
     seconds_axis(panel, whole_s)
     for row, step in enumerate(steps):
         panel.barh(row, whole_s, height=0.74, color=palette.LIGHT.pale)
@@ -86,7 +86,7 @@ def _steps(board: Board, steps: Sequence[Step]) -> None:
             color=_colour(step.name),
         )
         took = format_seconds(step.duration_s)
-        board.tip(bar[0], f"{_named(step)} {took}")
+        board.tip(bar[0], f"{step.label} {took}")
         _beside(panel, row, took)
 
 
@@ -113,14 +113,15 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
                 edgecolor=palette.LIGHT.paper,
                 linewidth=0.8,
             )
-            board.tip(bar[0], f"{_named(step)} {format_seconds(step.duration_s)}")
-            if fit(_named(step), length_s * pixels_per_s - 6, size=12) == _named(step):
-                inside(panel, start_s + length_s / 2, row, _named(step), colour=_colour(step.name))
+            board.tip(bar[0], f"{step.label} {format_seconds(step.duration_s)}")
+            if fit(step.label, length_s * pixels_per_s - 6, size=12) == step.label:
+                inside(panel, start_s + length_s / 2, row, step.label, colour=_colour(step.name))
         took = "not over" if recovery.duration_s is None else format_seconds(recovery.duration_s)
         _beside(panel, row, fit(f"{took}, {recovery.tier or 'no plan'}", 160))
     meanings: dict[str, list[str]] = {}
-    for name in dict.fromkeys(step.name for each in recoveries for step in each.steps):
-        meanings.setdefault(_colour(name), []).append(name.replace("_", " "))
+    found = {step.name: step.label for each in recoveries for step in each.steps}
+    for name, label in found.items():
+        meanings.setdefault(_colour(name), []).append(label)
     board.legend([(colour, ", ".join(names)) for colour, names in meanings.items()])
 
 
@@ -265,10 +266,6 @@ def _receipt_row(receipt: Receipt) -> tuple[str, ...]:
         "right" if receipt.verified else "NOT VERIFIED",
         *map(format_seconds, times),
     )
-
-
-def _named(step: Step) -> str:
-    return step.name.replace("_", " ")
 
 
 def _colour(step: str) -> str:

@@ -125,7 +125,7 @@ def _table(recoveries: Sequence[Recovery]) -> Table:
 
 
 def _cells(recovery: Recovery) -> tuple[str, ...]:
-    steps = ", ".join(f"{step.name} {format_seconds(step.duration_s)}" for step in recovery.steps)
+    steps = ", ".join(f"{step.label} {format_seconds(step.duration_s)}" for step in recovery.steps)
     return (
         str(recovery.number),
         cause(recovery),

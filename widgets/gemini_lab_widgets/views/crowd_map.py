@@ -21,19 +21,31 @@ label, .bk-input-group { color: var(--gl-ink); font-size: 14px; }
 """.replace("FONT", FONT)
 CELL_WIDTH: Final = 28
 CELL_HEIGHT: Final = 17
-COLUMNS: Final = 24
-"""What a card of half a page has room for; on a narrower one the map is moved sideways."""
-WIDTH: Final = CELL_WIDTH * COLUMNS + 8
+COLUMNS: Final = (11, 23, 40)
+"""What a phone, a card of half a page, and one of a large screen have room for."""
+USUAL: Final = 23
+TALLEST: Final = 560
+"""Pixels of the map that are seen at once; the rest is scrolled to."""
+PLANS: Final = [f"{order}_{columns}" for order in crowd.ORDERS for columns in COLUMNS]
+"""Every order of the units, at every width."""
 NUMBERED: Final = 1_000
 """Positions whose numbers fit a cell."""
-REORDER: Final = """
-    const order = cb_obj.value, pick = (all) => all.data.order.map((one) => one === order)
-    for (const axis of ["x", "y"]) cells.data[axis] = cells.data[`${axis}_${order}`]
+REFLOW: Final = """
+    const room = Math.floor(grid.outer_width / cell_width - 0.2)
+    if (!(room > 0)) return
+    const columns = counts.findLast((count) => count <= room) ?? counts[0]
+    const plan = `${order.value}_${columns}`
+    if (cells.data[`x_${plan}`] === undefined) return
+    for (const axis of ["x", "y"]) cells.data[axis] = cells.data[`${axis}_${plan}`]
     cells.change.emit()
-    const mine = pick(layouts), kept = {}
+    const mine = layouts.data.plan.map((one) => one === plan), kept = {}
     for (const [name, column] of Object.entries(layouts.data))
-        if (name !== "order") kept[name] = column.filter((_, i) => mine[i])
+        if (name !== "plan") kept[name] = column.filter((_, i) => mine[i])
     plates.data = kept
+    const rows = kept.bottom.reduce((most, bottom) => Math.max(most, bottom), 1)
+    grid.x_range.end = grid.outer_width / cell_width - 0.1
+    grid.y_range.start = rows + 0.3
+    grid.height = Math.round((rows + 0.6) * cell_height)
 """
 FIND: Final = """
     const asked = cb_obj.value.trim().toLowerCase()
@@ -55,13 +67,13 @@ class CrowdMap(View):
 
     def _build_crowd(self) -> None:
         """Make the map, and what one finds and orders nodes with."""
-        axes = " ".join(f"x_{order} y_{order}" for order in crowd.ORDERS)
+        axes = " ".join(f"x_{plan} y_{plan}" for plan in PLANS)
         self.cells = source(
             "x y colour ink number outline width position shard holder tier state version what_if "
             + axes
         )
         self.plates = source("left right top bottom label")
-        self.layouts = source("left right top bottom label order")
+        self.layouts = source("left right top bottom label plan")
         self.order = Select(
             title="Order", options=list(crowd.ORDERS.items()), value="place", width=150
         )
@@ -77,13 +89,27 @@ class CrowdMap(View):
         for one in (self.order, self.find):
             one.stylesheets = [INPUT]
         self.grid = self._crowd_figure()
-        args = {"cells": self.cells, "layouts": self.layouts, "plates": self.plates}
-        self.order.js_on_change("value", CustomJS(args=args, code=REORDER))
+        args = {
+            "cells": self.cells,
+            "layouts": self.layouts,
+            "plates": self.plates,
+            "grid": self.grid,
+            "order": self.order,
+            "counts": COLUMNS,
+            "cell_width": CELL_WIDTH,
+            "cell_height": CELL_HEIGHT,
+        }
+        reflow = CustomJS(args=args, code=REFLOW)
+        self.order.js_on_change("value", reflow)
+        self.grid.js_on_change("outer_width", reflow)
+        self.layouts.js_on_change("data", reflow)
         self.find.js_on_change("value", CustomJS(args={"nodes": self.nodes}, code=FIND))
 
     def _crowd_figure(self) -> Any:
         plot = self._figure(height=460)
-        plot.sizing_mode, plot.width, plot.visible = "fixed", WIDTH, False
+        plot.visible = False
+        stretch(plot.x_range, -0.1, USUAL + 0.1)
+        stretch(plot.y_range, 1.3, -0.3)
         plot.axis.visible = plot.grid.visible = False
         plot.min_border = 0
         band = plot.quad("left", "right", "top", "bottom", source=self.plates, line_color=None)
@@ -119,16 +145,17 @@ class CrowdMap(View):
         """Draw every copy; how many shards are left out."""
         by_shard, left_out = crowd.chosen(table)
         plans = {
-            order: crowd.flow(by_shard, crowd.units(table, by_shard, order), columns=COLUMNS)
+            f"{order}_{columns}": crowd.flow(by_shard, in_order, columns=columns)
             for order in crowd.ORDERS
+            for in_order in [crowd.units(table, by_shard, order)]
+            for columns in COLUMNS
         }
-        picked = self.order.value
-        # One row a copy, in order of shard, wherever an order puts it.
+        picked = f"{self.order.value}_{USUAL}"
+        # One row a copy, in order of shard, wherever a plan puts it.
         copies = [copy for kept in by_shard.values() for copy in kept]
         put(self.cells, _looks(copies, table) | _places(copies, plans, picked))
-        bands = [(order, band) for order, plan in plans.items() for band in plan.bands]
-        put(self.layouts, _band_columns(bands) | {"order": [order for order, _ in bands]})
-        put(self.plates, _band_columns([one for one in bands if one[0] == picked]))
+        bands = [(name, band) for name, plan in plans.items() for band in plan.bands]
+        put(self.layouts, _band_columns(bands) | {"plan": [name for name, _ in bands]})
         has_racks = any(node.rack for node in table.nodes)
         options = [one for one in crowd.ORDERS.items() if has_racks or one[0] != "rack"]
         if self.order.options != options:
@@ -136,28 +163,22 @@ class CrowdMap(View):
         names = [shown(node.name) for node in table.nodes]
         if self.find.completions != names:
             self.find.completions = names
-        rows = max(plan.rows for plan in plans.values())
-        stretch(self.grid.x_range, -0.1, COLUMNS + 0.1)
-        stretch(self.grid.y_range, rows + 0.3, -0.3)
-        height = round((rows + 0.6) * CELL_HEIGHT)
-        if self.grid.height != height:
-            self.grid.height = height
         return left_out
 
 
 def _places(
-    copies: Sequence[CopyRow], plans: dict[crowd.Order, crowd.Crowd], picked: str
+    copies: Sequence[CopyRow], plans: dict[str, crowd.Crowd], picked: str
 ) -> dict[str, list[Any]]:
-    """Where each copy stands in each order, and in the one that is picked."""
+    """Where each copy stands in each plan, and in the one that is picked."""
     columns: dict[str, list[Any]] = {}
-    for order, plan in plans.items():
+    for name, plan in plans.items():
         at = {
             (copy.shard, copy.position): place
             for copy, *place in zip(plan.copies, plan.x, plan.y, strict=True)
         }
         places = [at[copy.shard, copy.position] for copy in copies]
-        columns[f"x_{order}"] = [x for x, _ in places]
-        columns[f"y_{order}"] = [y for _, y in places]
+        columns[f"x_{name}"] = [x for x, _ in places]
+        columns[f"y_{name}"] = [y for _, y in places]
     return columns | {axis: columns[f"{axis}_{picked}"] for axis in ("x", "y")}
 
 
@@ -185,7 +206,7 @@ def _looks(copies: Sequence[CopyRow], table: Replicas) -> dict[str, list[Any]]:
     }
 
 
-def _band_columns(bands: Sequence[tuple[crowd.Order, crowd.Band]]) -> dict[str, list[Any]]:
+def _band_columns(bands: Sequence[tuple[str, crowd.Band]]) -> dict[str, list[Any]]:
     return {
         "left": [band.left - 0.1 for _, band in bands],
         "right": [band.right + 0.1 for _, band in bands],

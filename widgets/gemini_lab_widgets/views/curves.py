@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import CDSView, CustomJS, Div, GroupFilter, Range1d, Select
 
 from gemini_lab.report.tables import Curve, Curves, Match, Tables
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, PINK, RED, esc, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
@@ -51,7 +52,7 @@ class CurvesView(View):
             "range": self.plot.y_range,
         }
         self.select.js_on_change("value", CustomJS(args=arguments, code=LOOK))
-        return (self.verdict, self.select, self.plot)
+        return (self.verdict, self.select, self._legend(), self.plot)
 
     def _drawn(self) -> Any:
         plot = self._figure(height=300)
@@ -72,7 +73,6 @@ class CurvesView(View):
             line_width="width",
             line_dash="dash",
             line_alpha="alpha",
-            legend_field="run",
         )
         plot.scatter("x", "y", size=8, color="colour", source=self.ends, view=chosen)
         hover(
@@ -83,7 +83,6 @@ class CurvesView(View):
             ("mean", "$data_y{0.0[000]}"),
         )
         hover(plot, marks, ("iteration", "@x"), ("failure", "@text"))
-        self._legend(plot, columns=2)
         return plot
 
     def update(self, tables: Tables) -> None:
@@ -120,6 +119,8 @@ class CurvesView(View):
         last = max((one.numbers[-1] for one in ends), default=1)
         stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
         self.plot.visible = bool(names)
+        runs = {_run(one): _colour(one, found) for one in found}
+        self._tell(legend.Key(label=run, colour=runs[run], mark="line") for run in runs)
         self._verdict(table.matches)
         self._say(describe(table), notes=table.notes, brief=_brief(table))
 
@@ -146,12 +147,16 @@ def _lines(found: Sequence[Curve]) -> dict[str, list[Any]]:
         "xs": [list(one.numbers) for one in found],
         "ys": [list(one.means) for one in found],
         "name": [shown(one.name) for one in found],
-        "run": [shown(one.run) if one.run else "this run" for one in found],
+        "run": [_run(one) for one in found],
         "colour": [_colour(one, found) for one in found],
         "width": [6 if one.run else 2 for one in found],
         "dash": [[] for one in found],
         "alpha": [0.55 if one.run else 1.0 for one in found],
     }
+
+
+def _run(curve: Curve) -> str:
+    return shown(curve.run) if curve.run else "this run"
 
 
 def _colour(curve: Curve, found: Sequence[Curve]) -> str:

@@ -8,11 +8,13 @@ from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Iterations, IterationSeries, Tables
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, RED, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
 COLOURS: Final = {"with": BLUE, "without": ORANGE, "first": GREY}
 MARKERS: Final = {"with": "circle", "without": "triangle", "first": "diamond"}
+SIGNS: Final = {"with": "●", "without": "▲", "first": "◆"}
 LEGEND: Final = {
     "with": "a version was on its way",
     "without": "without checkpoints",
@@ -36,11 +38,11 @@ class IterationsView(View):
         self.plot, self.side = self._every_one(), self._middles()
         both = row(self.plot, self.side, sizing_mode="stretch_width")
         both.styles = {"flex-wrap": "wrap"}
-        return (both,)
+        return (self._legend(), both)
 
     def _every_one(self) -> Any:
         plot = self._figure(height=320)
-        plot.min_width = 420
+        plot.min_width = 280
         plot.xaxis.axis_label, plot.yaxis.axis_label = "iteration", "seconds"
         lines = plot.segment(
             x0="x",
@@ -65,19 +67,17 @@ class IterationsView(View):
                 line_color=COLOURS[kind],
                 fill_color=COLOURS[kind],
                 fill_alpha="fill",
-                legend_label=LEGEND[kind],
             )
             for kind, data in self.points.items()
         ]
         hover(plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
         hover(plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
-        self._legend(plot, columns=3)
         return plot
 
     def _middles(self) -> Any:
-        plot = self._figure(height=320, y=FactorRange(factors=[]))
-        plot.sizing_mode, plot.width = "fixed", 470
-        plot.xaxis.axis_label = "median and 95 % interval, seconds"
+        plot = self._figure(height=100, y=FactorRange(factors=[]))
+        plot.min_width = 280
+        plot.xaxis.axis_label = "median, 95 % interval (s)"
         plot.ygrid.visible = False
         bars = plot.segment(
             x0="low",
@@ -103,9 +103,13 @@ class IterationsView(View):
         table = tables.iterations
         series = _chosen(table)
         top = _top(series)
-        for (kind, data), item in zip(self.points.items(), self.plot.legend[0].items, strict=True):
+        for kind, data in self.points.items():
             put(data, _points([one for one in series if one.kind == kind], top))
-            item.visible = any(one.kind == kind for one in series)
+        self._tell(
+            legend.Key(label=LEGEND[kind], colour=COLOURS[kind], mark=SIGNS[kind])
+            for kind in COLOURS
+            if any(one.kind == kind for one in series)
+        )
         put(
             self.marks,
             {
@@ -151,6 +155,7 @@ class IterationsView(View):
         names = [_name(one) for one, *_ in known][::-1]
         if self.side.y_range.factors != names:
             self.side.y_range.factors = names
+            self.side.height = 64 + 48 * max(1, len(names))
         low = min((low_s for *_, low_s, _ in known), default=0.0)
         high = max((high_s for *_, high_s in known), default=1.0)
         margin = max((high - low) * 0.35, high * 0.02)

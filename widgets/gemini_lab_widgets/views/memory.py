@@ -9,6 +9,7 @@ from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Memory, MemoryRow, Tables
 from gemini_lab.units import format_bytes
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, SKY, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
@@ -38,7 +39,7 @@ class MemoryView(View):
         self.plot = self._figure(height=200, y=FactorRange(factors=[]))
         self.plot.ygrid.visible = False
         drawn = []
-        for label, name, colour, hatch in PARTS:
+        for _, name, colour, hatch in PARTS:
             bar = self.plot.hbar(
                 y="node",
                 left=f"{name}_from",
@@ -50,7 +51,6 @@ class MemoryView(View):
                 hatch_color="white",
                 hatch_scale=8,
                 line_width=1,
-                legend_label=label,
             )
             self._follow(bar.glyph, line_color="rule")
             drawn.append(bar)
@@ -73,8 +73,7 @@ class MemoryView(View):
             ("node", "@node"),
             *((label, f"@{name}_text") for label, name, _, _ in PARTS),
         )
-        self._legend(self.plot, columns=2)
-        return (self.plot,)
+        return (self._legend(), self.plot)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's memory."""
@@ -86,7 +85,7 @@ class MemoryView(View):
         columns: dict[str, list[Any]] = {
             "node": names,
             "taken": [row.taken_bytes / scale for row in rows],
-            "text": [f"{format_bytes(row.taken_bytes)} taken" for row in rows],
+            "text": [format_bytes(row.taken_bytes) for row in rows],
         }
         ends = [0.0] * len(rows)
         for _, name, _, _ in PARTS:
@@ -100,10 +99,15 @@ class MemoryView(View):
         put(self.limits, {"x": [] if table.limit_bytes is None else [table.limit_bytes / scale]})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 114 + (34 if len(names) <= FEW else 24) * max(2, len(names))
-        stretch(self.plot.x_range, 0.0, 1.42 * max(most, table.limit_bytes or 0, 1) / scale)
+            self.plot.height = 64 + (34 if len(names) <= FEW else 24) * max(2, len(names))
+        stretch(self.plot.x_range, 0.0, 1.6 * max(most, table.limit_bytes or 0, 1) / scale)
         self.plot.xaxis.axis_label = unit
         self.plot.visible = bool(rows)
+        self._tell(
+            legend.Key(label=label, colour=colour or "", hatch=hatch or "")
+            for label, _, colour, hatch in PARTS
+            if rows
+        )
         notes = list(table.notes)
         if left_out:
             notes.append(f"{left_out} nodes that use less are not drawn")

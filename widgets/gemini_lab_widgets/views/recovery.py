@@ -8,7 +8,7 @@ from bokeh.models import Div, FactorRange
 from gemini_lab.report.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
-from gemini_lab_widgets.views import printed
+from gemini_lab_widgets.views import legend, printed
 from gemini_lab_widgets.views.palette import shown
 from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
 
@@ -41,7 +41,7 @@ class RecoveryView(View):
                 y="row",
                 left="start",
                 right="end",
-                height=0.6,
+                height=0.45,
                 source=self.steps[step],
                 fill_color=COLOURS[step],
                 fill_alpha="alpha",
@@ -49,13 +49,12 @@ class RecoveryView(View):
                 hatch_pattern=HATCHES.get(step),
                 hatch_color="white",
                 hatch_scale=6,
-                legend_label=label,
             )
-            for step, label in STEPS.items()
+            for step in STEPS
         }
-        self._text(
-            self.plot, "x", "row", self.ends, colour="ink", x_offset=8, text_baseline="middle"
-        )
+        self.plot.yaxis.visible = False
+        above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
+        self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
         hover(
             self.plot,
             list(self._bars.values()),
@@ -65,11 +64,10 @@ class RecoveryView(View):
             ("took", "@took"),
             ("origin", "@origin"),
         )
-        self._legend(self.plot, columns=4)
         self.errors = Div(
             disable_math=True, stylesheets=[CSS, printed.CSS], sizing_mode="stretch_width"
         )
-        return (self.plot, self.errors)
+        return (self._legend(), self.plot, self.errors)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's recoveries."""
@@ -78,15 +76,23 @@ class RecoveryView(View):
         for step, data in self.steps.items():
             put(data, _columns(table.rows, names, step))
         used = {one.step for row in table.rows for one in row.steps}
-        for step, item in zip(STEPS, self.plot.legend[0].items, strict=True):
-            item.visible = step in used
+        self._tell(
+            legend.Key(label=label, colour=COLOURS[step], hatch=HATCHES.get(step, ""))
+            for step, label in STEPS.items()
+            if step in used
+        )
         ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]
-        put(self.ends, {"row": names, "x": ends, "text": [_end(row) for row in table.rows]})
+        told = [
+            f"{shown(row.label, longest=34)}: {_end(row)}"
+            + ("" if row.origin == "measured here" else f" ({row.origin})")
+            for row in table.rows
+        ]
+        put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 126 + 38 * max(1, len(names))
+            self.plot.height = 56 + 52 * max(1, len(names))
         self.plot.visible = bool(names)
-        stretch(self.plot.x_range, 0.0, 1.95 * max(ends, default=1.0) or 1.0)
+        stretch(self.plot.x_range, 0.0, 1.02 * max(ends, default=1.0) or 1.0)
         text = "".join(
             printed.printed(f"{row.label}: {row.error}", row.output) for row in _raised(table)[::-1]
         )
@@ -126,7 +132,7 @@ def _columns(rows: Sequence[RecoveryRow], names: Sequence[str], step: str) -> di
 
 
 def _end(row: RecoveryRow) -> str:
-    """What stands behind a bar."""
+    """What stands above a bar, between its name and where it is from."""
     if row.down_s is None:
         return "under way"
     wasted = "" if row.wasted_s is None else f", wasted {format_seconds(row.wasted_s)}"

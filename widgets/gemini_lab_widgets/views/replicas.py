@@ -9,12 +9,22 @@ from bokeh.models import CustomJS, Div, Select, TapTool
 
 from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
 from gemini_lab_widgets.views import answers, ring
-from gemini_lab_widgets.views.crowd_map import COLOURS, INPUT, CrowdMap, version_of, words_of
+from gemini_lab_widgets.views.crowd_map import (
+    COLOURS,
+    INPUT,
+    TALLEST,
+    CrowdMap,
+    version_of,
+    words_of,
+)
 from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views.view import CSS, hover, put, source, stretch
 
 ROUND: Final = 32
 """Nodes that are drawn as a ring, at most."""
+WIDTH: Final = 580
+HEIGHT: Final = 470
+"""Of the ring, in pixels."""
 STANDBYS: Final = 5
 MARKERS: Final[dict[NodeHealth, str]] = {
     "starting": "circle",
@@ -36,6 +46,18 @@ td { padding: 1px 14px 1px 0; font-variant-numeric: tabular-nums; }
 .if { min-height: 8.4em; }
 """
 )
+FIT: Final = """
+    // A narrow ring has no room beside it for names; numbers and the list of nodes stay.
+    const width = cb_obj.outer_width
+    if (!(width > 0)) return
+    const is_narrow = width < 400
+    names.visible = !is_narrow
+    cb_obj.x_range.start = is_narrow ? -1.35 : -2.0
+    cb_obj.x_range.end = is_narrow ? 1.35 : 2.0
+    const across = width / (is_narrow ? 2.7 : 4)
+    marks.glyph.size = Math.max(16, Math.min(34, 5 * across / Math.max(1, nodes.length)))
+    cb_obj.height = is_narrow ? Math.round(width * 1.1) : HEIGHT
+""".replace("HEIGHT", str(HEIGHT))
 PICK: Final = """
     const [picked] = nodes.selected.indices
     const key = picked == null ? "" : nodes.data.key[picked]
@@ -74,25 +96,34 @@ class ReplicasView(CrowdMap):
         self.standbys = source("x y text label_y")
         self._build_crowd()
         self.select = Select(title="What if this node dies?", options=[("", "no node")], value="")
-        self.select.width = 320
-        self.details = Div(text=NOTHING, disable_math=True, stylesheets=[DETAILS], width=360)
+        self.select.max_width, self.select.sizing_mode = 320, "stretch_width"
+        self.details = Div(
+            text=NOTHING, disable_math=True, stylesheets=[DETAILS], sizing_mode="stretch_width"
+        )
         self.details.html_attributes = {"role": "status", "aria-live": "polite"}
-        self.chances = Div(disable_math=True, stylesheets=[DETAILS], width=360)
+        self.chances = Div(disable_math=True, stylesheets=[DETAILS], sizing_mode="stretch_width")
         self.select.stylesheets = [INPUT]
         self.ring = self._ring()
         self._connect()
-        side = column(self.select, self.details, self.chances, width=360)
+        side = column(self.select, self.details, self.chances)
+        side.styles = {"flex": "1 1 240px", "max-width": "360px"}
         tools = row(self.find, self.order, sizing_mode="stretch_width")
         tools.styles = {"flex-wrap": "wrap"}
-        maps = column(tools, self.ring, self.grid)
-        maps.styles = {"max-width": "100%", "overflow-x": "auto"}
-        both = row(maps, side, sizing_mode="stretch_width")
-        both.styles = {"flex-wrap": "wrap", "gap": "8px 24px"}
-        return (both,)
+        self.frame = column(self.grid, sizing_mode="stretch_width", visible=False)
+        self.frame.styles = {"max-height": f"{TALLEST}px", "overflow-y": "auto"}
+        self.frame.html_attributes = {
+            "tabindex": "0",
+            "role": "group",
+            "aria-label": "The map, which can be scrolled",
+        }
+        both = row(self.ring, side, sizing_mode="stretch_width")
+        both.styles = {"flex-wrap": "wrap", "gap": "8px 16px"}
+        return (tools, self.frame, both)
 
     def _ring(self) -> Any:
-        plot = self._figure(height=470)
-        plot.sizing_mode, plot.width = "fixed", 580
+        plot = self._figure(height=HEIGHT)
+        plot.max_width, plot.min_width = WIDTH, 280
+        plot.styles = {"flex": "1 1 460px"}
         stretch(plot.x_range, -2.0, 2.0)
         stretch(plot.y_range, -1.8, 1.42)
         plot.axis.visible = plot.grid.visible = False
@@ -169,7 +200,9 @@ class ReplicasView(CrowdMap):
             "text_baseline": "baseline",
             "text_font_size": value("14px"),
         }
-        self._text(plot, "x", "y", self.labels, colour="ink", **around)
+        self.names = self._text(plot, "x", "y", self.labels, colour="ink", **around)
+        args = {"names": self.names, "marks": marks, "nodes": self.nodes}
+        plot.js_on_change("outer_width", CustomJS(args=args, code=FIT))
         hover(
             plot,
             [marks],
@@ -223,7 +256,8 @@ class ReplicasView(CrowdMap):
         """Draw a snapshot's placement and copies."""
         table = tables.replicas
         is_round = len(table.nodes) <= ROUND
-        self.ring.visible, self.grid.visible = is_round, not is_round
+        self.ring.visible = is_round
+        self.grid.visible = self.frame.visible = not is_round
         self.select.visible = is_round
         self.find.visible = self.order.visible = not is_round
         left_out = self._draw_ring(table) if is_round else self._draw_many(table)

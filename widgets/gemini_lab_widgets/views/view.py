@@ -1,6 +1,6 @@
 """What all views share: a heading, figures that follow the theme, and a description in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from bokeh.core.properties import value
@@ -9,6 +9,7 @@ from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
 from bokeh.plotting import figure
 
 from gemini_lab.report.tables import Tables
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
 
 LONGEST_WORDS: Final = 2_000
@@ -30,12 +31,14 @@ class View:
     Attributes:
         root: What a page shows.
         words: The same in words, for those who cannot see it.
+        keys: What its marks mean.
     """
 
     title: ClassVar[str]
 
     def __init__(self, *, dark: bool = False) -> None:
         self.words = ""
+        self.keys: tuple[legend.Key, ...] = ()
         self._dark = dark
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
@@ -99,24 +102,29 @@ class View:
 
     def _text(
         self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
-    ) -> None:
-        """Write the column `text` in a colour of the theme, or as `options` say."""
+    ) -> Any:
+        """Write the column `text` in a colour of the theme, or as `options` say; gives the text."""
         style = {"text_font": value(FONT), "text_font_size": value("13px"), "text": "text"}
         glyphs = plot.text(x=x, y=y, source=data, **(style | options))
         glyphs.nonselection_glyph = glyphs.selection_glyph = None
         if colour:
             self._follow(glyphs.glyph, text_color=colour)
+        return glyphs
 
-    def _legend(self, plot: Any, *, columns: int) -> None:
-        """Put the figure's legend above the data, so many entries in a line."""
-        legend = plot.legend[0]
-        plot.add_layout(legend, "above")
-        legend.orientation, legend.location = "horizontal", "top_left"
-        legend.ncols = columns
-        legend.margin, legend.padding, legend.spacing = 0, 2, 12
-        legend.label_text_font, legend.label_text_font_size = FONT, "13px"
-        legend.background_fill_color = legend.border_line_color = None
-        self._follow(legend, label_text_color="ink")
+    def _legend(self) -> Any:
+        """Where `_tell` says what the marks of the figures mean."""
+        self._keys = Div(
+            stylesheets=[legend.CSS], sizing_mode="stretch_width", disable_math=True, visible=False
+        )
+        return self._keys
+
+    def _tell(self, keys: Iterable[legend.Key]) -> None:
+        """Say what marks mean that can be seen now."""
+        self.keys = tuple(keys)
+        text = legend.html(self.keys)
+        if self._keys.text != text:
+            self._keys.text = text
+        self._keys.visible = bool(text)
 
     def _say(self, words: str, *, notes: Sequence[str] = (), brief: str = "") -> None:
         """Show a description in words, which stands for the figures where these are not seen.

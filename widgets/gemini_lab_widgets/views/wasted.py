@@ -7,6 +7,7 @@ from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Tables, Wasted, WastedRow
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
@@ -36,7 +37,7 @@ class WastedView(View):
                 y="row",
                 left="start",
                 right="end",
-                height=0.56,
+                height=0.45,
                 source=self.parts[part],
                 fill_color=colour,
                 fill_alpha="alpha",
@@ -44,7 +45,6 @@ class WastedView(View):
                 hatch_pattern=hatch,
                 hatch_color="white",
                 hatch_scale=7,
-                legend_label=part,
             )
             for part, (colour, hatch) in PARTS.items()
         ]
@@ -56,16 +56,14 @@ class WastedView(View):
             source=self.each,
             fill_color="white",
             line_width=1.5,
-            legend_label="each failure",
         )
         self._follow(dots.glyph, line_color="ink")
-        self._text(
-            self.plot, "x", "row", self.ends, colour="ink", x_offset=12, text_baseline="middle"
-        )
+        self.plot.yaxis.visible = False
+        above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
+        self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
         hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
         hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
-        self._legend(self.plot, columns=3)
-        return (self.plot,)
+        return (self._legend(), self.plot)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's wasted time."""
@@ -84,12 +82,21 @@ class WastedView(View):
         )
         ends = [row.total_s for row in table.rows]
         reach = [max([ends[0], *each]), *ends[1:]] if ends else []
-        put(self.ends, {"row": names, "x": reach, "text": [format_seconds(end) for end in ends]})
+        told = [f"{name}: {format_seconds(end)}" for name, end in zip(names, ends, strict=True)]
+        put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told})
+        used = {part for row in table.rows for part, _ in row.parts}
+        keys = [
+            legend.Key(label=part, colour=colour, hatch=hatch or "")
+            for part, (colour, hatch) in PARTS.items()
+            if part in used
+        ]
+        dots = [legend.Key(label="each failure", colour="inherit", mark="○")] if each else []
+        self._tell([*keys, *dots])
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 126 + 42 * max(1, len(names))
+            self.plot.height = 56 + 52 * max(1, len(names))
         self.plot.visible = bool(names)
-        stretch(self.plot.x_range, 0.0, 1.16 * max(reach, default=1.0) or 1.0)
+        stretch(self.plot.x_range, 0.0, 1.04 * max(reach, default=1.0) or 1.0)
         self._say(describe(table), notes=table.notes, brief=_brief(table))
 
 

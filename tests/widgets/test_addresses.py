@@ -1,0 +1,42 @@
+"""Where a page is reached."""
+
+import pytest
+
+pytest.importorskip("bokeh")
+
+from gemini_lab_widgets.addresses import EVERYWHERE, TEMPLATE, link_of, origins_of, reached_at
+
+from gemini_lab.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    for name in (TEMPLATE, "JUPYTERHUB_SERVICE_PREFIX", "JUPYTERHUB_PUBLIC_URL", "JUPYTERHUB_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_server_is_reached_where_it_listens():
+    assert link_of("127.0.0.1", 5006) == "http://127.0.0.1:5006/"
+
+
+def test_one_that_listens_everywhere_names_no_address_of_this_machine_alone():
+    link = link_of(EVERYWHERE, 5006)
+    assert not any(name in link for name in ("0.0.0.0", "127.", "localhost"))
+    if reached_at():
+        assert link == f"http://{reached_at()[0]}:5006/"
+
+
+def test_behind_a_hub_the_page_comes_through_its_proxy(monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
+    assert link_of("127.0.0.1", 5006) == "/user/ada/proxy/5006/"
+    monkeypatch.setenv("JUPYTERHUB_PUBLIC_URL", "https://hub.example/user/ada/")
+    assert "hub.example" in origins_of("127.0.0.1", 5006)
+
+
+def test_a_template_says_where_else(monkeypatch):
+    monkeypatch.setenv("ROOM", "b12/")
+    monkeypatch.setenv(TEMPLATE, "https://lab.example/{ROOM}/proxy/{port}")
+    assert link_of("127.0.0.1", 5006) == "https://lab.example/b12/proxy/5006/"
+    assert link_of("127.0.0.1", 5006, "/x/{port}") == "/x/5006/"
+    with pytest.raises(ConfigError, match="DOOR"):
+        link_of("127.0.0.1", 5006, "/{DOOR}/{port}/")

@@ -1,0 +1,57 @@
+"""Who guesses at the door waits; who knows the password comes in."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("bokeh")
+
+from gemini_lab_widgets.login import MOST_TRIES, Guard
+
+PASSWORD = "correct horse"
+
+
+async def a_moment():
+    """Lets everything else go on that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_tries_of_one_address_are_looked_at_one_after_another():
+    """Who asks for many at once learns nothing sooner, not even which one is right."""
+
+    async def story():
+        answered = asyncio.Event()
+        guard = Guard(PASSWORD, port=1, pause=answered.wait)
+        wrong = asyncio.create_task(guard.admits("wrong", address="a"))
+        await a_moment()
+        right = asyncio.create_task(guard.admits(PASSWORD, address="a"))
+        await a_moment()
+        assert not right.done()
+        assert await guard.admits(PASSWORD, address="b")
+        answered.set()
+        assert (await wrong, await right) == (False, True)
+
+    asyncio.run(story())
+
+
+def test_more_tries_at_once_are_not_looked_at():
+    async def story():
+        answered = asyncio.Event()
+        guard = Guard(PASSWORD, port=1, pause=answered.wait)
+        tries = [asyncio.create_task(guard.admits("wrong", address="a")) for _ in range(MOST_TRIES)]
+        await a_moment()
+        assert await guard.admits(PASSWORD, address="a") is None
+        answered.set()
+        assert await asyncio.gather(*tries) == [False] * MOST_TRIES
+        assert await guard.admits(PASSWORD, address="a")
+
+    asyncio.run(story())
+
+
+def test_a_ticket_is_no_password_and_ends_with_its_server():
+    guard, again = Guard(PASSWORD, port=1), Guard(PASSWORD, port=1)
+    assert guard.knows(guard.ticket)
+    assert PASSWORD not in guard.ticket
+    assert not again.knows(guard.ticket)
+    assert guard.secret == again.secret != Guard("another one", port=1).secret

@@ -1,0 +1,111 @@
+"""A dashboard below a notebook's cell: live while it is served, and afterwards a picture.
+
+What a notebook saves of it is a picture of the run as it was, or a line of text, and a script that
+puts the live page in its place where its server answers. Neither holds a password.
+"""
+
+import json
+import secrets
+from html import escape
+from string import Template
+from typing import TYPE_CHECKING, Final
+
+from gemini_lab.display import picture
+from gemini_lab.errors import GeminiError
+from gemini_lab.report.build import load_report
+from gemini_lab_widgets.follow import Follower
+
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
+
+LONGEST_BYTES: Final = 32 << 20
+"""Of a log from which a picture is made: some seconds."""
+LIVE: Final = Template("""
+<div id="$place">
+<p><a href="$link" target="_blank" rel="noopener">Open the dashboard</a> in a tab of its own</p>
+<div class="saved">$saved</div>
+<script>
+(async () => {
+  try {  // of another host nothing is told but that somebody answers there
+    const told = await fetch($there, { mode: "no-cors", cache: "no-store" })
+    if (!told.ok && told.type !== "opaque") return
+  } catch { return }
+  const frame = document.createElement("iframe")
+  frame.src = $page
+  frame.title = "Dashboard of the run"
+  frame.style.cssText = "width:100%;height:760px;border:1px solid #8884;border-radius:8px"
+  document.getElementById("$place")?.querySelector(".saved").replaceWith(frame)
+})()
+</script>
+</div>
+""")
+NOTHING: Final = (
+    "The dashboard shows a run while its lab lives. <code>gemini-lab serve</code> shows it again."
+)
+
+
+class Frame:
+    """The cells that show one dashboard."""
+
+    def __init__(self) -> None:
+        self._shown: list[DisplayHandle] = []
+
+    def show(self, url: str, ticket: str, run: Follower) -> None:
+        """Show a page below the cell that runs.
+
+        Args:
+            url: Where it is.
+            ticket: What lets a visitor in; empty where nothing is served any more.
+            run: What it shows.
+        """
+        from IPython.display import DisplayHandle  # noqa: PLC0415 - only notebooks have it
+
+        handle = DisplayHandle()
+        live = live_html(url, ticket, saved_html(run))
+        handle.display(_bundle(live if ticket else saved_html(run), url), raw=True)
+        self._shown.append(handle)
+
+    def end(self, run: Follower) -> None:
+        """Have a picture of the run stand wherever its page stood."""
+        for handle in self._shown:
+            handle.update(_bundle(saved_html(run), "a dashboard that has ended"), raw=True)
+        self._shown.clear()
+
+
+def live_html(url: str, ticket: str, saved: str) -> str:
+    """The page in a frame, with what stands there where its server does not answer.
+
+    Args:
+        url: Where the page is.
+        ticket: What lets a visitor in.
+        saved: HTML for afterwards.
+    """
+    return LIVE.substitute(
+        place=f"gl-frame-{secrets.token_hex(4)}",
+        link=escape(f"{url}login?token={ticket}"),
+        there=_quoted(f"{url}login"),
+        page=_quoted(f"{url}?token={ticket}"),
+        saved=saved,
+    )
+
+
+def saved_html(run: Follower) -> str:
+    """A picture of the run so far with a line on how to see more of it."""
+    if run.log is None:
+        return f"<p>No run has begun yet. {NOTHING}</p>"
+    more = f"<p>{NOTHING.replace('serve', f'serve {escape(run.name)}')}</p>"
+    try:
+        if run.log.stat().st_size > LONGEST_BYTES:
+            return more
+        return picture(load_report(run.log.parent)).html() + more
+    except (OSError, GeminiError):  # a run of which nothing is told yet, or nothing that draws
+        return more
+
+
+def _quoted(text: str) -> str:
+    """Text for use in a script."""
+    return json.dumps(text).replace("<", "\\u003c")
+
+
+def _bundle(html: str, plain: str) -> dict[str, str]:
+    return {"text/html": html, "text/plain": f"<Dashboard on {plain}>"}
