@@ -16,9 +16,17 @@
 # %%
 from dataclasses import replace
 
-from gemini_lab.experiments.figures import fig10, fig15a, fig15b, time_use
+from gemini_lab.experiments.figures import coordination, fig10, fig15a, fig15b, time_use
 from gemini_lab.experiments.figures.command import make
-from gemini_lab.simulator import compare, opt_175b, paper_workload, poisson_failures, simulate
+from gemini_lab.simulator import (
+    RootDesign,
+    compare,
+    coordinate,
+    opt_175b,
+    paper_workload,
+    poisson_failures,
+    simulate,
+)
 from gemini_lab.simulator.policy import gemini, highfreq, strawman
 
 # %% [markdown]
@@ -156,6 +164,24 @@ for outcome in outcomes:
     print(outcome)
 
 # %% [markdown]
+# ## 6. Who finds out, and who agrees? etcd and a root agent, or gossip
+# Here a node is lost when etcd has heard nothing of it for the length of a lease, and the root
+# agent asks everybody. SWIM and memberlist do it without either: each node probes others at random,
+# rumours spread, and pairs exchange inventories until all know all. **Predict**: which of the two
+# notices a silent node first, among ten nodes and among ten thousand? Which is done first?
+
+# %%
+costs = coordinate()
+coordination.figure(costs)
+
+# %% [markdown]
+# **Explain.** A lease does not know how many nodes there are; a suspect gets more time to answer
+# the more there are, since a rumour takes longer to come around. Yet to *agree* takes pairs some
+# milliseconds at any size, and a root agent that tells each of ten thousand who sits where,
+# seconds. And look under the figure for what else a short lease does: a healthy process that does
+# not run for a second, every ten hours, is taken for dead hundreds of times a day.
+
+# %% [markdown]
 # ## Exercise 1
 # Buy HighFreq, on a thousand machines, a store ten times as fast. Its rule now checkpoints every
 # iteration, and every checkpoint makes training stand still for 81 s of serialisation: it gets
@@ -225,6 +251,36 @@ with Verdict():
 # %% [markdown]
 # **Explain** your number: a machine is ordered as soon as one is lost, so what counts is how many
 # die within the same minutes. They die *independently* in this model: lab 07 lets racks die.
+#
+# ## Exercise 3
+# A thousand nodes, whose healthy processes stop for a second on average, each once in ten hours.
+# Find the *shortest* lease, to within half a second, with which at most one healthy node a day is
+# declared lost.
+
+
+# %%
+def accused(lease_s):
+    """How many healthy nodes of a thousand are declared lost a day, with such a lease."""
+    return coordinate((1000,), root=RootDesign(lease_s=lease_s))[0].false_per_day
+
+
+# %% tags=["exercise"]
+# Your answer: seconds. `accused(2.0)` tries some.
+lease_s = None
+### BEGIN SOLUTION
+lease_s = next(quarter / 4 for quarter in range(8, 200) if accused(quarter / 4) <= 1)
+### END SOLUTION
+
+# %% tags=["check"]
+from gemini_lab.exercises import Verdict, lab_06
+
+with Verdict():
+    print(lab_06.exercise_3(lease_s, accused=accused))
+
+# %% [markdown]
+# **Explain**: how much longer does it take now until a lost node is noticed, and what would you
+# have to know of your machines to choose? gemini_lab's default of 2 s notices most deaths on a
+# closed connection, long before the lease, and takes back who was only paused: it costs a restart.
 #
 # **Further reading.** *The Llama 3 Herd of
 # Models* (2024), section 3.3.4, counts 419 unexpected interruptions in 54 days on 16,384 GPUs;

@@ -49,6 +49,7 @@ def names_of(lab: str) -> Names:
 
 def _computed(lab: str) -> Names:
     import matplotlib as mpl
+    import matplotlib.pyplot as plt
 
     mpl.use("Agg")
     names: Names = {}
@@ -59,7 +60,7 @@ def _computed(lab: str) -> Names:
                 exec(cell.source, names)
             if "parameters" in tags:
                 exec(SMALLER.get(lab, ""), names)
-    mpl.pyplot.close("all")
+    plt.close("all")
     return names
 
 
