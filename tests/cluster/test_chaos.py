@@ -20,6 +20,6 @@ def test_a_short_campaign_of_random_faults_holds(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(record.read_text())
-    assert len(told["faults"]) == 2
-    assert any(fault["happened"] for fault in told["faults"])
+    assert len(told["strikes"]) == 2
+    assert any(strike["happened"] for strike in told["strikes"])
     assert told["failures"] == []
