@@ -586,7 +586,8 @@ class RootAgent:
             self._saver.is_held = False
         elif told.is_held:
             # The version before holds the weights of which this loss was made.
-            yield from self._saver.hold(f"given up, as {told}", since=said.iteration - 1, state=self.state)
+            reason = f"given up, as {told}"
+            yield from self._saver.hold(reason, since=said.iteration - 1, state=self.state)
             if self.state.read_settings().on_not_finite == "stop":
                 yield from self._fail(at_s, not_finite_reason(told), cause="not_finite")
 
