@@ -18,15 +18,7 @@ from dataclasses import replace
 
 from gemini_lab.experiments.figures import coordination, fig10, fig15a, fig15b, time_use
 from gemini_lab.experiments.figures.command import make
-from gemini_lab.simulator import (
-    RootDesign,
-    compare,
-    coordinate,
-    opt_175b,
-    paper_workload,
-    poisson_failures,
-    simulate,
-)
+from gemini_lab.simulator import compare, opt_175b, paper_workload, poisson_failures, simulate
 from gemini_lab.simulator.policy import gemini, highfreq, strawman
 
 # %% [markdown]
@@ -171,8 +163,9 @@ for outcome in outcomes:
 # notices a silent node first, among ten nodes and among ten thousand? Which is done first?
 
 # %%
-costs = coordinate()
-coordination.figure(costs)
+from gemini_lab.simulator import RootDesign, coordinate
+
+coordination.figure(coordinate())
 
 # %% [markdown]
 # **Explain.** A lease does not know how many nodes there are; a suspect gets more time to answer
