@@ -97,3 +97,8 @@ def format_seconds(time_s: float) -> str:
     if abs(hours) < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def to_microsecond(time_s: float) -> float:
+    """A time as logs have it: in seconds, to the microsecond. Nobody measures more of them here."""
+    return round(time_s, 6)

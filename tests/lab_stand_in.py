@@ -32,6 +32,7 @@ class ClusterStandIn:
         self.jobs: list[JobOrder] = []
         self.orders: list[Order] = []
         self.stopped: list[int] = []
+        self.drained: list[tuple[int, str]] = []
         self.given_up: list[int] = []
         self.saved: list[int] = []
         self.is_closed = False
@@ -48,6 +49,9 @@ class ClusterStandIn:
 
     def save(self, number: int) -> None:
         self.saved.append(number)
+
+    def drain(self, number: int, node: str) -> None:
+        self.drained.append((number, node))
 
     def give_up_progress(self, number: int) -> None:
         self.given_up.append(number)

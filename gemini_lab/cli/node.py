@@ -51,8 +51,8 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="S",
-        help="on SIGTERM, stay for so many seconds or to the lab's end: where all are told, the "
-        "run saves a version first (%(default).0f)",
+        help="on SIGTERM, have this node's ranks move to another machine, and stay for so many "
+        "seconds at most (%(default).0f)",
     )
     return options
 

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gemini_lab.log.events import AnyEvent, Inputs, Iteration, IterationBegun
+from gemini_lab.units import to_microsecond
 
 _LAST: Final = "last"
 _SAID_ANEW: Final = frozenset({"rank", "epoch", "restored"})
@@ -109,8 +110,8 @@ class IterationLog:
         now_s = self._clock()
         self.newest = Iteration(
             iteration=iteration,
-            duration_s=now_s - self._began_s,
-            waited_s=waited_s,
+            duration_s=to_microsecond(now_s - self._began_s),
+            waited_s=to_microsecond(waited_s),
             values={**self._measure(), **self._values},
         )
         self._begun, self._is_begin_said = None, False

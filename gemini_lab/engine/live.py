@@ -70,6 +70,7 @@ class LiveProtection:
         lineage: The history in which versions are made.
         epoch: Epochs that were over when the restored version was made.
         remark: Called with a thing that the script's author should know, once each.
+        hold: Called where all ranks stop, so that a node may leave; it does not return.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class LiveProtection:
         lineage: Lineage,
         epoch: int = 0,
         remark: Callable[[str], None] = lambda _: None,
+        hold: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._began_at = state.version
         self._state = state
@@ -90,7 +92,8 @@ class LiveProtection:
         self._pulse = pulse
         self._lineage = lineage
         self._epoch = epoch
-        self._remark = remark
+        self._remark, self._hold = remark, hold
+        self._is_to_hold = False
         self._unsealed: Unsealed | None = None
         self._top_is_told = False
         self._is_asked = False
@@ -117,6 +120,7 @@ class LiveProtection:
             self.reach_top()
             while self._state.version < total:
                 yield self._state.version
+                self._is_to_hold &= self._state.version < total  # where training ends, it ends
                 self.reach_top()
             self._traffic.wait()  # the script may destroy its process groups now
         finally:  # also where the script breaks off its loop
@@ -156,14 +160,16 @@ class LiveProtection:
     def before_update(self) -> float:
         """Wait until the version on its way is whole: its tensors are about to change."""
         self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
-        return self._traffic.wait()
+        waited_s = self._traffic.wait()
+        self._is_to_hold = self._traffic.is_hold_agreed
+        return waited_s
 
     def after_update(self, waited_s: float) -> None:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
         version = self._state.version
         self._at_fetch = None
         self._iterations.end(version, waited_s=waited_s)
-        if self._traffic.end_iteration(version):
+        if self._traffic.end_iteration(version) or self._is_to_hold:
             self._unsealed = Unsealed(drawn=None)
             if not self._top_is_told:
                 self._keep_drawn()
@@ -191,7 +197,12 @@ class LiveProtection:
             self._sealed += 1
             if self._sealed in _GLANCES and (names := self._state.script.bystanders()):
                 self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
+            if self._is_to_hold:
+                self._traffic.end_training()  # this version leaves at once, whatever the plan says
             self.send_version(drawn, at_top=at_top)
+            if self._is_to_hold:
+                self._traffic.wait()
+                self._hold(self._state.version)
 
     def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:
         """Look at one of the first versions for what the script's author should know."""
@@ -242,7 +253,7 @@ class LiveProtection:
         """Wait until the last version is whole everywhere; no more are made. Once is enough."""
         if self._is_finished:
             return
-        self._is_finished = True
+        self._is_finished, self._is_to_hold = True, False
         self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()

@@ -182,12 +182,14 @@ def start_protection(
         lineage=lineage,
         epoch=epoch,
         remark=remark,
+        hold=session.hold,
     )
     state.framework.hook(protection)
     session.on_finish = protection.finish
     if start.plan.version is None and not traffic.is_sent(state.version):
         protection.send_version()
     session.pulse.enter("between steps")
+    session.listen()
     if settings.import_ahead:
         session.tell_imports()
     return protection
@@ -280,6 +282,7 @@ def _open_traffic(
         node_of=seats.node_of,
         device=torch.device(engine.device),
         emit=emit,
+        wants_hold=lambda: session.wants_hold,
     )
 
 

@@ -1,6 +1,7 @@
 """The tie between a worker and its agent: who we are in the job, and whom to tell what happens."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,6 +17,8 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
     EventSaid,
+    Held,
+    Hold,
     Learned,
     Refused,
     RestoreFailed,
@@ -26,6 +29,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.wire.local import LocalChannel
 
+HOLD_S: Final = 600.0
 FENCE_S: Final = 120.0
 MEET_S: Final = 1800.0
 _ARRIVED: Final = "gemini_lab/protect/arrived"
@@ -40,6 +44,7 @@ class WorkerSession:
         store: The rendezvous store of the job, shared by all ranks.
         pulse: Says what the training thread does.
         on_finish: Called when the script has ended, to let the last version become whole.
+        wants_hold: Whether the node's agent has asked to stop where a version is whole.
     """
 
     def __init__(
@@ -57,6 +62,9 @@ class WorkerSession:
         self.on_finish: Callable[[], None] | None = None
         self._channel = channel
         self._imports = imports
+        self.wants_hold = False
+        self._held: Held | None = None
+        self._listener: threading.Thread | None = None
 
     def tell_imports(self) -> None:
         """Tell what the script has imported by now; one rank does, and only where it is much."""
@@ -115,6 +123,9 @@ class WorkerSession:
         wanted = [SlotWanted(shard, size_bytes) for shard, size_bytes in slots]
         self._channel.send(SlabRequest(slots=wanted, chunk_bytes=chunk_bytes, layout=layout))
         answer = self._channel.receive()
+        while answer is not None and isinstance(answer[0], Hold):
+            self.wants_hold = True
+            answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
         message, fds = answer
@@ -145,6 +156,40 @@ class WorkerSession:
         raise GeminiError(
             "the persistent tier from which to resume is named in the script's configuration, and "
             f"no new start came within {FENCE_S:.0f} s; name it for the launcher: --persistent-url"
+        )
+
+    def listen(self) -> None:
+        """Hear the node's agent from now on, beside training; nobody else asks it anything then."""
+        self._listener = threading.Thread(target=self._hear, name="gemini-session", daemon=True)
+        self._listener.start()
+
+    def _hear(self) -> None:
+        while (answer := self._channel.receive()) is not None:
+            if isinstance(answer[0], Hold):
+                self.wants_hold = True
+                if self._held is not None:  # another root asks
+                    self._channel.send(self._held)
+
+    def outlast(self) -> None:
+        """Return when the node's agent lets this worker go."""
+        if self._listener is not None:
+            self._listener.join()
+        while self._channel.receive() is not None:
+            pass
+
+    def hold(self, version: int) -> NoReturn:
+        """Say that training stands still after `version`, and wait to be ended.
+
+        Raises:
+            GeminiError: Nobody did.
+        """
+        with self.pulse.within("held"):
+            self._held = Held(rank=self.start.rank, epoch=self.start.epoch, version=version)
+            self._channel.send(self._held)
+            time.sleep(HOLD_S)
+        raise GeminiError(
+            f"training has stood still after version {version} for {HOLD_S:.0f} s for a node to "
+            "leave, and nobody went on; it starts again from there"
         )
 
     def finish(self) -> None:

@@ -25,7 +25,7 @@ from gemini_lab.log.events import (
     NodeReady,
     RootElected,
 )
-from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
+from gemini_lab.node.config import DRAIN_KEY, LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.network import remarks_on
@@ -83,7 +83,6 @@ class AgentCluster:
         self._lease: int | None = None
         self._bringing = 0
         self._machines = 0
-        self._words = 0  # to the root agent, through the store: the same again would be no news
         self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
         self._work: set[Future[None]] = set()
@@ -350,13 +349,18 @@ class AgentCluster:
 
     def save(self, number: int) -> None:
         """Have the next version of the run with this number go to the persistent tier."""
-        self._words += 1
-        patiently(lambda: self._store.put("save", f"{number} {self._words}"))
+        word = time.time_ns()  # through the store: the same again would be no news
+        patiently(lambda: self._store.put("save", f"{number} {word}"))
 
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        self._words += 1
-        patiently(lambda: self._store.put("give_up", f"{number} {self._words}"))
+        word = time.time_ns()  # rises also from owner to owner
+        patiently(lambda: self._store.put("give_up", f"{number} {word}"))
+
+    def drain(self, number: int, node: str) -> None:
+        """Have the ranks that the run with this number has on a node move to another machine."""
+        word = time.time_ns()
+        patiently(lambda: self._store.put(DRAIN_KEY + node, f"{number} {word}"))
 
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.

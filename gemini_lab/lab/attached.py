@@ -16,6 +16,7 @@ from gemini_lab.log.events import RunFailed
 from gemini_lab.log.file import LOG_FILE, LineReader
 from gemini_lab.recovery.messages import (
     ControlHello,
+    DrainNode,
     FollowLog,
     GiveUpProgress,
     InjectFailure,
@@ -102,6 +103,10 @@ class AttachedRun(FollowedRun):
     def give_up_progress(self) -> str:
         """Go on from the best version at hand; as `Run.give_up_progress`."""
         return self._ask(GiveUpProgress())
+
+    def drain(self, node: str) -> str:
+        """Move a node's ranks to a standby; as `Run.drain`."""
+        return self._ask(DrainNode(node=node))
 
     def inject(self, failure: Failure) -> str:
         """Make a failure happen now; as `Run.inject`."""

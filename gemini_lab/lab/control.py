@@ -19,6 +19,7 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.recovery.messages import (
     ControlHello,
     Done,
+    DrainNode,
     FollowLog,
     GiveUpProgress,
     InjectFailure,
@@ -31,7 +32,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.wire.tcp import Channel, connect, serve
 
-Request = StopRun | SaveVersion | GiveUpProgress | InjectFailure
+Request = StopRun | SaveVersion | GiveUpProgress | DrainNode | InjectFailure
 
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""

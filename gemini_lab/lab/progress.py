@@ -107,6 +107,33 @@ def _of_numbers(told: events.Diverged | events.LossNotFinite | events.LossFinite
             return f"    losses are numbers again from iteration {told.iteration} on"
 
 
+def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrained) -> str:
+    """A line on a node whose machine is to go."""
+    match told:
+        case events.NodeLeaving(name=name):
+            return f"    {name} is to go: its ranks move as soon as they can"
+        case events.DrainWaiting(name=name, reason=reason):
+            return f"    {name} trains on: {reason}"
+        case events.NodeDrained(name=name):
+            return f"    {name} has no ranks any more: its machine may be taken"
+
+
+def _of_recovery(told: events.OfRecovery) -> str | None:
+    """A line on how a recovery goes."""
+    match told:
+        case events.RecoveryStarted(cause=events.DRAIN, lost=lost):
+            return f"    the ranks of {', '.join(lost)} move"
+        case events.RecoveryStarted(lost=lost, cause=cause):
+            where = f" ({', '.join(lost)})" if lost else ""
+            return f"    failure {told.recovery}: {cause.replace('_', ' ')}{where}"
+        case events.RecoveryWaiting(missing=missing, reason=reason):
+            positions = ", ".join(map(str, missing))
+            return f"    waiting: {reason or f'no machine for position {positions}'}"
+        case events.RecoveryFinished(duration_s=took_s, version=version):
+            return f"    training goes on after {format_seconds(took_s)}, from version {version}"
+    return None
+
+
 def describe(entry: Entry) -> str | None:
     """A line for people on an entry that they want to hear of, or some; `None` for the others."""
     match entry.event:
@@ -123,17 +150,12 @@ def describe(entry: Entry) -> str | None:
             return f"    hung: {seen}"
         case events.Diverged() | events.LossNotFinite() | events.LossFinite() as told:
             return _of_numbers(told)
-        case events.RecoveryStarted(lost=lost) as started:
-            where = f" ({', '.join(lost)})" if lost else ""
-            return f"    failure {started.recovery}: {started.cause.replace('_', ' ')}{where}"
+        case events.NodeLeaving() | events.DrainWaiting() | events.NodeDrained() as told:
+            return _of_leaving(told)
         case events.RootElected(name=name):
             return f"    root agent is on {name}"
-        case events.RecoveryWaiting(missing=missing, reason=reason):
-            positions = ", ".join(map(str, missing))
-            return f"    waiting: {reason or f'no machine for position {positions}'}"
-        case events.RecoveryFinished() as done:
-            took = format_seconds(done.duration_s)
-            return f"    training goes on after {took}, from version {done.version}"
+        case events.OfRecovery() as told:
+            return _of_recovery(told)
         case events.PersistFailed(reason=reason):
             return f"    persistent tier: {reason}"
         case events.Unprotected(rank=0):

@@ -23,9 +23,10 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
+from gemini_lab.recovery.drains import why_never
 from gemini_lab.recovery.messages import OutputSaid
 from gemini_lab.report import RunReport, load_report
-from gemini_lab.seats import Seats
+from gemini_lab.seats import Seats, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,27 @@ class Run(FollowedRun):
         """
         if not self.is_over:
             self._owner.give_up_progress(self.number)
+
+    def drain(self, node: str) -> None:
+        """Move a node's ranks to a standby, because its machine is to go.
+
+        Returns at once. All ranks stop at an iteration's end and start again with the standby in
+        the node's place: nothing is done again. Without a standby the node trains on until there is
+        one; the log says what is waited for, and when the machine may be taken (`node_drained`).
+
+        Raises:
+            ConfigError: The run is over, the node is not there, or nobody else has its shards.
+        """
+        if self.is_over:
+            raise ConfigError(f"{self} is over: no node of it has to be drained")
+        if node not in self._owner.living:
+            raise ConfigError(f"no node {node!r} is there; there are {listed(self._owner.living)}")
+        settings = self.course.settings
+        if node in self.members and "replicas" in settings:
+            reason = why_never(scheme=settings["scheme"], replicas=settings["replicas"])
+            if reason:
+                raise ConfigError(f"{node} cannot be drained: {reason}")
+        self._owner.drain(self.number, node)
 
     def inject(self, failure: Failure) -> list[Order]:
         """Make a failure happen now; returns which node was told to do what to itself.

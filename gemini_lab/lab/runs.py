@@ -23,6 +23,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.log.file import OWNERS_FOLDER
 from gemini_lab.recovery.messages import (
+    DrainNode,
     GiveUpProgress,
     JobOrder,
     OutputSaid,
@@ -103,6 +104,9 @@ class Runs:
         if isinstance(request, GiveUpProgress):
             run.give_up_progress()
             return f"{run.folder.name} waits no more for versions that may come back"
+        if isinstance(request, DrainNode):
+            run.drain(request.node)
+            return f"{request.node} leaves {run.folder.name} as soon as its ranks can move"
         return told(run.inject(Failure.from_json(request.failure)))
 
     def give_up(self, reason: str, cause: FailureCause = "machines") -> None:

@@ -35,6 +35,9 @@ DIFFERENCES: Final = {
 }
 """What `Diverged.differs` means in words, where it is not a word itself."""
 
+DRAIN: Final = "drain"
+"""The `RecoveryStarted.cause` where nothing failed: `lost` leaves, and its ranks move."""
+
 UNSAID: Final = -1
 """The rank and epoch of a worker's event whose session has not spoken yet; no log has it."""
 
@@ -176,6 +179,40 @@ class NodeExcluded(Event, frozen=True, kw_only=True):
 
     name: str
     reason: str
+
+
+class NodeLeaving(Event, frozen=True, kw_only=True):
+    """A node's machine is to go: its ranks move as soon as they can.
+
+    Attributes:
+        name: The node's.
+        within_s: The time that it has from now; `None` where a person asked and set none.
+    """
+
+    name: str
+    within_s: float | None = None
+
+
+class DrainWaiting(Event, frozen=True, kw_only=True):
+    """A node's ranks cannot move yet; it trains on.
+
+    Attributes:
+        name: The node's.
+        reason: What is waited for, for people.
+    """
+
+    name: str
+    reason: str
+
+
+class NodeDrained(Event, frozen=True, kw_only=True):
+    """A node that was to go has no ranks any more: its machine may be taken.
+
+    Attributes:
+        name: The node's.
+    """
+
+    name: str
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
@@ -343,7 +380,7 @@ class IterationBegun(OfWorker, frozen=True, kw_only=True):
     inputs: Inputs
 
 
-class Iteration(OfWorker, frozen=True, kw_only=True):
+class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
     """One optimizer step ended.
 
     Attributes:
@@ -839,6 +876,9 @@ AnyEvent = (
     | NodeReady
     | NodeLost
     | NodeExcluded
+    | NodeLeaving
+    | DrainWaiting
+    | NodeDrained
     | NodeRequested
     | LinkCut
     | RootElected

@@ -119,8 +119,7 @@ class Agent:
         self._announce(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop.set)
-        wait_s = self.config.notice_s
-        loop.add_signal_handler(signal.SIGTERM, loop.call_later, wait_s, self._stop.set)
+        loop.add_signal_handler(signal.SIGTERM, self._heed_notice)
         self._tasks.begin(self.supervisor.bulk.warm_up())
         self._tasks.begin(self._say_when_ready())
         self._tasks.begin(self._keep_lease())
@@ -131,6 +130,13 @@ class Agent:
         await self._leave()
         if self._is_lab_over and self.config.etcd.is_followed:
             release_store(self.config.prefix)
+
+    def _heed_notice(self) -> None:
+        """The machine is to go: have the workers' ranks move, for as long as that may take."""
+        within_s = self.config.notice_s
+        if within_s > 0:
+            self.supervisor.say_leaving(within_s)
+        asyncio.get_running_loop().call_later(within_s, self._stop.set)
 
     async def _leave(self) -> None:
         self._reign.resign()
@@ -298,6 +304,7 @@ class Agent:
         self._term = hello.term
         self.root.open(channel)
         channel.send(self.supervisor.joined())
+        self.supervisor.say_leaving()
         while (message := await channel.receive()) is not None:
             if isinstance(message, RootOrder):
                 await self.supervisor.obey(message)

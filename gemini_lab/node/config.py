@@ -36,7 +36,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         warm: Whether workers are forked from a parent that has imported everything.
         threads: For each worker's computations; `None` leaves it to the environment.
         detached: How the lab lives without an owner elsewhere; `None`: it ends with its owner.
-        notice_s: How long the agent stays after SIGTERM, unless the lab ends before.
+        notice_s: How long the agent stays after SIGTERM, unless its ranks have moved or the lab
+            ends before.
     """
 
     name: str
@@ -74,6 +75,7 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 LAB_KEY: Final = "lab"
+DRAIN_KEY: Final = "drain/"
 LAB_FILE: Final = "lab-identity"
 """In a detached run's folder: the run's random identity, which shows who sees this very folder."""
 

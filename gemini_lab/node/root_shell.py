@@ -10,12 +10,14 @@ import msgspec
 
 from gemini_lab.log.events import AnyEvent, RootElected
 from gemini_lab.node.agent_links import AgentLinks
+from gemini_lab.node.config import DRAIN_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
+    DrainWanted,
     Emit,
     HangUp,
     Happening,
@@ -83,6 +85,7 @@ class RootShell:
         self._cancelled: int | None = None
         self._given_up: int | None = None
         self._save: str | None = None  # the last word to save that was heard
+        self._drains: dict[str, str] = {}  # and to drain, by node
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
@@ -148,6 +151,21 @@ class RootShell:
             if job == self._job_number and number != self._given_up:
                 self._given_up = number
                 self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=number))
+
+        self._observe_drains(items, now=now)
+
+    def _observe_drains(self, items: Mapping[str, str], *, now: float) -> None:
+        drains = {
+            key.removeprefix(DRAIN_KEY): word
+            for key, word in items.items()
+            if key.startswith(DRAIN_KEY)
+        }
+        news = [one for one in drains.items() if one not in self._drains.items()]
+        for node, word in sorted(news, key=lambda one: int(one[1].split()[1])):
+            job, number = map(int, word.split())
+            if job == self._job_number:
+                self._drains[node] = word
+                self._happenings.put_nowait(DrainWanted(at_s=now, node=node, number=number))
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

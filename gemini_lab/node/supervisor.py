@@ -31,9 +31,12 @@ from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
 from gemini_lab.recovery.messages import (
     Commit,
+    Drained,
     EventSaid,
     Fence,
     Fenced,
+    Held,
+    Hold,
     HoldPort,
     ImportAhead,
     Inventory,
@@ -41,6 +44,7 @@ from gemini_lab.recovery.messages import (
     Learned,
     ListVersions,
     Message,
+    NodeLeaves,
     OutputSaid,
     Persist,
     PortHeld,
@@ -123,12 +127,25 @@ class Supervisor:
         self._run: int | None = None  # whose those are
         self._told_locks: set[Path] = set()  # of which it was said that nobody here holds them
         self._is_placed = False  # whether the root agent knows the placement
+        self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
     def joined(self) -> Joined:
         """What another root agent is told first; it hears all of the workers' pulses anew."""
         self._watch.forget_told()
         workers = {rank: worker.status for rank, worker in self.host.workers.items()}
         return Joined(epoch=self.epoch, workers=workers)
+
+    def say_leaving(self, within_s: float | None = None) -> None:
+        """Tell the root agent that this node's machine is to go, once that is known.
+
+        Args:
+            within_s: From now; it becomes known by this.
+        """
+        now_s = time.monotonic()
+        if within_s is not None:
+            self._leaves_at_s = now_s + within_s
+        if self._leaves_at_s is not None:
+            self.root.send(NodeLeaves(within_s=max(0.0, self._leaves_at_s - now_s)))
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""
@@ -166,6 +183,11 @@ class Supervisor:
                 self.root.send(Fenced(epoch=order.epoch))
             case TakeInventory():  # it may take minutes, and a fence must not wait for it
                 self._inventory = self._tasks.begin(self._take_inventory(order))
+            case Hold():
+                for worker in self.host.workers.values():
+                    worker.channel.send(order)
+            case Drained() if self._leaves_at_s is not None:
+                self._leave()
             case HoldPort():
                 self._tasks.begin(self._hold_port(order))
             case StartWorkers():
@@ -291,7 +313,7 @@ class Supervisor:
                 self._watch.hear(message)
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))
-            case ScriptFinished() | RestoreFailed() | Learned():
+            case ScriptFinished() | Held() | RestoreFailed() | Learned():
                 self.root.send(message)
 
     def _remember(self, event: events.AnyEvent) -> None:

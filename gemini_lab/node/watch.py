@@ -111,7 +111,7 @@ def _first(who: tuple[int, int]) -> WorkerPulse:
 
 def _without_times(pulse: WorkerPulse) -> object:
     """What makes a pulse news: nothing does as long as its worker gets on."""
-    is_paused, is_silent = pulse.doing == "paused", pulse.silent_s > 0
+    is_paused, is_silent = pulse.doing in {"paused", "held"}, pulse.silent_s > 0
     if pulse.still_s < STILL_S and not is_paused:
         return None
     return (

@@ -172,7 +172,8 @@ def say_finished(start: WorkerStart, channel: LocalChannel) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     channel.send(ScriptFinished(rank=start.rank, epoch=start.epoch))
-    channel.receive()
+    if session.current is not None:
+        session.current.outlast()
 
 
 def finish() -> None:

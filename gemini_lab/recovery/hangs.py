@@ -31,6 +31,7 @@ DOING: Final[dict[Doing, str]] = {
     "step": "in a step",
     "between steps": "between two steps",
     "paused": "paused",
+    "held": "stopped for a node to leave",
     "finishing": "finishing",
 }
 
@@ -190,7 +191,7 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
     """How long a worker had been quiet when it was seen so, and how long it may be."""
     if pulse.silent_s > 0 and pulse.is_stopped:
         return pulse.silent_s, limits.stopped_s
-    if pulse.doing in {"paused", "meeting"}:
+    if pulse.doing in {"paused", "meeting", "held"}:
         return pulse.still_s, inf
     if pulse.silent_s > 0:  # one call that lets no other thread run says nothing, either
         return pulse.silent_s, max(limits.stopped_s, limits.idle_s)

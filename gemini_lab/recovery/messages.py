@@ -33,7 +33,9 @@ from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 JsonValue = object  # whatever JSON has
 WorkerStatus = Literal["running", "finished"]
-Doing = Literal["starting", "meeting", "restoring", "step", "between steps", "paused", "finishing"]
+Doing = Literal[
+    "starting", "meeting", "restoring", "step", "between steps", "paused", "held", "finishing"
+]
 """What a worker's training thread does; `starting` until `protect` has returned."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
@@ -161,6 +163,12 @@ class GiveUpProgress(Message, frozen=True, kw_only=True):
 
 class SaveVersion(Message, frozen=True, kw_only=True):
     """To the lab: have the run's next version go to the persistent tier, as it may end soon."""
+
+
+class DrainNode(Message, frozen=True, kw_only=True):
+    """To the lab: move the ranks of `node` to another machine, as it is to go."""
+
+    node: str
 
 
 class InjectFailure(Message, frozen=True, kw_only=True):
@@ -328,6 +336,17 @@ class Commit(RootOrder, frozen=True, kw_only=True):
     meta: VersionMeta
 
 
+class Hold(RootOrder, frozen=True, kw_only=True):
+    """Have your workers stop where a version is whole; handed on to each of them.
+
+    All ranks agree on the version: the word goes round with one.
+    """
+
+
+class Drained(RootOrder, frozen=True, kw_only=True):
+    """Your node's ranks train elsewhere now: whoever waits for that may take the machine."""
+
+
 class Prepare(RootOrder, frozen=True, kw_only=True):
     """Have a warm parent import what the job's scripts import, for the next start."""
 
@@ -347,6 +366,20 @@ class Joined(Message, frozen=True, kw_only=True):
 
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
+
+
+class NodeLeaves(Message, frozen=True, kw_only=True):
+    """This node was told that its machine goes soon.
+
+    Attributes:
+        within_s: From now, the time that is left.
+    """
+
+    within_s: float
+
+    @property
+    def epoch(self) -> None:
+        """It holds in any."""
 
 
 class Fenced(Message, frozen=True, kw_only=True):
@@ -656,6 +689,14 @@ class RestoreFailed(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class Held(Message, frozen=True, kw_only=True):
+    """A worker has stopped as `Hold` asked: its last version is whole everywhere."""
+
+    rank: Rank
+    epoch: Epoch
+    version: int
+
+
 class ScriptFinished(Message, frozen=True, kw_only=True):
     """A worker's script has ended as it should."""
 
@@ -713,6 +754,8 @@ FromAgentMessage = (
     | Committed
     | WorkerExited
     | ScriptFinished
+    | Held
+    | NodeLeaves
     | RestoreFailed
     | WorkerPulse
     | Learned

@@ -14,17 +14,17 @@ from gemini_lab.settings import Settings
 def make_plan(
     state: RootState, living: Collection[str], inventories: Mapping[str, Inventory]
 ) -> RecoveryPlan:
-    """The plan for what these inventories show, with the nodes that are not excluded.
+    """The plan for what these inventories show, without the nodes that are avoided.
 
-    A node that every attempt failed on is used again only where there is no other, or where it has
-    what would be lost without it.
+    A node that every attempt failed on, or whose machine is to go, is used again only where there
+    is no other, or where it has what would be lost without it.
     """
-    usable = [node for node in in_order(living) if node not in state.excluded]
+    usable = [node for node in in_order(living) if node not in state.avoided]
     plan = _plan_with(usable, state, inventories)
     if len(usable) == len(living):
         return plan
-    excluded = [node for node in in_order(living) if node in state.excluded]
-    other = _plan_with([*usable, *excluded], state, inventories)
+    avoided = [node for node in in_order(living) if node in state.avoided]
+    other = _plan_with([*usable, *avoided], state, inventories)
     is_worse = (plan.version or 0) < (other.version or 0)
     return other if plan.missing or is_worse else plan
 

@@ -101,6 +101,19 @@ class SaveWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainWanted:
+    """A person wants a node's ranks to move, because its machine is to go.
+
+    Attributes:
+        number: Counts the times that this was said.
+    """
+
+    at_s: float
+    node: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time went by."""
 
@@ -124,6 +137,7 @@ Happening = (
     | JobCancelled
     | ProgressGivenUp
     | SaveWanted
+    | DrainWanted
     | Tick
 )
 
@@ -206,6 +220,11 @@ class RootState:
         errors: The script's own ones in this run, the newest last.
         offences: On which node each of them did, newest last.
         excluded: Nodes that are not used again because every attempt on them failed.
+        leaving: Nodes whose machines are to go, and whose ranks train there until they can move.
+        holding: The one of them for which the ranks are stopping; empty for none.
+        moved: Those whose ranks have moved, or do now: they too are used again only where there is
+            no other.
+        drains: The last number of a `DrainWanted` that was heard.
         recoveries: Failures so far, this one included.
         trouble: What the recovery under way answers.
         iteration: Newest finished iteration of all ranks.
@@ -231,6 +250,10 @@ class RootState:
     errors: tuple[str, ...] = ()
     offences: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    holding: str = ""
+    moved: tuple[str, ...] = ()
+    drains: int = 0
     recoveries: int = 0
     trouble: Trouble | None = None
     iteration: int = 0
@@ -253,6 +276,11 @@ class RootState:
     def members(self) -> tuple[str | None, ...]:
         """The node on each position; nobody without a job."""
         return () if self.placed is None else self.placed.members
+
+    @property
+    def avoided(self) -> frozenset[str]:
+        """The nodes that are used only where there is no other."""
+        return frozenset((*self.excluded, *self.moved))
 
     @property
     def ranks(self) -> range:

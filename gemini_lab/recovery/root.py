@@ -10,6 +10,8 @@ A run moves through phases:
                 ^___________________________________________________________|   any failure
     running -> finishing -> done;   anything -> failed
 
+A node that is to go has its ranks moved at an iteration's end (`recovery.drains`).
+
 A failure in any phase begins again at fencing, with the next epoch; every step can be repeated. A
 run waits for machines, and for memory that may come back rather than throw progress away.
 """
@@ -19,6 +21,15 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
+from gemini_lab.recovery.drains import (
+    Holding,
+    forgotten,
+    free_to_go,
+    going,
+    moving,
+    seat_to_leave,
+    why_not_now,
+)
 from gemini_lab.recovery.faults import (
     Verdict,
     after_failed_restore,
@@ -30,12 +41,16 @@ from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits, Pulses
 from gemini_lab.recovery.messages import (
     Committed,
+    Drained,
     EventSaid,
     Fence,
     Fenced,
+    Held,
+    Hold,
     HoldPort,
     Inventory,
     Learned,
+    NodeLeaves,
     Persisted,
     PersistFailed,
     PortHeld,
@@ -54,6 +69,7 @@ from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import (
     ACTIVE,
     RESTARTING,
+    DrainWanted,
     Emit,
     FromAgent,
     HangUp,
@@ -124,6 +140,8 @@ class RootAgent:
         self._restored: set[int] = set()
         self._finished: set[int] = set()
         self._saver = Saver(last_s=at_s)
+        self._holding: Holding | None = None
+        self._drain_waits = ""  # what was last said of a node that cannot leave yet
 
     # -- happenings ------------------------------------------------------------------------
 
@@ -143,6 +161,8 @@ class RootAgent:
             case SaveWanted():
                 self._saver.want()
                 return []
+            case DrainWanted():
+                return list(self._on_drain(happening))
             case Tick():
                 return list(self._on_tick(happening.at_s))
             case FromAgent():
@@ -169,6 +189,8 @@ class RootAgent:
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING or phase == "finishing":
             return list(self._begin(at_s, cause="root_lost", lost=[]))
+        if self.state.holding:  # who of them holds is not known
+            return list(self._begin(at_s, cause=events.DRAIN, lost=[self.state.holding]))
         working = {
             rank: status
             for joined in self.living.values()
@@ -193,6 +215,7 @@ class RootAgent:
         yield Emit(event=events.NodeJoined(name=joined.node))
         if self._learned is not None:
             yield self._prepare(joined.node, self._learned)
+        yield from self._let_leave(joined.at_s)
         phase = self.state.phase
         if phase in {"inventory", "waiting"}:  # it was not fenced with the others
             yield Send(to=joined.node, order=Fence(epoch=self.state.epoch))
@@ -215,6 +238,8 @@ class RootAgent:
 
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
         was_living = self.living.pop(lost.node, None) is not None
+        if lost.cause == "dead":
+            self.state = forgotten(self.state, lost.node)
         yield from self._note_silence(lost, was_living=was_living)
         if not was_living:
             return
@@ -244,13 +269,20 @@ class RootAgent:
 
     def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
         seats = submitted.order.seats
-        present = in_order(self.living)[: seats.nodes]
+        going = {*self.state.leaving, *self.state.moved}
+        best_first = sorted(in_order(self.living), key=lambda node: node in going)
+        present = in_order(best_first[: seats.nodes])
         members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
         self._repeats, self._losses = Repeats(), LossWatch()
         self._learned = None
         self.state = RootState(
-            epoch=self.state.epoch, order=submitted.order, placed=seats.seated(members)
+            epoch=self.state.epoch,
+            order=submitted.order,
+            placed=seats.seated(members),
+            leaving=self.state.leaving,
+            moved=self.state.moved,
+            drains=self.state.drains,
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 
@@ -281,6 +313,11 @@ class RootAgent:
             case ScriptFinished():
                 self._finished.add(message.rank)
                 yield from self._finish_if_all_did(said.at_s)
+            case Held() if self._holding is not None:
+                self._holding.held.add(message.rank)
+                yield from self._move_if_all_hold(said.at_s)
+            case NodeLeaves():
+                yield from self._on_leaving(said.at_s, said.node, within_s=message.within_s)
             case RestoreFailed():
                 yield from self._on_failed_restore(said.at_s, message)
             case WorkerPulse():
@@ -329,7 +366,7 @@ class RootAgent:
 
     def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
         """Fence: the next epoch begins, all workers of older ones end."""
-        state = self.state
+        state, self._holding = moving(self.state), None
         is_start = cause == "start"
         trouble = state.trouble
         is_new = trouble is None and not is_start
@@ -612,6 +649,9 @@ class RootAgent:
         if before.trouble is not None:
             answers = self._inventory.values()
             yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
+        was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
+        yield from self._keep_those_needed(was_drain=was_drain)
+        yield from self._let_leave(at_s)
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
@@ -654,6 +694,8 @@ class RootAgent:
             yield from self._begin(at_s, cause="no answer", lost=[])
         elif phase in {"starting", "running"}:
             yield from self._check_progress(at_s)
+            if self._holding is not None and (late := self._holding.late(at_s, self.state.ranks)):
+                yield Emit(event=events.Note(text=late))
             if self.state.phase == "running":
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)
@@ -705,6 +747,87 @@ class RootAgent:
             is_past=hung[0].is_past,
         )
         yield from self._act_on(at_s, verdict, cause="worker_hung")
+
+    # -- nodes that are to go --------------------------------------------------------------------
+
+    def _on_drain(self, wanted: DrainWanted) -> Iterator[Instruction]:
+        """A person asks; a new root hears again what the last one did."""
+        if wanted.number > self.state.drains:
+            self.state = replace(self.state, drains=wanted.number)
+            yield from self._on_leaving(wanted.at_s, wanted.node)
+
+    def _on_leaving(
+        self, at_s: float, node: str, *, within_s: float | None = None
+    ) -> Iterator[Instruction]:
+        if node not in self.living or node in self.state.leaving:
+            return
+        if node not in self.state.moved:
+            yield Emit(event=events.NodeLeaving(name=node, within_s=within_s))
+        is_seated = node in self.state.members
+        moved = self.state.moved if is_seated else (*self.state.moved, node)
+        leaving = (*self.state.leaving, node)
+        self.state = replace(self.state, leaving=leaving, moved=tuple(dict.fromkeys(moved)))
+        yield WriteState(state=self.state)
+        yield from self._let_leave(at_s)
+
+    def _let_leave(self, at_s: float) -> Iterator[Instruction]:
+        """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
+        yield from self._let_go()
+        node = seat_to_leave(self.state)
+        if not node or self.state.phase != "running" or self._holding is not None:
+            return
+        reason = why_not_now(self.state, self._spares())
+        if reason:
+            yield from self._wait_to_leave(node, reason)
+            return
+        self._drain_waits, self._holding = "", Holding(since_s=at_s)
+        self.state = replace(self.state, holding=node)
+        yield WriteState(state=self.state)
+        for member in dict.fromkeys(self.state.members):
+            if member in self.living:
+                yield Send(to=str(member), order=Hold(epoch=self.state.epoch))
+
+    def _let_go(self) -> Iterator[Instruction]:
+        """Whoever is to go and has no ranks may."""
+        free = free_to_go(self.state)
+        if not free:
+            return
+        left = tuple(node for node in self.state.leaving if node not in free)
+        moved = tuple(dict.fromkeys((*self.state.moved, *free)))
+        self.state = replace(self.state, leaving=left, moved=moved)
+        yield WriteState(state=self.state)
+        for node in free:
+            yield Emit(event=events.NodeDrained(name=node))
+            if node in self.living:
+                yield Send(to=node, order=Drained(epoch=self.state.epoch))
+
+    def _wait_to_leave(self, node: str, reason: str) -> Iterator[Instruction]:
+        if (said := f"{node}: {reason}") != self._drain_waits:
+            self._drain_waits = said
+            yield Emit(event=events.DrainWaiting(name=node, reason=reason))
+            yield from self._ask_for_nodes(f"{node} is to leave")
+
+    def _move_if_all_hold(self, at_s: float) -> Iterator[Instruction]:
+        """Every rank has stopped after the same version: start again without the node."""
+        assert self._holding is not None
+        if self.state.phase == "running" and self._holding.held >= set(self.state.ranks):
+            node = self.state.holding
+            self.state = moving(self.state)
+            yield from self._begin(at_s, cause=events.DRAIN, lost=[node])
+
+    def _keep_those_needed(self, *, was_drain: bool) -> Iterator[Instruction]:
+        """Who was to leave and has ranks again could not be done without: a drain is tried once."""
+        needed = [node for node in self.state.moved if node in self.state.members]
+        for node in needed:
+            leaving = self.state.leaving
+            self.state = forgotten(self.state, node)
+            if was_drain:
+                reason = "its memory or its place could not be done without; ask once more later"
+                yield Emit(event=events.DrainWaiting(name=node, reason=reason))
+            else:
+                self.state = replace(self.state, leaving=leaving)
+        if needed:
+            yield WriteState(state=self.state)
 
     # -- the persistent tier -------------------------------------------------------------------
 
@@ -764,6 +887,7 @@ class RootAgent:
         yield Emit(event=self.state.ending)
         self.state = replace(self.state, ending=None)
         yield WriteState(state=self.state)
+        yield from self._let_go()
 
     def _release(self) -> Iterator[Instruction]:
         for node in self.living:
@@ -772,7 +896,7 @@ class RootAgent:
     # -- small answers ---------------------------------------------------------------------------
 
     def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
-        wanted = self.state.seats.machines
+        wanted = self.state.seats.machines + going(self.state, self.living)
         if len(self.living) < wanted:
             yield Emit(event=events.NodeRequested(reason=reason))
             yield RequestNodes(wanted=wanted, reason=reason)

@@ -39,6 +39,11 @@ class VersionMover:
         slab: Keeps this rank's shard and those that it receives.
         on_moved: Called when a version is whole everywhere.
         mark: What this rank tells the others with each version; see `take_marks`.
+        wants_hold: Whether this rank was asked to stop; see `is_hold_agreed`.
+
+    Attributes:
+        is_hold_agreed: Whether, by what was told with the versions that were waited for, a rank
+            was asked to stop: all ranks learn that with the same version.
     """
 
     def __init__(
@@ -49,12 +54,14 @@ class VersionMover:
         *,
         on_moved: Callable[[MovedVersion], None],
         mark: Callable[[], int] = lambda: 0,
+        wants_hold: Callable[[], bool] = lambda: False,
     ) -> None:
         self._wire = wire
         self._peers = peers
         self._slab = slab
         self._on_moved = on_moved
-        self._mark = mark
+        self._mark, self._wants_hold = mark, wants_hold
+        self.is_hold_agreed = False
         self._marks: tuple[int, ...] = ()
         self._route: Route = BackgroundRoute(wire, peers)
         self._thread = ThreadPoolExecutor(
@@ -151,7 +158,9 @@ class VersionMover:
             buffer.commit(sizes_bytes[rank])
         buffers.own.commit(version.payload_bytes)
         # Also a barrier: nobody begins to overwrite version v-1 before all have version v.
-        self._marks = tuple(mark for (mark,) in self._wire.group.all_gather([self._mark()]))
+        told = self._wire.group.all_gather([self._mark(), self._wants_hold()])
+        self._marks = tuple(mark for mark, _ in told)
+        self.is_hold_agreed |= any(wants for _, wants in told)
         self._on_moved(
             MovedVersion(
                 version=version.version,

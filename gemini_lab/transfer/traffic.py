@@ -21,6 +21,7 @@ from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.node_link import own_link
 from gemini_lab.transfer.seam import CommSeam
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
+from gemini_lab.units import to_microsecond
 
 Emit = Callable[[events.AnyEvent], None]
 """Says an event."""
@@ -58,6 +59,11 @@ class CheckpointTraffic:
     def collectives(self) -> int:
         """A number that every collective of training changes, where they are watched."""
         return 0 if self._seam is None else self._seam.calls
+
+    @property
+    def is_hold_agreed(self) -> bool:
+        """Whether all ranks know, since the version that was waited for last, that they stop."""
+        return self._mover.is_hold_agreed
 
     def wait(self) -> float:
         """Training has come to its update: let everything go, and wait until it is whole.
@@ -134,6 +140,7 @@ def open_traffic(
     node_of: Callable[[int], Hashable],
     device: torch.device,
     emit: Emit,
+    wants_hold: Callable[[], bool] = lambda: False,
 ) -> CheckpointTraffic:
     """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
 
@@ -147,6 +154,7 @@ def open_traffic(
         node_of: From a rank to its node.
         device: Where training runs.
         emit: Says an event.
+        wants_hold: Whether this rank was asked to stop.
 
     Raises:
         ConfigError: It is a GPU, and not the current one.
@@ -167,6 +175,7 @@ def open_traffic(
             emit, moved, max(planner.next_version, moved.version + 1)
         ),
         mark=lambda: planner.mark,
+        wants_hold=wants_hold,
     )
     seam = _open_seam(settings, link=link, node_of=node_of, on_device=on_device)
     conductor = None
@@ -235,16 +244,16 @@ def _say_moved(emit: Emit, moved: MovedVersion, next_version: int) -> None:
                 span=sent.span,
                 peer=sent.peer,
                 sent_bytes=sent.sent_bytes,
-                start_s=sent.start_s,
-                end_s=sent.end_s,
+                start_s=to_microsecond(sent.start_s),
+                end_s=to_microsecond(sent.end_s),
             )
         )
     emit(
         events.VersionComplete(
             version=moved.version,
             sent_bytes=moved.sent_bytes,
-            local_s=moved.local_s,
-            duration_s=moved.duration_s,
+            local_s=to_microsecond(moved.local_s),
+            duration_s=to_microsecond(moved.duration_s),
             next_version=next_version,
         )
     )

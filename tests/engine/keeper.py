@@ -8,6 +8,8 @@ from gemini_lab.transfer.version import require_unwritten, write_counts
 class Keeper:
     """Keeps some versions, read as late as traffic may: when the next update waits for them."""
 
+    is_hold_agreed = False  # no node ever leaves
+
     def __init__(self, wanted):
         self.wanted = wanted
         self.newest = None

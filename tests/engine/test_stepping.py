@@ -194,6 +194,7 @@ class Traffic:
     def __init__(self, told: list, leaves_out: frozenset[int]) -> None:
         self.told, self.leaves_out = told, leaves_out
         self.newest = None
+        self.is_hold_agreed = False
 
     def wait(self) -> float:
         self.told.append("wait")
@@ -217,6 +218,10 @@ class Traffic:
         self.told.append("close")
 
 
+class HoldingError(Exception):
+    """Training stands still for good."""
+
+
 class Training:
     """A protected engine, what it told, and what the script's author is told."""
 
@@ -229,13 +234,15 @@ class Training:
         self.engine.global_steps = done
         self.state = State(self.engine, self.told)
         self.script = self.state.script
+        self.traffic = Traffic(self.told, leaves_out)
         self.protection = LiveProtection(
             self.state,
-            Traffic(self.told, leaves_out),
+            self.traffic,
             IterationLog(lambda _: None),
             Pulse(lambda _: None, rank=0, epoch=2),
             lineage=Lineage(run=7, epoch=2),
             remark=self.remarks.append,
+            hold=self.hold,
             **how,
         )
         hook_step(self.engine, self.protection)
@@ -244,6 +251,10 @@ class Training:
         self.script.position += reads
         micro_batch(self.engine)
         micro_batch(self.engine)
+
+    def hold(self, version: int) -> None:
+        self.told.append(f"hold {version}")
+        raise HoldingError
 
     def take(self) -> list[str]:
         told = [*self.told]
@@ -404,3 +415,42 @@ def test_at_the_end_the_last_version_is_sent_if_it_was_not() -> None:
         training.take()
         training.protection.finish()
         assert training.take() == ["wait", "seal 2 drawn 0", "send 2", "close"]
+
+
+def test_ranks_that_agreed_to_stop_do_so_with_the_next_version_whole_even_if_none_was_due() -> None:
+    training = Training(leaves_out=frozenset({2}))
+
+    def train() -> None:
+        for step in training.protection.steps(9):
+            training.traffic.is_hold_agreed = step == 1  # as told with version 1
+            training.update()
+
+    with pytest.raises(HoldingError):
+        train()
+    assert training.take()[-5:] == ["wait", "seal 2 drawn 0 at the top", "send 2", "wait", "hold 2"]
+
+
+def test_where_the_loop_tells_no_top_ranks_stop_as_the_next_iteration_begins_to_compute() -> None:
+    training = Training()
+    training.update()
+    training.traffic.is_hold_agreed = True
+    training.update()
+    training.take()
+    with pytest.raises(HoldingError):
+        training.update()
+    assert training.take()[-1] == "hold 2"
+
+
+def test_training_that_ends_where_it_was_to_stop_just_ends() -> None:
+    training = Training()
+    training.traffic.is_hold_agreed = True
+    for _ in training.protection.steps(1):
+        training.update()
+    training.protection.finish()
+    assert training.take()[-1] == "close"
+
+    by_hand = Training()
+    by_hand.traffic.is_hold_agreed = True
+    by_hand.update()
+    by_hand.protection.finish()
+    assert by_hand.take()[-1] == "close"

@@ -164,3 +164,16 @@ def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how,
         whole = set(story["left"]["0"]) & set(story["left"]["1"])
         if being_moved > 1:  # the version before the one that was being moved
             assert max(whole) >= being_moved - 1, story
+
+
+def test_that_a_rank_was_asked_to_stop_is_known_with_the_next_whole_version(alone):
+    asked = []
+    with VersionMover(*alone, on_moved=lambda _: None, wants_hold=lambda: bool(asked)) as mover:
+        mover.send(VERSION)
+        mover.wait()
+        assert not mover.is_hold_agreed
+        asked.append(True)
+        assert not mover.is_hold_agreed
+        mover.send(replace(VERSION, version=2))
+        mover.wait()
+        assert mover.is_hold_agreed

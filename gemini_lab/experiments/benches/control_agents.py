@@ -37,6 +37,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab.units import to_microsecond
 from gemini_lab.wire.local import LocalChannel
 
 THREADS: Final = 32  # for the store's calls of all agents of a process
@@ -213,9 +214,12 @@ def _call(number: int, step_s: float) -> events.Call:
 
 def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator[Said]:
     """What a worker says of an iteration, with numbers as long as real ones."""
-    ended_s = time.time()
+    ended_s, third_s = to_microsecond(time.time()), to_microsecond(period_s / 3)
     yield events.Iteration(
-        iteration=iteration, duration_s=period_s, waited_s=1 / 3e5, values={"loss": 16 / 3}
+        iteration=iteration,
+        duration_s=third_s,
+        waited_s=to_microsecond(1 / 3e5),
+        values={"loss": 16 / 3},
     )
     step_s = min(period_s, TOLD_S) / COLLECTIVES
     yield events.Collectives.of(
@@ -230,13 +234,13 @@ def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator
             peer=peer,
             sent_bytes=SHARD_BYTES,
             start_s=ended_s,
-            end_s=ended_s + period_s / 3,
+            end_s=to_microsecond(ended_s + third_s),
         )
     yield events.VersionComplete(
         version=iteration,
         sent_bytes=SHARD_BYTES,
-        local_s=period_s / 3,
-        duration_s=period_s / 3,
+        local_s=third_s,
+        duration_s=third_s,
         next_version=iteration + 1,
     )
 

@@ -113,6 +113,7 @@ class Store:
     state: RootState | None = None
     cancel: int | None = None
     give_up: int | None = None
+    drains: dict[str, int] = field(default_factory=dict)
 
     def drop(self, node: str) -> None:
         """A lease ran out, and with it went every key under it."""
@@ -131,6 +132,7 @@ class Job:
         states: The state of each rank at each version.
         begun, committed: Of each rank, the last version that it began, or has whole.
         sent: What was sent in a restore.
+        wants: The versions with which a rank told that it was asked to stop.
     """
 
     order: StartWorkers
@@ -143,6 +145,7 @@ class Job:
     sent: dict[CopyTransfer, Held] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     full_at: int = -1
+    wants: set[int] = field(default_factory=set)
 
     @property
     def seats(self) -> Seats:
@@ -172,6 +175,9 @@ class Worker:
     status: WorkerStatus = "running"
     is_hung: bool = False
     moved_s: float = 0.0
+    wants_hold: bool = False
+    holds_at: int | None = None  # the version after which it stands still
+    has_held: bool = False
     told: tuple[str, object] = ("", None)  # what its agent said of it last, and over which link
 
 

@@ -10,10 +10,12 @@ from gemini_lab.recovery.messages import (
     Commit,
     Committed,
     DamagedCopy,
+    Doing,
     EventSaid,
     Fence,
     Fenced,
     FromAgentMessage,
+    Hold,
     HoldPort,
     Inventory,
     KeptCopy,
@@ -31,6 +33,7 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerPulse,
 )
+from gemini_lab.recovery.messages import Held as HeldSaid
 from gemini_lab.recovery.model.machines import ITERATION_S, Job, Link, Slab, Worker, Writing
 from gemini_lab.recovery.model.truth import BrokenError, Held
 from gemini_lab.shard.layout import ShardRecord
@@ -119,6 +122,10 @@ class Node:
                 self.say(PortHeld(epoch=order.epoch, address=f"{self.name}:{self.world.ports}"))
             case StartWorkers():
                 self._start_worker(order)
+            case Hold() if self.worker is not None:
+                self.worker.wants_hold = True
+                if self.worker.has_held:
+                    self._say_held(self.worker)
             case Persist():
                 self.expected = order
                 self._write_if_complete()
@@ -273,7 +280,7 @@ class Node:
                 WorkerPulse(
                     rank=worker.rank,
                     epoch=worker.epoch,
-                    doing="step" if worker.stage == 4 else "starting",
+                    doing=_doing(worker),
                     still_s=still_s if seen == "waits" else 0.0,
                     idle_s=still_s if seen == "waits" else 0.0,
                     waits_in="a collective" if seen == "waits" else "",
@@ -444,6 +451,8 @@ class Node:
                 held.state = job.states[held.shard, version]
                 self.slab.commit(held)
             worker.moving, job.committed[worker.rank] = 2, version
+            if worker.wants_hold:
+                job.wants.add(version)
             return True
         if worker.moving == 2:
             if not self._all(job.committed, version, job):
@@ -453,12 +462,26 @@ class Node:
                 job.full_at = version
                 self.world.note_full(job)
             self._event(_complete(worker))
+            if worker.holds_at is None and version in job.wants:
+                worker.holds_at = version + 1
             return True
+        if version == worker.holds_at and version < self.world.iterations:
+            return self._hold(worker)
         if version >= self.world.iterations:
             worker.status = "finished"
             self.say(ScriptFinished(rank=worker.rank, epoch=worker.epoch))
             return True
         return self._update(worker)
+
+    def _hold(self, worker: Worker) -> bool:
+        """Stand still, and say so once."""
+        is_news, worker.has_held = not worker.has_held, True
+        if is_news:
+            self._say_held(worker)
+        return is_news
+
+    def _say_held(self, worker: Worker) -> None:
+        self.say(HeldSaid(rank=worker.rank, epoch=worker.epoch, version=worker.version))
 
     def _update(self, worker: Worker) -> bool:
         job, version = worker.job, worker.version
@@ -483,6 +506,12 @@ class Node:
         )
         self._send(worker)
         return True
+
+
+def _doing(worker: Worker) -> Doing:
+    if worker.has_held:
+        return "held"
+    return "step" if worker.stage == 4 else "starting"
 
 
 def _restored(worker: Worker, name: str) -> events.ShardRestored:

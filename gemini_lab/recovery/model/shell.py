@@ -9,6 +9,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.messages import FromAgentMessage
 from gemini_lab.recovery.model.machines import Link, Record
 from gemini_lab.recovery.protocol import (
+    DrainWanted,
     Emit,
     FromAgent,
     HangUp,
@@ -62,6 +63,7 @@ class Shell:
         self.job_number: int | None = None
         self.cancelled: int | None = None
         self.given_up: int | None = None
+        self.drains: dict[str, int] = {}
         self.blocked_since_s: float | None = None
         self.said: events.AnyEvent | None = None
 
@@ -144,6 +146,10 @@ class Shell:
         if store.give_up is not None and store.give_up != self.given_up and self.job_number:
             self.given_up = store.give_up
             self.inbox.append(ProgressGivenUp(at_s=now, number=store.give_up))
+        for name, number in store.drains.items():
+            if self.drains.get(name) != number and self.job_number:
+                self.drains[name] = number
+                self.inbox.append(DrainWanted(at_s=now, node=name, number=number))
         self.inbox.append(Tick(at_s=now))
 
     # -- its connections -------------------------------------------------------------------------

@@ -272,6 +272,13 @@ class World:
         if self.store.root is not None:
             self._fuses[self.store.root.name] = (instructions, ("kill", "freeze", "cut")[how % 3])
 
+    def do_drain(self, number: int) -> None:
+        """A person wants a machine to be free."""
+        node, drains = self._node(number), self.store.drains
+        if node.is_alive and self.store.is_up:
+            drains.pop(node.name, None)
+            drains[node.name] = max(drains.values(), default=0) + 1
+
     def do_cancel(self) -> None:
         self.store.cancel, self.is_cancelled = 1, True
 
@@ -405,6 +412,8 @@ class World:
                 self._check_failure(shell, event)
             case events.RunFinished():
                 self._check_end(event)
+            case events.NodeDrained():
+                self._check_drained(shell, event.name)
             case _:
                 pass
 
@@ -428,6 +437,14 @@ class World:
         assert shell.root is not None
         if not self.is_cancelled and self.worker_kills < 3:
             raise BrokenError(f"a healthy run fails: {event.reason}")
+
+    def _check_drained(self, shell: Shell, name: str) -> None:
+        """Whose machine may be taken trains no more."""
+        worker = self.nodes[name].worker
+        assert shell.root is not None
+        is_over = shell.root.state.phase in {"done", "failed"}
+        if worker is not None and not is_over and worker.epoch == shell.root.state.epoch:
+            raise BrokenError(f"{name} may go, and rank {worker.rank} trains there")
 
     def _check_end(self, event: events.RunFinished) -> None:
         self.told.done = True  # a root that dies while it says so leaves it to be said again

@@ -8,6 +8,8 @@ from gemini_lab.log.events import (
     Diverged,
     Injected,
     LossNotFinite,
+    NodeDrained,
+    NodeLeaving,
     NodeLost,
     RecoveryFinished,
     RecoveryStarted,
@@ -58,6 +60,11 @@ class Marks:
                 self._mark(Mark(kind="injected", start_s=at_s, lane=node, text=text))
             case NodeLost(name=name):
                 self._mark(Mark(kind="lost", start_s=at_s, lane=name, text=f"{name} is gone"))
+            case NodeLeaving(name=name):
+                self._mark(Mark(kind="noticed", start_s=at_s, lane=name, text=f"{name} is to go"))
+            case NodeDrained(name=name):
+                text = f"{name} has no ranks any more"
+                self._mark(Mark(kind="noticed", start_s=at_s, lane=name, text=text))
             case WorkerExited() | WorkerHung():
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
                 text = f"rank {event.rank} on {node} {what}"

@@ -5,9 +5,11 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    DRAIN,
     Injected,
     Iteration,
     LabStarted,
+    NodeDrained,
     NodeJoined,
     NodeLost,
     Protected,
@@ -38,6 +40,7 @@ class Nodes:
         failed: Nodes whose worker exited or hung, until workers are started again.
         lost: Nodes that were lost and did not come back, in order.
         lost_count: Nodes that were lost, all told.
+        drained: Nodes without ranks whose machines are to go.
     """
 
     def __init__(self) -> None:
@@ -48,6 +51,7 @@ class Nodes:
         self.failed: set[str] = set()
         self.lost: dict[str, None] = {}
         self.lost_count = 0
+        self.drained: dict[str, None] = {}
         self._names: dict[str, None] = {}
         self._seats: dict[int, str] = {}
         self._per_node = 1
@@ -84,7 +88,9 @@ class Nodes:
             case WorkerExited() | WorkerHung() if len(self.failed) < MOST:
                 seat = self._seats.get(event.rank, "")
                 self.failed.add(entry.node if isinstance(event, WorkerExited) else seat)
-            case RecoveryStarted():
+            case NodeDrained() if len(self.drained) < MOST:
+                self.drained[event.name] = None
+            case RecoveryStarted() if event.cause != DRAIN:
                 for name in event.lost:
                     self._lose(name)
             case RecoveryPlanned() if event.epoch >= self._epoch:
@@ -122,6 +128,7 @@ class Nodes:
             if len(self._names) < MOST:
                 self._names[name] = None
             self.lost.pop(name, None)
+            self.drained.pop(name, None)
 
     def _lose(self, name: str) -> None:
         self.gone |= {p for p, member in enumerate(self.members) if member == name}
@@ -142,6 +149,6 @@ class Nodes:
 
     @property
     def standbys(self) -> list[str]:
-        """Nodes that have no position, and were not lost."""
-        seated = set(self.members)
-        return [name for name in self._names if name not in seated and name not in self.lost]
+        """Nodes that have no position, were not lost, and are not about to go."""
+        away = {*self.members, *self.lost, *self.drained}
+        return [name for name in self._names if name not in away]

@@ -57,6 +57,7 @@ _IN_ORDER = (
     (("freeze_group", 1), ("give_up",), ("thaw_all",), ("kill_group", 1), ("add",), ("add",)),
     (("tier_down",), ("kill_group", 4), ("tier_up",)),
 )  # what must come one after the other
+DRAINS_EVERY = 3  # schedules, in one some nodes are to go
 RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
 
@@ -91,6 +92,9 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
             kind, *limits = rng.choice(_RARE) if rng.random() < 0.01 else rng.choice(kinds)
             actions.append((kind, *(rng.randrange(limit) for limit in limits)))
         actions.append(("go", rng.randrange(10**6), rng.choice((5, 20, 60, 120, 300, 600))))
+    if seed % DRAINS_EVERY == 0:
+        for _ in range(rng.randint(1, 3)):
+            actions.insert(rng.randint(1, len(actions)), ("drain", rng.randrange(6)))
     return shape, tuple(actions)
 
 

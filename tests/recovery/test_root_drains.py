@@ -1,0 +1,211 @@
+"""Nodes whose machines are to go, told as stories: their ranks move, and nothing is done again."""
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Drained, Held, Hold, NodeLeaves
+from gemini_lab.recovery.protocol import DrainWanted, RootState
+from gemini_lab.recovery.root import RootAgent
+
+from .story import Story
+
+
+def drain(story: Story, node: str, number: int = 1) -> None:
+    story.do(story.root.handle(DrainWanted(at_s=story.now_s, node=node, number=number)))
+
+
+def held(story: Story, *ranks: int) -> None:
+    for rank in ranks:
+        said = Held(rank=rank, epoch=story.epoch, version=story.root.state.iteration)
+        story.say(story.members()[rank], said)
+
+
+def go_on(story: Story) -> None:
+    """The workers that were started again do an iteration."""
+    story.protect()
+    story.iterate(story.root.state.iteration + 1)
+
+
+def told_to_hold(story: Story) -> list[str]:
+    return [sent.to for sent in story.orders if isinstance(sent.order, Hold)]
+
+
+def let_go(story: Story) -> list[str]:
+    return [sent.to for sent in story.orders if isinstance(sent.order, Drained)]
+
+
+def new_root(story: Story) -> None:
+    """Another root agent goes on from what the last one stored."""
+    state = RootState.from_text(story.root.state.to_text())
+    living = story.root.living
+    story.root = RootAgent(state=state, at_s=story.now_s)
+    story.root.living = living
+    story.do(story.root.take_over(story.now_s))
+
+
+def test_a_nodes_ranks_move_to_a_standby_when_all_have_stopped_and_nothing_is_done_again():
+    story = Story().start(iterations=5)
+    drain(story, "node-2")
+    assert told_to_hold(story) == ["node-0", "node-1", "node-2", "node-3"]
+    held(story, 0, 1, 2)
+    assert story.root.state.phase == "running"
+    held(story, 3)
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
+    assert let_go(story) == []  # until its ranks train elsewhere
+    go_on(story)
+    (done,) = story.of(events.RecoveryFinished)
+    assert (done.version, done.lost_iterations) == (5, 0)
+    assert story.of(events.RecoveryStarted)[0].cause == "drain"
+    assert let_go(story) == ["node-2"]
+    assert [event.name for event in story.of(events.NodeDrained)] == ["node-2"]
+
+
+def test_a_node_that_left_takes_no_place_again_while_there_is_another():
+    story = Story(nodes=6).start()
+    drain(story, "node-2")
+    held(story, 0, 1, 2, 3)
+    go_on(story)
+    story.lose("node-0")
+    assert story.members() == ["node-5", "node-1", "node-4", "node-3"]
+
+
+def test_where_nothing_else_is_left_a_node_that_is_to_go_is_used_again():
+    story = Story().start()
+    drain(story, "node-2")
+    held(story, 0, 1, 2, 3)
+    go_on(story)
+    story.lose("node-4")
+    assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
+
+
+def test_without_a_standby_the_node_trains_on_until_one_joins():
+    story = Story(nodes=4).start()
+    drain(story, "node-1")
+    assert told_to_hold(story) == []
+    (waiting,) = story.of(events.DrainWaiting)
+    assert (waiting.name, waiting.reason) == ("node-1", "no standby is there to take its place")
+    assert story.requests[-1].wanted == 6  # four that train, a standby, and the one that goes
+    story.join("node-9")
+    assert len(told_to_hold(story)) == 4
+    held(story, 0, 1, 2, 3)
+    assert story.members() == ["node-0", "node-9", "node-2", "node-3"]
+
+
+def test_two_nodes_leave_one_after_the_other_as_they_may_keep_each_others_replicas():
+    story = Story(nodes=6).start()
+    drain(story, "node-0", 1)
+    drain(story, "node-1", 2)
+    assert len(told_to_hold(story)) == 4
+    held(story, 0, 1, 2, 3)
+    assert story.members() == ["node-4", "node-1", "node-2", "node-3"]
+    go_on(story)
+    assert len(told_to_hold(story)) == 8
+    held(story, 0, 1, 2, 3)
+    assert story.members() == ["node-4", "node-5", "node-2", "node-3"]
+    go_on(story)
+    assert let_go(story) == ["node-0", "node-1"]
+
+
+def test_a_standby_is_let_go_at_once():
+    story = Story().start()
+    drain(story, "node-4")
+    assert let_go(story) == ["node-4"]
+    assert told_to_hold(story) == []
+
+
+def test_a_failure_while_ranks_stop_moves_the_node_as_well():
+    story = Story(nodes=6).start(iterations=4)
+    drain(story, "node-2")
+    held(story, 0)
+    story.lose("node-1")
+    assert story.members() == ["node-0", "node-4", "node-5", "node-3"]
+    go_on(story)
+    assert let_go(story) == ["node-2"]
+
+
+def test_a_node_with_the_last_copy_stays_until_another_has_it():
+    story = Story(nodes=6).start(iterations=4)
+    drain(story, "node-2")
+    held(story, 0)
+    story.lose("node-3")  # which kept the replica of node-2's shard
+    assert story.members() == ["node-0", "node-1", "node-2", "node-4"]
+    assert story.plan().version == 4
+    go_on(story)
+    assert len(told_to_hold(story)) == 8
+    held(story, 0, 1, 2, 3)
+    assert story.members() == ["node-0", "node-1", "node-5", "node-4"]
+
+
+def test_a_move_that_comes_to_nothing_is_not_tried_for_ever():
+    story = Story().start(iterations=4)
+    drain(story, "node-2")
+    held(story, 0, 1, 2)
+    story.lose("node-4")  # the standby
+    held(story, 3)
+    go_on(story)
+    assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
+    assert len(told_to_hold(story)) == 4
+    assert "could not be done without" in story.of(events.DrainWaiting)[0].reason
+
+
+def test_a_node_that_dies_before_its_ranks_could_move_is_a_lost_node_and_nothing_else():
+    story = Story().start()
+    drain(story, "node-2")
+    story.lose("node-2")
+    go_on(story)
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
+    assert story.of(events.NodeDrained) == []
+    assert story.root.state.leaving == story.root.state.moved == ()
+
+
+def test_with_one_replica_nobody_else_has_its_shards_so_it_stays():
+    story = Story().start(replicas=1)
+    drain(story, "node-2")
+    assert told_to_hold(story) == []
+    assert "one replica" in story.of(events.DrainWaiting)[0].reason
+
+
+def test_a_new_root_goes_on_with_a_move_and_hears_the_word_for_it_once():
+    story = Story().start(iterations=4)
+    drain(story, "node-2")
+    held(story, 0, 1)
+    new_root(story)
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
+    go_on(story)
+    assert let_go(story) == ["node-2"]
+    story.lose("node-2")
+    story.join("node-2")  # another machine of that name
+    drain(story, "node-2", 1)
+    assert story.root.state.leaving == story.root.state.moved == ()
+
+
+def test_an_agent_that_was_told_that_its_machine_goes_asks_by_itself_and_again_of_a_new_root():
+    story = Story().start()
+    for _ in range(2):
+        story.say("node-1", NodeLeaves(within_s=30.0))
+    assert len(told_to_hold(story)) == 4
+    assert [event.within_s for event in story.of(events.NodeLeaving)] == [30.0]
+    held(story, 0, 1, 2, 3)
+    go_on(story)
+    new_root(story)
+    story.say("node-1", NodeLeaves(within_s=20.0))  # it has not heard yet that it may
+    go_on(story)
+    assert let_go(story) == ["node-1", "node-1"]
+    assert len(story.of(events.NodeLeaving)) == 1
+
+
+def test_ranks_that_do_not_stop_are_named_once():
+    story = Story().start()
+    drain(story, "node-2")
+    held(story, 0, 1, 2)
+    story.tick(story.now_s + 25.0)
+    story.tick(story.now_s + 25.0)
+    (note,) = story.of(events.Note)
+    assert "rank 3 has not come to the end of its iteration in 25 s" in note.text
+
+
+def test_at_the_end_of_a_run_nodes_that_were_to_go_are_free():
+    story = Story(nodes=4).start()
+    drain(story, "node-1")
+    for rank in range(4):
+        story.finish(rank)
+    assert story.root.state.phase == "done"
+    assert let_go(story) == ["node-1"]
