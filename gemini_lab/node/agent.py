@@ -156,7 +156,7 @@ class Agent:
 
     async def _say_when_ready(self) -> None:
         started_s = time.monotonic()
-        await self.supervisor.host.ready()
+        await self.supervisor.wait_until_ready()
         import_s = time.monotonic() - started_s
         network = network_of(self._ip)
         self.lab.emit(NodeReady(name=self.name, import_s=import_s, network=network))

@@ -196,7 +196,13 @@ class AgentLinks:
             channel.close()
             return None
         self._channels[node] = channel
-        return NodeJoined(at_s=self._clock(), node=node, epoch=status.epoch, workers=status.workers)
+        return NodeJoined(
+            at_s=self._clock(),
+            node=node,
+            epoch=status.epoch,
+            workers=status.workers,
+            is_ready=status.is_ready,
+        )
 
 
 @dataclass(slots=True)

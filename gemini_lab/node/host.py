@@ -107,6 +107,11 @@ class WorkerHost:
         """Whether another one has imported ahead, and takes over at the next fence."""
         return self._next is not None and self._next.is_ready
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the warm parent has imported everything."""
+        return self._is_ready.is_set()
+
     async def ready(self) -> None:
         """Wait until the warm parent has imported everything."""
         await self._is_ready.wait()

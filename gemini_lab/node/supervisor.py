@@ -49,6 +49,7 @@ from gemini_lab.recovery.messages import (
     Persist,
     PortHeld,
     Prepare,
+    ReadyToStart,
     Refused,
     Release,
     RestoreFailed,
@@ -133,7 +134,7 @@ class Supervisor:
         """What another root agent is told first; it hears all of the workers' pulses anew."""
         self._watch.forget_told()
         workers = {rank: worker.status for rank, worker in self.host.workers.items()}
-        return Joined(epoch=self.epoch, workers=workers)
+        return Joined(epoch=self.epoch, workers=workers, is_ready=self.host.is_ready)
 
     def say_leaving(self, within_s: float | None = None) -> None:
         """Tell the root agent that this node's machine is to go, once that is known.
@@ -146,6 +147,11 @@ class Supervisor:
             self._leaves_at_s = now_s + within_s
         if self._leaves_at_s is not None:
             self.root.send(NodeLeaves(within_s=max(0.0, self._leaves_at_s - now_s)))
+
+    async def wait_until_ready(self) -> None:
+        """Return when workers can start without waiting for imports, and have the root know."""
+        await self.host.ready()
+        self.root.send(ReadyToStart())
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""

@@ -65,13 +65,24 @@ def free_to_go(state: RootState) -> list[str]:
     return [node for node in in_order(state.leaving) if node not in seated]
 
 
-def why_not_now(state: RootState, spares: Collection[str]) -> str:
-    """What stands against moving a node's ranks now; empty if nothing does."""
+def why_not_now(
+    state: RootState, spares: Collection[str], *, importing: Collection[str] = ()
+) -> str:
+    """What stands against moving a node's ranks now; empty if nothing does.
+
+    Args:
+        state: The run's.
+        spares: Nodes without a position.
+        importing: Nodes on which a start would have to wait: they will soon be ready.
+    """
     settings = state.read_settings()
     if reason := why_never(scheme=settings.scheme, replicas=settings.replicas):
         return reason
-    if not set(spares) - state.avoided - {*state.leaving}:
+    usable = set(spares) - state.avoided - {*state.leaving}
+    if not usable:
         return "no standby is there to take its place"
+    if not usable - {*importing}:
+        return f"{listed(in_order(usable))} still imports what workers need"
     return ""
 
 

@@ -362,10 +362,23 @@ class Release(RootOrder, frozen=True, kw_only=True):
 
 
 class Joined(Message, frozen=True, kw_only=True):
-    """The first word to a new root: the newest epoch seen, and the state of each worker."""
+    """The first word to a new root: the newest epoch seen, and the state of each worker.
+
+    Attributes:
+        is_ready: Whether workers start here without waiting for imports.
+    """
 
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
+    is_ready: bool
+
+
+class ReadyToStart(Message, frozen=True, kw_only=True):
+    """From now on workers start here without waiting for imports."""
+
+    @property
+    def epoch(self) -> None:
+        """It holds in any."""
 
 
 class NodeLeaves(Message, frozen=True, kw_only=True):
@@ -756,6 +769,7 @@ FromAgentMessage = (
     | ScriptFinished
     | Held
     | NodeLeaves
+    | ReadyToStart
     | RestoreFailed
     | WorkerPulse
     | Learned

@@ -12,18 +12,30 @@ from gemini_lab.settings import Settings
 
 
 def make_plan(
-    state: RootState, living: Collection[str], inventories: Mapping[str, Inventory]
+    state: RootState,
+    living: Collection[str],
+    inventories: Mapping[str, Inventory],
+    *,
+    importing: Collection[str] = (),
 ) -> RecoveryPlan:
     """The plan for what these inventories show, without the nodes that are avoided.
 
     A node that every attempt failed on, or whose machine is to go, is used again only where there
     is no other, or where it has what would be lost without it.
+
+    Args:
+        state: The run's.
+        living: Nodes whose agents live.
+        inventories: What they hold.
+        importing: Those on which a start would have to wait: of spares that are as good otherwise
+            they are the last.
     """
-    usable = [node for node in in_order(living) if node not in state.avoided]
+    nodes = sorted(in_order(living), key=lambda node: node in importing)
+    usable = [node for node in nodes if node not in state.avoided]
     plan = _plan_with(usable, state, inventories)
     if len(usable) == len(living):
         return plan
-    avoided = [node for node in in_order(living) if node in state.avoided]
+    avoided = [node for node in nodes if node in state.avoided]
     other = _plan_with([*usable, *avoided], state, inventories)
     is_worse = (plan.version or 0) < (other.version or 0)
     return other if plan.missing or is_worse else plan

@@ -36,12 +36,17 @@ RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """An agent is connected; `epoch` is the newest that it knows, `workers` its ranks."""
+    """An agent is connected; `epoch` is the newest that it knows, `workers` its ranks.
+
+    Attributes:
+        is_ready: Whether workers start there without waiting for imports.
+    """
 
     at_s: float
     node: str
     epoch: int = 0
     workers: dict[int, WorkerStatus] = field(default_factory=dict)
+    is_ready: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

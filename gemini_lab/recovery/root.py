@@ -55,6 +55,7 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
     PortHeld,
     Prepare,
+    ReadyToStart,
     Release,
     RestoreFailed,
     ScriptFinished,
@@ -313,11 +314,8 @@ class RootAgent:
             case ScriptFinished():
                 self._finished.add(message.rank)
                 yield from self._finish_if_all_did(said.at_s)
-            case Held() if self._holding is not None:
-                self._holding.held.add(message.rank)
-                yield from self._move_if_all_hold(said.at_s)
-            case NodeLeaves():
-                yield from self._on_leaving(said.at_s, said.node, within_s=message.within_s)
+            case Held() | ReadyToStart() | NodeLeaves():
+                yield from self._on_move(said.at_s, said.node, message)
             case RestoreFailed():
                 yield from self._on_failed_restore(said.at_s, message)
             case WorkerPulse():
@@ -525,7 +523,13 @@ class RootAgent:
         )
 
     def _make_plan(self) -> RecoveryPlan:
-        return make_plan(self.state, self.living, self._inventory)
+        importing = self._importing
+        return make_plan(self.state, self.living, self._inventory, importing=importing)
+
+    @property
+    def _importing(self) -> set[str]:
+        """Nodes on which a start has to wait."""
+        return {node for node, joined in self.living.items() if not joined.is_ready}
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
         for node, said in self._inventory.items():
@@ -756,6 +760,20 @@ class RootAgent:
             self.state = replace(self.state, drains=wanted.number)
             yield from self._on_leaving(wanted.at_s, wanted.node)
 
+    def _on_move(
+        self, at_s: float, node: str, said: Held | ReadyToStart | NodeLeaves
+    ) -> Iterator[Instruction]:
+        """What an agent says of moves: a rank has stopped, ranks could start here, it is to go."""
+        match said:
+            case Held() if self._holding is not None:
+                self._holding.held.add(said.rank)
+                yield from self._move_if_all_hold(at_s)
+            case ReadyToStart() if node in self.living:
+                self.living[node] = replace(self.living[node], is_ready=True)
+                yield from self._let_leave(at_s)
+            case NodeLeaves():
+                yield from self._on_leaving(at_s, node, within_s=said.within_s)
+
     def _on_leaving(
         self, at_s: float, node: str, *, within_s: float | None = None
     ) -> Iterator[Instruction]:
@@ -776,7 +794,7 @@ class RootAgent:
         node = seat_to_leave(self.state)
         if not node or self.state.phase != "running" or self._holding is not None:
             return
-        reason = why_not_now(self.state, self._spares())
+        reason = why_not_now(self.state, self._spares(), importing=self._importing)
         if reason:
             yield from self._wait_to_leave(node, reason)
             return

@@ -36,7 +36,7 @@ class Agents:
         async def welcome(channel: Channel) -> None:
             self.greeted += 1
             self.channels.append(channel)
-            channel.send(Joined(epoch=3, workers={0: "running"}))
+            channel.send(Joined(epoch=3, workers={0: "running"}, is_ready=False))
             await serve_root(channel)
 
         self.server, port = await serve("127.0.0.1", TOKEN, welcome)

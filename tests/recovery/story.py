@@ -84,9 +84,10 @@ class Story:
 
     # -- what happens ------------------------------------------------------------------------
 
-    def join(self, node: str) -> None:
+    def join(self, node: str, *, is_ready: bool = True) -> None:
         self.copies.setdefault(node, [])
-        self.do(self.root.handle(NodeJoined(at_s=self.now_s, node=node)))
+        joined = NodeJoined(at_s=self.now_s, node=node, is_ready=is_ready)
+        self.do(self.root.handle(joined))
 
     def lose(self, node: str, cause: str = "dead") -> None:
         """A node is gone; of the dead nothing comes back."""

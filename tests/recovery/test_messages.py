@@ -134,7 +134,7 @@ def test_what_is_no_message_is_refused_with_its_name():
 
 def test_only_the_root_gives_root_orders():
     assert isinstance(Fence(epoch=1), RootOrder)
-    assert not isinstance(Joined(epoch=1, workers={}), RootOrder)
+    assert not isinstance(Joined(epoch=1, workers={}, is_ready=True), RootOrder)
 
 
 def test_a_start_order_says_who_keeps_what():

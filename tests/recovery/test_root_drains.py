@@ -1,7 +1,7 @@
 """Nodes whose machines are to go, told as stories: their ranks move, and nothing is done again."""
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Drained, Held, Hold, NodeLeaves
+from gemini_lab.recovery.messages import Drained, Held, Hold, NodeLeaves, ReadyToStart
 from gemini_lab.recovery.protocol import DrainWanted, RootState
 from gemini_lab.recovery.root import RootAgent
 
@@ -209,3 +209,22 @@ def test_at_the_end_of_a_run_nodes_that_were_to_go_are_free():
         story.finish(rank)
     assert story.root.state.phase == "done"
     assert let_go(story) == ["node-1"]
+
+
+def test_ranks_do_not_stop_for_a_machine_that_still_imports():
+    story = Story(nodes=4).start()
+    drain(story, "node-1")
+    story.join("node-9", is_ready=False)
+    assert told_to_hold(story) == []
+    assert story.of(events.DrainWaiting)[-1].reason == "node-9 still imports what workers need"
+    story.say("node-9", ReadyToStart())
+    assert len(told_to_hold(story)) == 4
+
+
+def test_a_standby_that_is_ready_is_taken_before_one_that_still_imports():
+    story = Story(nodes=4)
+    story.join("node-4", is_ready=False)
+    story.join("node-5")
+    story.start()
+    story.lose("node-2")
+    assert story.members() == ["node-0", "node-1", "node-5", "node-3"]
