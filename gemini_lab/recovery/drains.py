@@ -5,41 +5,29 @@ nothing is done again. One node is moved at a time, because two that keep each o
 would take them along.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
-from gemini_lab.recovery.protocol import ACTIVE, RESTARTING, RootState
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Drained, Hold
+from gemini_lab.recovery.protocol import (
+    ACTIVE,
+    RESTARTING,
+    Emit,
+    Instruction,
+    NodeJoined,
+    RequestNodes,
+    RootState,
+    Send,
+    WriteState,
+)
 from gemini_lab.seats import in_order, listed
+
+Living = Mapping[str, NodeJoined]
 
 LATE_S: Final = 20.0
 """So long after the word, those are named that still train."""
-
-
-@dataclass(slots=True)
-class Holding:
-    """What the root agent has heard of the ranks that are stopping.
-
-    Attributes:
-        since_s: When they were told.
-        held: Those that have stopped.
-        is_late_told: Whether those that have not were named.
-    """
-
-    since_s: float
-    held: set[int] = field(default_factory=set)
-    is_late_told: bool = False
-
-    def late(self, at_s: float, ranks: Collection[int]) -> str:
-        """Who is waited for, once and in words; empty if there is nothing to say yet."""
-        if self.is_late_told or at_s - self.since_s < LATE_S:
-            return ""
-        self.is_late_told = True
-        away = listed([str(rank) for rank in ranks if rank not in self.held])
-        return (
-            f"a node is to leave; rank {away} has not come to the end of its iteration in "
-            f"{at_s - self.since_s:.0f} s, and is waited for"
-        )
 
 
 def why_never(*, scheme: str, replicas: int) -> str:
@@ -65,24 +53,16 @@ def free_to_go(state: RootState) -> list[str]:
     return [node for node in in_order(state.leaving) if node not in seated]
 
 
-def why_not_now(
-    state: RootState, spares: Collection[str], *, importing: Collection[str] = ()
-) -> str:
-    """What stands against moving a node's ranks now; empty if nothing does.
-
-    Args:
-        state: The run's.
-        spares: Nodes without a position.
-        importing: Nodes on which a start would have to wait: they will soon be ready.
-    """
+def why_not_now(state: RootState, living: Living) -> str:
+    """What stands against moving a node's ranks now; empty if nothing does."""
     settings = state.read_settings()
     if reason := why_never(scheme=settings.scheme, replicas=settings.replicas):
         return reason
-    usable = set(spares) - state.avoided - {*state.leaving}
-    if not usable:
+    spares = set(state.seats.spares(living)) - state.avoided - {*state.leaving}
+    if not spares:
         return "no standby is there to take its place"
-    if not usable - {*importing}:
-        return f"{listed(in_order(usable))} still imports what workers need"
+    if not any(living[node].is_ready for node in spares):
+        return f"{listed(in_order(spares))} still imports what workers need"
     return ""
 
 
@@ -103,6 +83,118 @@ def forgotten(state: RootState, node: str) -> RootState:
     )
 
 
-def going(state: RootState, living: Collection[str]) -> int:
-    """How many of the living will not be here for long, so that others are needed."""
-    return len({*state.leaving, *state.moved} & {*living})
+def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
+    """Ask for machines until there are enough that stay."""
+    going = {*state.leaving, *state.moved} & living.keys()
+    wanted = state.seats.machines + len(going)
+    if len(living) < wanted:
+        yield Emit(event=events.NodeRequested(reason=reason))
+        yield RequestNodes(wanted=wanted, reason=reason)
+
+
+class Drains:
+    """The nodes that are to go, as a root agent follows them.
+
+    What it changes of a state it gives as a `WriteState`, which whoever calls it takes on.
+
+    Attributes:
+        is_holding: Whether the ranks were told to stop.
+    """
+
+    def __init__(self) -> None:
+        self.is_holding = False
+        self._since_s = 0.0
+        self._held: set[int] = set()
+        self._is_late_told = False
+        self._waits_for = ""  # what was last said of a node that cannot leave yet
+
+    def restart(self) -> None:
+        """The workers end: none of them holds any more."""
+        self.is_holding = self._is_late_told = False
+        self._held = set()
+
+    def ask(
+        self, state: RootState, living: Living, node: str, *, within_s: float | None = None
+    ) -> Iterator[Instruction]:
+        """A node is to go; once more changes nothing, but that it is told again when it may."""
+        if node not in living or node in state.leaving:
+            return
+        if node not in state.moved:
+            yield Emit(event=events.NodeLeaving(name=node, within_s=within_s))
+        moved = state.moved if node in state.members else (*state.moved, node)
+        state = replace(state, leaving=(*state.leaving, node), moved=tuple(dict.fromkeys(moved)))
+        yield WriteState(state=state)
+
+    def let_go(self, state: RootState, living: Living) -> Iterator[Instruction]:
+        """Whoever is to go and has no ranks may."""
+        free = free_to_go(state)
+        if not free:
+            return
+        left = tuple(node for node in state.leaving if node not in free)
+        moved = tuple(dict.fromkeys((*state.moved, *free)))
+        state = replace(state, leaving=left, moved=moved)
+        yield WriteState(state=state)
+        for node in free:
+            yield Emit(event=events.NodeDrained(name=node))
+            if node in living:
+                yield Send(to=node, order=Drained(epoch=state.epoch))
+
+    def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
+        """Have all ranks stop if a node waits to leave whose ranks can move now."""
+        node = seat_to_leave(state)
+        if not node or state.phase != "running" or self.is_holding:
+            return
+        if reason := why_not_now(state, living):
+            yield from self._wait(state, living, node, reason)
+            return
+        self.restart()
+        self.is_holding, self._since_s, self._waits_for = True, at_s, ""
+        state = replace(state, holding=node)
+        yield WriteState(state=state)
+        for member in dict.fromkeys(state.members):
+            if member in living:
+                yield Send(to=str(member), order=Hold(epoch=state.epoch))
+
+    def _wait(
+        self, state: RootState, living: Living, node: str, reason: str
+    ) -> Iterator[Instruction]:
+        if (said := f"{node}: {reason}") != self._waits_for:
+            self._waits_for = said
+            yield Emit(event=events.DrainWaiting(name=node, reason=reason))
+            yield from ask_for_nodes(state, living, f"{node} is to leave")
+
+    def all_hold(self, rank: int, state: RootState) -> bool:
+        """A rank has stopped; whether now all have, after the same version."""
+        self._held.add(rank)
+        return self.is_holding and state.phase == "running" and self._held >= set(state.ranks)
+
+    def late(self, at_s: float, ranks: Collection[int]) -> str:
+        """Who has not stopped for long, once and in words; empty if there is nothing to say."""
+        passed_s = at_s - self._since_s
+        if not self.is_holding or self._is_late_told or passed_s < LATE_S:
+            return ""
+        self._is_late_told = True
+        away = listed([rank for rank in ranks if rank not in self._held])
+        return (
+            f"a node is to leave; rank {away} has not come to the end of its iteration in "
+            f"{passed_s:.0f} s, and is waited for"
+        )
+
+    def end(self, state: RootState, *, was_drain: bool) -> Iterator[Instruction]:
+        """Training goes on; whom it could not do without is not asked for in vain again and again.
+
+        Args:
+            state: The run's.
+            was_drain: Whether the ranks had stopped for a node to leave, and for nothing else.
+        """
+        needed = [node for node in state.moved if node in state.members]
+        for node in needed:
+            leaving = state.leaving
+            state = forgotten(state, node)
+            if was_drain:
+                reason = "its memory or its place could not be done without; ask once more later"
+                yield Emit(event=events.DrainWaiting(name=node, reason=reason))
+            else:
+                state = replace(state, leaving=leaving)
+        if needed:
+            yield WriteState(state=state)

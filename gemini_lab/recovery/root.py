@@ -16,20 +16,12 @@ A failure in any phase begins again at fencing, with the next epoch; every step 
 run waits for machines, and for memory that may come back rather than throw progress away.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.drains import (
-    Holding,
-    forgotten,
-    free_to_go,
-    going,
-    moving,
-    seat_to_leave,
-    why_not_now,
-)
+from gemini_lab.recovery.drains import Drains, ask_for_nodes, forgotten, moving
 from gemini_lab.recovery.faults import (
     Verdict,
     after_failed_restore,
@@ -41,12 +33,10 @@ from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits, Pulses
 from gemini_lab.recovery.messages import (
     Committed,
-    Drained,
     EventSaid,
     Fence,
     Fenced,
     Held,
-    Hold,
     HoldPort,
     Inventory,
     Learned,
@@ -83,7 +73,6 @@ from gemini_lab.recovery.protocol import (
     NodeLost,
     Phase,
     ProgressGivenUp,
-    RequestNodes,
     RootState,
     SaveWanted,
     Send,
@@ -141,8 +130,7 @@ class RootAgent:
         self._restored: set[int] = set()
         self._finished: set[int] = set()
         self._saver = Saver(last_s=at_s)
-        self._holding: Holding | None = None
-        self._drain_waits = ""  # what was last said of a node that cannot leave yet
+        self._drains = Drains()
 
     # -- happenings ------------------------------------------------------------------------
 
@@ -364,7 +352,8 @@ class RootAgent:
 
     def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
         """Fence: the next epoch begins, all workers of older ones end."""
-        state, self._holding = moving(self.state), None
+        state = moving(self.state)
+        self._drains.restart()
         is_start = cause == "start"
         trouble = state.trouble
         is_new = trouble is None and not is_start
@@ -654,7 +643,7 @@ class RootAgent:
             answers = self._inventory.values()
             yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
         was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
-        yield from self._keep_those_needed(was_drain=was_drain)
+        yield from self._adopt(self._drains.end(self.state, was_drain=was_drain))
         yield from self._let_leave(at_s)
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
@@ -698,7 +687,7 @@ class RootAgent:
             yield from self._begin(at_s, cause="no answer", lost=[])
         elif phase in {"starting", "running"}:
             yield from self._check_progress(at_s)
-            if self._holding is not None and (late := self._holding.late(at_s, self.state.ranks)):
+            if late := self._drains.late(at_s, self.state.ranks):
                 yield Emit(event=events.Note(text=late))
             if self.state.phase == "running":
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
@@ -765,9 +754,8 @@ class RootAgent:
     ) -> Iterator[Instruction]:
         """What an agent says of moves: a rank has stopped, ranks could start here, it is to go."""
         match said:
-            case Held() if self._holding is not None:
-                self._holding.held.add(said.rank)
-                yield from self._move_if_all_hold(at_s)
+            case Held() if self._drains.all_hold(said.rank, self.state):
+                yield from self._begin(at_s, cause=events.DRAIN, lost=[self.state.holding])
             case ReadyToStart() if node in self.living:
                 self.living[node] = replace(self.living[node], is_ready=True)
                 yield from self._let_leave(at_s)
@@ -777,75 +765,20 @@ class RootAgent:
     def _on_leaving(
         self, at_s: float, node: str, *, within_s: float | None = None
     ) -> Iterator[Instruction]:
-        if node not in self.living or node in self.state.leaving:
-            return
-        if node not in self.state.moved:
-            yield Emit(event=events.NodeLeaving(name=node, within_s=within_s))
-        is_seated = node in self.state.members
-        moved = self.state.moved if is_seated else (*self.state.moved, node)
-        leaving = (*self.state.leaving, node)
-        self.state = replace(self.state, leaving=leaving, moved=tuple(dict.fromkeys(moved)))
-        yield WriteState(state=self.state)
+        yield from self._adopt(self._drains.ask(self.state, self.living, node, within_s=within_s))
         yield from self._let_leave(at_s)
 
     def _let_leave(self, at_s: float) -> Iterator[Instruction]:
         """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
-        yield from self._let_go()
-        node = seat_to_leave(self.state)
-        if not node or self.state.phase != "running" or self._holding is not None:
-            return
-        reason = why_not_now(self.state, self._spares(), importing=self._importing)
-        if reason:
-            yield from self._wait_to_leave(node, reason)
-            return
-        self._drain_waits, self._holding = "", Holding(since_s=at_s)
-        self.state = replace(self.state, holding=node)
-        yield WriteState(state=self.state)
-        for member in dict.fromkeys(self.state.members):
-            if member in self.living:
-                yield Send(to=str(member), order=Hold(epoch=self.state.epoch))
+        yield from self._adopt(self._drains.let_go(self.state, self.living))
+        yield from self._adopt(self._drains.begin_if_due(at_s, self.state, self.living))
 
-    def _let_go(self) -> Iterator[Instruction]:
-        """Whoever is to go and has no ranks may."""
-        free = free_to_go(self.state)
-        if not free:
-            return
-        left = tuple(node for node in self.state.leaving if node not in free)
-        moved = tuple(dict.fromkeys((*self.state.moved, *free)))
-        self.state = replace(self.state, leaving=left, moved=moved)
-        yield WriteState(state=self.state)
-        for node in free:
-            yield Emit(event=events.NodeDrained(name=node))
-            if node in self.living:
-                yield Send(to=node, order=Drained(epoch=self.state.epoch))
-
-    def _wait_to_leave(self, node: str, reason: str) -> Iterator[Instruction]:
-        if (said := f"{node}: {reason}") != self._drain_waits:
-            self._drain_waits = said
-            yield Emit(event=events.DrainWaiting(name=node, reason=reason))
-            yield from self._ask_for_nodes(f"{node} is to leave")
-
-    def _move_if_all_hold(self, at_s: float) -> Iterator[Instruction]:
-        """Every rank has stopped after the same version: start again without the node."""
-        assert self._holding is not None
-        if self.state.phase == "running" and self._holding.held >= set(self.state.ranks):
-            node = self.state.holding
-            self.state = moving(self.state)
-            yield from self._begin(at_s, cause=events.DRAIN, lost=[node])
-
-    def _keep_those_needed(self, *, was_drain: bool) -> Iterator[Instruction]:
-        """Who was to leave and has ranks again could not be done without: a drain is tried once."""
-        needed = [node for node in self.state.moved if node in self.state.members]
-        for node in needed:
-            leaving = self.state.leaving
-            self.state = forgotten(self.state, node)
-            if was_drain:
-                reason = "its memory or its place could not be done without; ask once more later"
-                yield Emit(event=events.DrainWaiting(name=node, reason=reason))
-            else:
-                self.state = replace(self.state, leaving=leaving)
-        if needed:
-            yield WriteState(state=self.state)
+    def _adopt(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+        """Take on each state that is to be written."""
+        for one in instructions:
+            if isinstance(one, WriteState):
+                self.state = one.state
+            yield one
 
     # -- the persistent tier -------------------------------------------------------------------
 
@@ -905,7 +838,7 @@ class RootAgent:
         yield Emit(event=self.state.ending)
         self.state = replace(self.state, ending=None)
         yield WriteState(state=self.state)
-        yield from self._let_go()
+        yield from self._adopt(self._drains.let_go(self.state, self.living))
 
     def _release(self) -> Iterator[Instruction]:
         for node in self.living:
@@ -914,7 +847,4 @@ class RootAgent:
     # -- small answers ---------------------------------------------------------------------------
 
     def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
-        wanted = self.state.seats.machines + going(self.state, self.living)
-        if len(self.living) < wanted:
-            yield Emit(event=events.NodeRequested(reason=reason))
-            yield RequestNodes(wanted=wanted, reason=reason)
+        yield from ask_for_nodes(self.state, self.living, reason)
