@@ -4,7 +4,7 @@ MPI knows how to reach the nodes (ssh, Slurm and other schedulers) and lets them
 But a launcher ends the whole job when a machine dies, so the agents, whose memory must survive
 that, leave the MPI job: they start in a session of their own, and MPI is finalised.
 
-Rank 0 reads a `BootOrder` from standard input and prints the agents' answers as one line of JSON.
+Rank 0 takes a `BootOrder` (`mpi_order`) and prints the agents' answers as one line of JSON.
 Open MPI encrypts nothing, and the configurations have the lab's secrets in them: so each rank makes
 a key pair and tells rank 0 the public one, and what comes back only that rank can open.
 """
@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
+from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
 from gemini_lab.node.processes import AGENT
 
@@ -137,7 +138,7 @@ def main() -> None:
     is_first = world.rank == 0
     parts = None
     if is_first:
-        parts = parts_of(msgspec.json.decode(sys.stdin.readline(), type=BootOrder))
+        parts = parts_of(msgspec.json.decode(take_order(), type=BootOrder))
     told, sent = hand_out(world, parts)
     own = msgspec.json.decode(told, type=BootOrder)
     sent.append(world.isend(start_agent(own.agents[0], own.log_folder), dest=0))

@@ -19,6 +19,7 @@ from gemini_lab.launch.boot import hand_out, wait_asleep
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import USER, find_etcd, free_port
 from gemini_lab.launch.etcd_keeper import Member, Stay, start_keeper
+from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, patiently
 
@@ -187,7 +188,7 @@ def main() -> None:
     from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
 
     world = MPI.COMM_WORLD
-    given = sys.stdin.readline().encode() if world.rank == 0 else None
+    given = take_order().encode() if world.rank == 0 else None
     text, sent = hand_out(world, None if given is None else [given] * world.size)
     order = msgspec.json.decode(text, type=MemberOrder)
     own = MemberPlace.towards(order.reach)

@@ -1,7 +1,6 @@
 """Starting agents on this machine or on many, through `mpiexec`."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.launch.mpi_order import run_with_order
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
 
@@ -112,30 +112,20 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
         LaunchError: MPI or the program failed; the message has what they said.
     """
     where = ", ".join(hosts) or "this machine"
-    try:
-        done = subprocess.run(
-            mpi_command(program, count, hosts),
-            input=order + "\n",
-            text=True,
-            env=mpi_environment(),
-            capture_output=True,
-            timeout=LAUNCH_S,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
+    command = mpi_command(program, count, hosts)
+    told = run_with_order(command, order, env=mpi_environment(), limit_s=LAUNCH_S)
+    if told.answer is not None:
+        return told.answer
+    if told.is_late:
         advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
         raise LaunchError(
             f"mpiexec did not start {program} in {count} places within {LAUNCH_S:.0f} s on "
             f"{where}; {advice}"
-        ) from error
-    line = next((text for text in done.stdout.splitlines() if text.startswith("[{")), None)
-    if line is None:
-        raise LaunchError(
-            f"mpiexec could not start {program} in {count} places on {where} (exit status "
-            f"{done.returncode}):\n{(done.stderr or done.stdout).strip()[-2000:]}"
         )
-    return line
+    raise LaunchError(
+        f"mpiexec could not start {program} in {count} places on {where} (exit status "
+        f"{told.code}):\n{told.text[-2000:]}"
+    )
 
 
 def launch_agents(

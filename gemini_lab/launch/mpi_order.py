@@ -1,0 +1,123 @@
+"""An order to rank 0 of an MPI program, by way of `mpiexec`, and what it answers.
+
+Open MPI 5 forwards more than 4096 bytes at a time to a rank on another machine wrongly: of 9,001
+bytes on standard input 809 arrived, of 5,001 none. So an order goes in short lines, each when rank
+0 has asked for it. Secrets are in it, which must not stand on a command line.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Final
+
+MORE: Final = "gemini_lab: the next part"
+PART_CHARACTERS: Final = 1000  # of at most four bytes each
+ENDING_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What came of an MPI program.
+
+    Attributes:
+        answer: Rank 0's line of JSON, a list; `None` if it gave none.
+        code: Exit status of `mpiexec`.
+        text: What it said besides.
+        is_late: Whether it was ended because it took too long.
+    """
+
+    answer: str | None
+    code: int
+    text: str
+    is_late: bool
+
+
+def parts_of(order: str) -> Iterator[str]:
+    """The lines in which an order travels, an empty one at its end."""
+    for start in range(0, len(order), PART_CHARACTERS):
+        yield order[start : start + PART_CHARACTERS]
+    yield ""
+
+
+def take_order() -> str:
+    """The order, on rank 0.
+
+    Raises:
+        EOFError: Whoever started this is gone.
+    """
+    parts: list[str] = []
+    while True:
+        print(MORE, flush=True)  # noqa: T201
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError("who gave the order is gone")
+        if line == "\n":
+            return "".join(parts)
+        parts.append(line[:-1])
+
+
+def run_with_order(
+    command: Sequence[str], order: str, *, env: Mapping[str, str], limit_s: float
+) -> Told:
+    """Run `mpiexec` until it ends, giving its program an order of one line."""
+    late = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=env,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
+
+        def end() -> None:
+            late.set()
+            _end_group(process.pid)
+
+        timer = threading.Timer(limit_s, end)
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            said = _converse(process.stdin, process.stdout, order)
+            process.wait()
+        except BaseException:
+            _end_group(process.pid)
+            raise
+        finally:
+            timer.cancel()
+        errors.seek(0)
+        text = errors.read().strip() or "\n".join(said)
+    answer = next((line for line in said if line.startswith("[{")), None)
+    return Told(answer=answer, code=process.returncode, text=text, is_late=late.is_set())
+
+
+def _converse(stdin: IO[str], stdout: IO[str], order: str) -> list[str]:
+    """Give the order as it is asked for; returns all that is said besides."""
+    parts, said = parts_of(order), list[str]()
+    for line in stdout:
+        if line.rstrip("\n") != MORE:
+            said.append(line.rstrip("\n"))
+        elif (part := next(parts, None)) is not None:
+            with suppress(BrokenPipeError):  # what it says at its end tells more
+                stdin.write(f"{part}\n")
+                stdin.flush()
+    with suppress(BrokenPipeError):
+        stdin.close()
+    return said
+
+
+def _end_group(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,64 @@
+"""An order to rank 0 of an MPI program arrives whole, however long it is."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from gemini_lab.errors import LaunchError
+from gemini_lab.experiments.chaos.hosts import Hosts
+from gemini_lab.experiments.namespaces import why_not
+from gemini_lab.launch.mpi import mpi_command, mpi_environment, run_on_hosts
+from gemini_lab.launch.mpi_order import parts_of, run_with_order
+
+ECHO = """
+import json, os, sys
+from gemini_lab.launch.mpi_order import take_order
+if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+    print("a greeting of the machine's own")
+    print(json.dumps([{"order": take_order()}]), flush=True)
+"""
+ORDER = json.dumps({"names": [f"nœud-{number}" for number in range(3000)]}, ensure_ascii=False)
+
+
+def test_no_part_of_an_order_is_longer_than_what_open_mpi_forwards_at_a_time():
+    parts = [*parts_of(ORDER)]
+    assert "".join(parts) == ORDER
+    assert max(len(f"{part}\n".encode()) for part in parts) <= 4096
+    assert parts[-1] == ""
+
+
+def test_an_order_arrives_whole_and_the_answer_is_told_from_all_else():
+    told = run_with_order([sys.executable, "-c", ECHO], ORDER, env=os.environ, limit_s=60)
+    assert json.loads(told.answer) == [{"order": ORDER}]
+    assert told.code == 0
+
+
+def test_a_program_that_ends_before_it_takes_its_order_is_told_with_what_it_said():
+    script = "import sys; sys.exit('no such network')"
+    told = run_with_order([sys.executable, "-c", script], ORDER, env=os.environ, limit_s=60)
+    assert (told.answer, told.code, told.text) == (None, 1, "no such network")
+
+
+def test_a_program_that_takes_too_long_is_ended():
+    script = "import time; time.sleep(600)"
+    told = run_with_order([sys.executable, "-c", script], ORDER, env=os.environ, limit_s=0.5)
+    assert told.is_late
+
+
+def test_what_mpi_says_of_a_program_that_is_not_there_is_in_the_error():
+    with pytest.raises(LaunchError, match="No module named no_such_program"):
+        run_on_hosts("no_such_program", 1, [], "{}")
+
+
+def test_a_long_order_reaches_another_machine(tmp_path):
+    """Open MPI loses what is forwarded at one time beyond 4096 bytes, where rank 0 is elsewhere."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Hosts(tmp_path, 2) as hosts:
+        command = mpi_command("-", 2, hosts.names)[:-3]
+        env = {**mpi_environment(), **hosts.environment}
+        told = run_with_order([*command, sys.executable, "-c", ECHO], ORDER, env=env, limit_s=60)
+    assert told.answer is not None, told.text
+    assert json.loads(told.answer) == [{"order": ORDER}]
