@@ -38,6 +38,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.restart:bench",
         "failure to the next finished iteration, warm and cold in turn",
     ),
+    "drain": (
+        "gemini_lab.experiments.benches.drain:bench",
+        "nodes whose ranks move to a standby, one after the other",
+    ),
     "profiler": (
         "gemini_lab.experiments.benches.profiler:bench",
         "what watching costs each collective",

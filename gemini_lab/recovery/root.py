@@ -670,7 +670,8 @@ class RootAgent:
             yield from self._fail(at_s, verdict.reason, cause=verdict.cause, output=output)
 
     def _spares(self) -> list[str]:
-        return self.state.seats.spares(self.living)
+        going = {*self.state.leaving, *self.state.moved}
+        return [node for node in self.state.seats.spares(self.living) if node not in going]
 
     # -- time ----------------------------------------------------------------------------------
 

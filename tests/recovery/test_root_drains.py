@@ -228,3 +228,13 @@ def test_a_standby_that_is_ready_is_taken_before_one_that_still_imports():
     story.start()
     story.lose("node-2")
     assert story.members() == ["node-0", "node-1", "node-5", "node-3"]
+
+
+def test_another_standby_is_asked_for_when_one_has_taken_a_leaving_nodes_place():
+    story = Story().start()
+    drain(story, "node-2")
+    held(story, 0, 1, 2, 3)
+    go_on(story)
+    assert story.requests[-1].wanted == 6  # until node-2 is gone, it counts as one more
+    story.lose("node-2")
+    assert story.requests[-1].wanted == 5

@@ -1,0 +1,86 @@
+"""How long a planned drain stops training, and whether anything is done again after it.
+
+One lab's nodes are drained in turn, the root agent's too. Each is killed when it has no ranks any
+more, as its machine would be taken, and the operator brings another standby.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import NodeLoss
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
+from gemini_lab.log.events import DRAIN, NodeDrained
+from gemini_lab.report.values import RunReport
+
+NODES: Final = 4
+BETWEEN: Final = 5  # iterations
+LIMIT_S: Final = 180.0
+
+
+def bench(repeats: int) -> list[Row]:
+    """Drain `repeats` nodes of one lab, one after the other."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
+        Lab(NODES, 1, folder=Path(folder)) as lab,
+    ):
+        lab.wait_until_ready()
+        run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
+        for number in range(repeats):
+            lab.wait_until_ready()
+            _wait_for_iteration(run, run.iteration + BETWEEN)
+            node = run.members[number % NODES]
+            run.drain(node)
+            _wait_until_drained(run, node)
+            run.inject(NodeLoss(node))
+        _wait_for_iteration(run, run.iteration + BETWEEN)
+        report = run.report()
+        run.stop()
+    return rows_of(report)
+
+
+def rows_of(report: RunReport) -> list[Row]:
+    """What the drains of a run came to."""
+    drains = [one for one in report.recoveries if one.cause == DRAIN]
+    steps = [one.duration_s for one in report.iterations if one.rank == 0]
+    return [
+        Row(name="training stood still", values=tuple(one.duration_s or 0.0 for one in drains)),
+        Row(name="an iteration", values=tuple(steps)),
+        Row(
+            name="iterations done again, a drain",
+            unit="",
+            values=tuple(float(one.lost_by_any) for one in drains),
+        ),
+        Row(
+            name="restarts for other reasons, in all",
+            unit="",
+            values=(float(len(report.recoveries) - len(drains)),),
+        ),
+        Row(
+            name="iterations that came out otherwise when done again, in all",
+            unit="",
+            values=(float(len(report.divergences)),),
+        ),
+    ]
+
+
+def _wait_for_iteration(run: Run, iteration: int) -> None:
+    give_up_s = time.monotonic() + LIMIT_S
+    while run.iteration < iteration:
+        if run.failure or time.monotonic() > give_up_s:
+            raise GeminiError(f"{run} does not reach iteration {iteration}: {run.failure}")
+        time.sleep(0.02)
+
+
+def _wait_until_drained(run: Run, node: str) -> None:
+    give_up_s = time.monotonic() + LIMIT_S
+    done = NodeDrained(name=node)
+    while all(said.event != done for said in run.events(done.kind)):
+        if run.failure or time.monotonic() > give_up_s:
+            raise GeminiError(f"{node} still has ranks after {LIMIT_S:.0f} s: {run.failure}")
+        time.sleep(0.1)
