@@ -17,7 +17,7 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.bench import Row, growth
-from gemini_lab.experiments.benches.control_lab import Owner, Use, open_lab
+from gemini_lab.experiments.benches.control_lab import Answered, Owner, Use, open_lab
 from gemini_lab.job import Job
 
 PACE: Final = 500.0  # iterations a second of all ranks together, at most: one process hears them
@@ -132,8 +132,7 @@ class Found:
     up_s: list[float] = field(default_factory=list)
     idle: list[Use] = field(default_factory=list)
     working: list[float] = field(default_factory=list)
-    planned_s: list[float] = field(default_factory=list)
-    reached_s: list[float] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
     killed: set[str] = field(default_factory=set)
 
 
@@ -162,6 +161,7 @@ def measure(size: int, plan: Plan) -> list[Row]:
         why = "" if values else why_not or "not reached"
         return Row(name=name, values=tuple(values), unit=unit, settings=settings, why_not=why)
 
+    told = found.answered
     all_s = [(use, use.s * (size + plan.repeats)) for use in found.idle]
     per_mb = MINUTE_ITERATIONS / owner.iterations / 1e6 if owner.iterations else 0.0
     line_bytes = owner.collective_bytes + owner.other_bytes
@@ -173,8 +173,10 @@ def measure(size: int, plan: Plan) -> list[Row]:
         row("root agent, lab idle", [use.root_s / use.s for use in found.idle], "cores"),
         row("another agent, lab idle", [use.agents_s / s for use, s in all_s], "cores"),
         row("root agent, a rank and iteration", found.working, "s"),
-        row("agent killed, until there is a plan", found.planned_s, "s"),
-        row("agent killed, until all have their part", found.reached_s, "s"),
+        row("agent killed, until there is a plan", [one.planned_s for one in told], "s"),
+        row("agent killed, until all have their part", [one.reached_s for one in told], "s"),
+        row("... processor time of the root agent in that", [one.root_s for one in told], "s"),
+        row("... of all other agents, on this machine", [one.agents_s for one in told], "s"),
         row(LOG, [line_bytes * per_mb] if per_mb else [], "MB"),
         row("... with log_collectives false", [owner.other_bytes * per_mb] if per_mb else [], "MB"),
         row(UNASKED, [float(len(owner.lost - found.killed))] if found.up_s else [], ""),
@@ -193,7 +195,5 @@ async def _measure(size: int, plan: Plan, period_s: float, found: Found, owner: 
         found.working.append(await lab.work())
         for name, victim in lab.victims.items():
             found.killed.add(name)
-            killed_s = await lab.kill(victim)
-            found.planned_s.append(owner.planned_s - killed_s)
-            found.reached_s.append(max(owner.protected.values()) - killed_s)
+            found.answered.append(await lab.kill(victim))
             found.working.append(await lab.work())

@@ -44,6 +44,23 @@ class Use:
     agents_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A failure and what came of it.
+
+    Attributes:
+        planned_s: From the kill until there was a plan.
+        reached_s: Until every rank had its part.
+        root_s: Processor time of the root agent in that.
+        agents_s: Processor time of all the others, which is theirs on one machine alone.
+    """
+
+    planned_s: float
+    reached_s: float
+    root_s: float
+    agents_s: float
+
+
 @dataclass(slots=True)
 class Owner:
     """What hears the agents, in a lab's place, and keeps of it what the bench wants to know.
@@ -172,13 +189,21 @@ class ControlLab:
         await self.until(lambda: self.owner.finished == self.size, "all ranks to iterate")
         return (_cpu_s(self.root) - before_s) / self.size / ITERATIONS
 
-    async def kill(self, victim: psutil.Process) -> float:
-        """Kill an agent, and wait until the others have started anew; says when it was killed."""
+    async def kill(self, victim: psutil.Process) -> Answered:
+        """Kill an agent, and wait until the others have started anew."""
         epoch, killed_s = self.owner.epoch, time.time()
+        others = [one for one in (*self.victims.values(), *self.crowds) if one != victim]
+        others = [one for one in others if one.is_running()]
+        root_s, agents_s = _cpu_s(self.root), sum(map(_cpu_s, others))
         victim.kill()
         await self.until(lambda: self.owner.epoch > epoch, "another plan")
         await self.until(lambda: len(self.owner.protected) == self.size, "all ranks to start anew")
-        return killed_s
+        return Answered(
+            planned_s=self.owner.planned_s - killed_s,
+            reached_s=max(self.owner.protected.values()) - killed_s,
+            root_s=_cpu_s(self.root) - root_s,
+            agents_s=sum(map(_cpu_s, others)) - agents_s,
+        )
 
     def _used(self) -> Use:
         etcd = etcd_process()
