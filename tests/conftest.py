@@ -20,8 +20,11 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
 
-REAL = frozenset({"browser", "cluster", "notebooks"})
-"""Folders whose tests start nodes, notebooks and browsers: one at a time, and with precedence."""
+REAL = {"cluster": "cluster", "browser": "watched", "notebooks": "watched"}
+"""Folders whose tests start nodes, notebooks and browsers, and in which turn they come.
+
+Each mostly waits, for imports, leases and pages: two turns at a time keep two processors busy.
+"""
 YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
 
@@ -37,7 +40,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the long ones out, unless they are asked for: all of them, or one by its name."""
+    """The real ones first, without the long ones, unless those are asked for: all, or by name."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: room_of(item.nodeid) not in REAL)
     if config.getoption("--long") or any("::" in each for each in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
@@ -52,16 +57,16 @@ def room_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2` one process runs the real ones, the other all that computes."""
+    """With `-n 2` each process runs real ones in turn, and when these are done what computes."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class RealOnesTogether(LoadScopeScheduling):
+    class RealOnesInTurns(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             room = room_of(nodeid)
-            return "real" if room in REAL else room
+            return REAL.get(room, room)
 
     config.option.loadscopereorder = False  # the real ones come first
-    return RealOnesTogether(config, log)
+    return RealOnesInTurns(config, log)
 
 
 def pytest_sessionstart(session):
