@@ -38,6 +38,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.restart:bench",
         "failure to the next finished iteration, warm and cold in turn",
     ),
+    "wasted": (
+        "gemini_lab.experiments.benches.wasted:bench",
+        "workers killed at any time: does Eq. (1) hold?",
+    ),
     "drain": (
         "gemini_lab.experiments.benches.drain:bench",
         "nodes whose ranks move to a standby, one after the other",

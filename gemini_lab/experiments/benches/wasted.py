@@ -1,0 +1,100 @@
+"""Whether Eq. (1) of the paper holds here: what failures waste that come at any time.
+
+Workers of one lab are killed one after the other, each at a moment drawn uniformly by the clock. If
+the time that a failure wastes is t_ckpt + 1/(2f) + t_rtvl on average, what is lost beyond t_ckpt is
+half a checkpoint's interval on average, and any part of it as often as any other.
+"""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean, median
+from typing import Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import WorkerCrash
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
+from gemini_lab.report.values import RunReport
+
+NODES: Final = 4
+SETTLED: Final = 4  # iterations after a start, before a failure may come
+WITHIN: Final = 3  # iterations from then, in which it comes
+LIMIT_S: Final = 180.0
+
+
+def bench(repeats: int) -> list[Row]:
+    """Kill `repeats` workers of one lab, each at a moment of its own."""
+    rng = random.Random(repeats)
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
+        Lab(NODES, folder=Path(folder)) as lab,
+    ):
+        lab.wait_until_ready()
+        run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
+        pace_s = 0.0
+        for number in range(1, repeats + 1):
+            _wait_for(run, iteration=run.iteration + SETTLED)
+            pace_s = pace_s or _pace_s(run)
+            time.sleep(rng.uniform(0.0, WITHIN * pace_s))
+            run.inject(WorkerCrash(f"rank-{rng.randrange(NODES)}"))
+            _wait_for(run, recoveries=number)
+        report = run.report()
+        run.stop()
+    return rows_of(report)
+
+
+def rows_of(report: RunReport) -> list[Row]:
+    """What the failures of a run wasted, beside what Eq. (1) says of them.
+
+    Raises:
+        GeminiError: Of none of them it is known.
+    """
+    wasted = report.wasted
+    if wasted is None:
+        raise GeminiError("no failure of the run tells what it wasted")
+    lost = [one.lost_progress_s for one in report.recoveries if one.lost_progress_s is not None]
+    beyond = [(one - wasted.checkpoint_s) / wasted.interval_s for one in lost]
+    return [
+        Row(name="a version until it is whole, t_ckpt", values=(wasted.checkpoint_s,)),
+        Row(name="an iteration, which is the interval 1/f", values=(wasted.interval_s,)),
+        Row(name="wasted by a failure, measured", values=wasted.measured_s),
+        Row(name="the same by Eq. (1)", values=(wasted.predicted_s,)),
+        Row(
+            name="measured / predicted",
+            unit="",
+            values=tuple(one / wasted.predicted_s for one in wasted.measured_s),
+        ),
+        Row(
+            name="the mean of that",
+            unit="",
+            values=(fmean(wasted.measured_s) / wasted.predicted_s,),
+        ),
+        Row(name="lost beyond t_ckpt, in intervals (0.5)", unit="", values=tuple(beyond)),
+        Row(name="... in 1 of 4 less than (0.25)", unit="", values=(_quartile(beyond, 1),)),
+        Row(name="... in 3 of 4 less than (0.75)", unit="", values=(_quartile(beyond, 3),)),
+    ]
+
+
+def _quartile(values: list[float], number: int) -> float:
+    """The value below which `number` in four lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * number // 4)]
+
+
+def _pace_s(run: Run) -> float:
+    """How long an iteration takes, as far as is known."""
+    steps_s = [one.duration_s for one in run.report().iterations[NODES:]]
+    return median(steps_s)
+
+
+def _wait_for(run: Run, *, iteration: int = 0, recoveries: int = 0) -> None:
+    """Wait until it trains, so many iterations and recoveries from its start on."""
+    give_up_s = time.monotonic() + LIMIT_S
+    while run.iteration < iteration or run.recoveries < recoveries or run.phase != "training":
+        if run.failure or time.monotonic() > give_up_s:
+            raise GeminiError(f"{run} does not get on: {run.failure or 'nothing is heard of it'}")
+        time.sleep(0.05)
