@@ -68,6 +68,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
 AWAY: Final = (0.1, 12.0)
 PAST_LEASE: Final = (4.0, 15.0)
+NOTICE: Final = (1.0, 20.0)  # some machines are taken before their ranks have moved
 
 KINDS: Final[dict[str, Kind]] = {
     "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True, costs_s=5),
@@ -101,6 +102,12 @@ KINDS: Final[dict[str, Kind]] = {
         lasts_s=PAST_LEASE,
         begins_recovery=True,
         costs_s=12,
+    ),
+    "node_drain": Kind(
+        text="a node drained on a notice, and all of it killed when that is over",
+        place="rank",
+        lasts_s=NOTICE,
+        costs_s=10,
     ),
     "root_kill": Kind(
         text="SIGKILL to all of the root's node", place="root", begins_recovery=True, costs_s=10

@@ -19,7 +19,7 @@ from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, nodes_o
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
 from gemini_lab.lab.control import ask
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.recovery.messages import InjectFailure
+from gemini_lab.recovery.messages import DrainNode, InjectFailure
 
 Mend = Callable[[], object]
 SIGNALS: Final = {
@@ -75,6 +75,8 @@ class Strikes:
             return self._order(LinkCut(f"rank-{fault.rank}"))
         if fault.kind == "bit_flip":
             return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
+        if fault.kind == "node_drain":
+            return self._drain(fault)
         hit, processes = self._processes(fault, what)
         if not send(processes, SIGNALS[how]):
             raise ConfigError(f"{hit} has no such process now")
@@ -114,6 +116,17 @@ class Strikes:
     def _order(self, failure: Failure) -> tuple[str, None]:
         """Have the run's owner order it, as `gemini-lab inject` does."""
         return ask(self._folder, InjectFailure(failure=failure.to_json())), None
+
+    def _drain(self, fault: Fault) -> tuple[str, Mend]:
+        """Give a node notice, and take its machine when that is over."""
+        name, _ = self._agent(fault)
+        ask(self._folder, DrainNode(node=name))
+
+        def take() -> None:
+            if (node := nodes_of(self._mark).get(name)) is not None:
+                send(node.all, signal.SIGKILL)
+
+        return name, take
 
     def _fill_log(self) -> tuple[str, Mend]:
         """Have the owner's files grow no more, as on a full disk."""
