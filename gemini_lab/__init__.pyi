@@ -1,5 +1,6 @@
 from .engine.contract import Protected as Protected
 from .engine.contract import Stateful as Stateful
+from .engine.contract import WorldChange as WorldChange
 from .engine.contract import ZeroEngine as ZeroEngine
 from .engine.protection import protect as protect
 from .exercises.attacks import attack as attack

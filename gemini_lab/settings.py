@@ -17,6 +17,7 @@ SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
 ALGORITHMS: Final = ("drain", "paper")
 ON_DIVERGENCE: Final = ("warn", "stop")
+DATA_ON_RESIZE: Final = ("refuse", "restart")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop")
 
 LAYERS: Final = ("lab", "config block", "command line")
@@ -66,6 +67,9 @@ class Settings:
             so in log, terminal and report; `"hold"` also saves no version to the persistent tier,
             unless a person asks for it, until losses are numbers again, so that good ones stay
             there; `"stop"` also ends the run.
+        data_on_resize: What becomes of a position in the data that cannot be told for another
+            number of ranks: `"refuse"` does not load a version of such a number; `"restart"` reads
+            from the beginning, and says so.
         max_same_errors: So often a script may raise one and the same error in a run, also where it
             makes progress in between; `None` for as often as it likes.
         min_progress_s: A worker that stands still in a step for this long, or for ten times the
@@ -106,6 +110,7 @@ class Settings:
     give_up_progress_after_s: float | None = None
     on_divergence: str = "warn"
     on_not_finite: str = "hold"
+    data_on_resize: str = "refuse"
     max_same_errors: int | None = 5
     min_progress_s: float = 30.0
     idle_s: float = 300.0
@@ -140,6 +145,10 @@ class Settings:
         if self.on_not_finite not in ON_NOT_FINITE:
             raise ConfigError(
                 f"on_not_finite must be one of {ON_NOT_FINITE} (got {self.on_not_finite!r})"
+            )
+        if self.data_on_resize not in DATA_ON_RESIZE:
+            raise ConfigError(
+                f"data_on_resize must be one of {DATA_ON_RESIZE} (got {self.data_on_resize!r})"
             )
         if not 0 < self.mu <= 1:
             raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")

@@ -17,6 +17,7 @@ from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue, origins
+from gemini_lab.storage import persistent_tier
 from gemini_lab.units import format_bytes, format_seconds
 
 MOST_NODES: Final = 16
@@ -106,7 +107,7 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
         "machines": _machines(config),
         "store": _store(config),
         "folder": str(config.folder / wanted.name),
-        "resumes": _resumes(wanted, settings),
+        "resumes": _resumes(wanted, settings, ranks=seats.world_size),
     }
     yield from (f"{name:<10}{text}" for name, text in rows.items())
     yield ""
@@ -137,15 +138,18 @@ def _store(config: LabConfig) -> str:
     return "an etcd of its own, on this machine"
 
 
-def _resumes(wanted: Submission, settings: Settings) -> str:
+def _resumes(wanted: Submission, settings: Settings, *, ranks: int) -> str:
     url = settings.persistent_url
     if not wanted.is_resumed:
         return "nothing: it begins at its start (--resume)"
     if url is None:
         return "nothing: no persistent tier is named (--persistent-url)"
     versions = versions_at(url)
-    newest = f"version {versions[-1]}" if versions else "no version is there yet, so its start"
-    return f"{newest}, from {url}"
+    if not versions:
+        return f"no version is there yet, so its start, from {url}"
+    then = persistent_tier(url).shards(versions[-1])
+    recut = "" if then == ranks else f" of {then} ranks, cut anew for {ranks}"
+    return f"version {versions[-1]}{recut}, from {url}"
 
 
 def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[str]:

@@ -25,6 +25,7 @@ class Kept:
         dtype: By torch's name.
         numel: How many elements of it this rank has.
         most: How many any rank has.
+        place: The first of them in the whole tensor; None if they are not one run there.
     """
 
     parameter: int
@@ -32,6 +33,7 @@ class Kept:
     dtype: str
     numel: int
     most: int
+    place: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

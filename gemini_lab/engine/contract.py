@@ -1,9 +1,10 @@
 """What `protect` is given and what it gives, as far as either side relies on it."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -54,6 +55,22 @@ class Stateful(Protocol):
         """Take on a state that `state_dict` gave."""
 
 
+@runtime_checkable
+class Resharding(Protocol):
+    """What can say its position for another number of ranks."""
+
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
+    ) -> Mapping[str, Any]:
+        """What `load_state_dict` is to be given on one rank of so many.
+
+        Args:
+            states: What `state_dict` gave on each of the ranks that there were.
+            rank: This one.
+            world_size: How many there are now.
+        """
+
+
 Source = Stateful | DataLoader[object]
 """What holds the position in the data."""
 Keepable = (
@@ -67,8 +84,24 @@ Keepable = (
 """What can travel with every version by a name of its own; a mapping must be a dict."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldChange:
+    """That a version was loaded which another number of ranks had made."""
+
+    ranks_then: int
+    ranks_now: int
+
+
 class Protected(Protocol):
     """What `protect` returns."""
+
+    @property
+    def world_changed(self) -> WorldChange | None:
+        """Whether this start goes on from a version of another number of ranks; None if not.
+
+        Then the global batch is what the script makes of it: DeepSpeed's stays what it was where
+        `train_batch_size` is given, and micro-batches are dealt to the ranks there are.
+        """
 
     @property
     def step(self) -> int:

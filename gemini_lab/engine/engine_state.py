@@ -9,15 +9,18 @@ and so may be of either iteration, can be captured before.
 
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gemini_lab.engine import small_state
-from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.contract import Engine, WorldChange
+from gemini_lab.engine.cut_sum import sum_over_ranks
 from gemini_lab.engine.framework import Framework, Pieces
+from gemini_lab.engine.heir import Heir
 from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.recast import recast
 from gemini_lab.engine.script_state import ScriptState
 from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.engine.torch_framework import TorchFramework
@@ -46,6 +49,7 @@ class EngineState:
         framework: Whose model and optimizer.
         layout: The form of this rank's payload.
         script: What the script handed over.
+        world_changed: Set when a version of another number of ranks was taken over.
 
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
@@ -63,6 +67,7 @@ class EngineState:
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out(small_capacity_bytes)
         self._identity = zlib.compress(encode(self.layout.identity))
+        self.world_changed: WorldChange | None = None
         self._restored: bytes | None = None  # the small state, until the loop's top is reached
 
     @property
@@ -112,7 +117,9 @@ class EngineState:
         small["present"] = self.framework.present()
         small["extra"] = dict(extra or {})
         small["at_top"] = at_top
-        encoded = encode_framed(small)
+        return self._within_room(encode_framed(small))
+
+    def _within_room(self, encoded: bytes) -> bytes:
         room_bytes = self.layout.small_capacity_bytes
         if len(encoded) > room_bytes:
             raise CapacityError(
@@ -149,6 +156,30 @@ class EngineState:
         if small.get("at_top"):
             self._restored = framed(payload)
         return dict(small["extra"])
+
+    def recast(
+        self, layouts: Sequence[ShardLayout], smalls: Sequence[Payload], *, may_restart: bool
+    ) -> tuple[bytes, list[str]]:
+        """The small state of a version of another number of ranks, as if captured here.
+
+        Args:
+            layouts: Of its shards, in order.
+            smalls: Their small states, as bytes.
+            may_restart: Whether data may be read anew where their position cannot be told.
+
+        Returns:
+            The bytes, as `capture_small` gives them, and what the script's author should know.
+
+        Raises:
+            ConfigError: Something in it cannot be taken over; says what, and the way out.
+            CapacityError: There is too little room for it.
+        """
+        heir = Heir(rank=self.layout.rank, ranks=self.layout.world_size, layouts=layouts)
+        unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
+        small = recast(unfolded, heir, self.framework, self.script, may_restart=may_restart)
+        small["identity"] = self._identity
+        self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
+        return self._within_room(encode_framed(small)), heir.remarks
 
     def restore_small_again(self) -> None:
         """Undo what was done to the small state since `load`, but for the positions in the data.
@@ -190,6 +221,8 @@ class EngineState:
             aliases=aliases(module),
             frozen=tuple(frozen),
             frozen_digest=digest_over_ranks(list(frozen.values())) if frozen else "",
+            frozen_sum=sum_over_ranks(frozen) if frozen else "",
+            unplaced=tuple(framework.unplaced()),
         )
 
     def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:

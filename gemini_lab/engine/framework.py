@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.settings import SettingValue
@@ -75,7 +76,11 @@ class Framework(ABC):
 
     @abstractmethod
     def weight_pieces(self) -> Iterator[WeightPiece]:
-        """Which parts of which weights these tensors hold; over all ranks each part once."""
+        """Which parts of which weights, and of what is kept for them, this rank's tensors hold."""
+
+    def unplaced(self) -> list[str]:
+        """Tensors of which it is not known which part of the whole this rank has."""
+        return []
 
     @abstractmethod
     def present(self) -> list[bool]:
@@ -122,6 +127,21 @@ class Framework(ABC):
 
         Raises:
             ConfigError: It is one.
+        """
+
+    @abstractmethod
+    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+        """What `capture` would have given here, out of what ranks of another number captured.
+
+        Args:
+            smalls: Theirs, in order; beside what `capture` gave, `"present"` as it was then.
+            heir: This rank, and the layouts of their shards.
+
+        Returns:
+            The same with `"present"`.
+
+        Raises:
+            ConfigError: They differ in what this rank cannot have of all of them.
         """
 
     # -- the boundaries --------------------------------------------------------------------------

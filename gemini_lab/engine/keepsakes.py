@@ -13,6 +13,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.errors import ConfigError, UnsupportedError
 
+_SMALL_SEEDS: Final = 2**32  # all that numpy's older generators can be seeded with
 _ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's size
 
 
@@ -27,12 +28,14 @@ class Keepsake:
             script does to it after `engine.step()` belongs to that update. Of other things, such as
             generators, nobody can tell.
         room_bytes: How large its state may become beyond what is usual for small things.
+        renew: Of a generator, the state that it has when it is seeded with a number.
     """
 
     read: Callable[[], Any]
     put: Callable[[Any], object]
     is_made: bool = False
     room_bytes: int = 0
+    renew: Callable[[int], Any] | None = None
 
 
 def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
@@ -48,14 +51,32 @@ def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
 def _keepsake(name: str, thing: Any) -> Keepsake:
     match thing:
         case torch.Generator():
-            return Keepsake(read=thing.get_state, put=thing.set_state)
+            return Keepsake(
+                read=thing.get_state,
+                put=thing.set_state,
+                renew=lambda seed: torch.Generator(thing.device).manual_seed(seed).get_state(),
+            )
         case np.random.Generator():
             bits: Any = thing.bit_generator
-            return Keepsake(read=lambda: bits.state, put=partial(setattr, bits, "state"))
+            return Keepsake(
+                read=lambda: bits.state,
+                put=partial(setattr, bits, "state"),
+                renew=lambda seed: type(bits)(seed).state,
+            )
         case np.random.RandomState():
-            return Keepsake(read=partial(thing.get_state, legacy=False), put=thing.set_state)
+            return Keepsake(
+                read=partial(thing.get_state, legacy=False),
+                put=thing.set_state,
+                renew=lambda seed: np.random.RandomState(seed % _SMALL_SEEDS).get_state(
+                    legacy=False
+                ),
+            )
         case random.Random():
-            return Keepsake(read=thing.getstate, put=thing.setstate)
+            return Keepsake(
+                read=thing.getstate,
+                put=thing.setstate,
+                renew=lambda seed: random.Random(seed).getstate(),
+            )
         case dict():
             return Keepsake(
                 read=lambda: thing, put=partial(_refill, thing), room_bytes=_tensor_bytes(thing)

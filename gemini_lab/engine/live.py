@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.pulse import Pulse
@@ -112,6 +113,11 @@ class LiveProtection:
         """Iterations that were done when protection began."""
         self._is_asked = True
         return self._began_at
+
+    @property
+    def world_changed(self) -> WorldChange | None:
+        """Whether another number of ranks made the version that was loaded; see `Protected`."""
+        return self._state.world_changed
 
     def steps(self, total: int, /) -> Iterator[int]:
         """The script's loop; see `Protected`."""

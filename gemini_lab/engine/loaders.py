@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.errors import ConfigError
@@ -72,7 +72,17 @@ class LoaderWatch:
             "asked": self._asked if is_under_way else {},
             "taken": latest.taken if latest is not None and is_under_way else 0,
             "now": self._draws(),
+            "dealt": self.dealt,
         }
+
+    @property
+    def dealt(self) -> int | None:
+        """Samples of an epoch's order that a batch of every rank takes; None where none says so."""
+        sampler = getattr(self.loader, "data_sampler", getattr(self.loader, "sampler", None))
+        size = getattr(self.loader, "batch_size", None)
+        if self._reads_ahead or not isinstance(sampler, DistributedSampler) or size is None:
+            return None
+        return int(size) * int(sampler.num_replicas)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position; the random states that all share are left as that makes them.

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from gemini_lab.engine.blocks import WEIGHT, Kept
 from gemini_lab.engine.small_state import beside, numbers
 from gemini_lab.engine.stand_in import state_for
+from gemini_lab.engine.weight_runs import place_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import DTYPE_BYTES
 
@@ -21,12 +22,13 @@ _SCRATCH: Final = {"state", "param_groups", "defaults", "_dummy_overflow_buf"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorForm:
-    """A large tensor of the state, as this rank has it."""
+    """A large tensor of the state, as this rank has it; as for its fields, see `Kept`."""
 
     parameter: int
     name: str
     dtype: str
     numel: int
+    place: int | None
 
 
 class OptimizerState:
@@ -170,7 +172,9 @@ class OptimizerState:
                 f"{called(self._optimizer)} keeps {name!r} as a tensor of type {dtype} "
                 f"({part.layout}); known are dense tensors of {', '.join(DTYPE_BYTES)}"
             )
-        return TensorForm(parameter=number, name=name, dtype=dtype, numel=part.numel())
+        return TensorForm(
+            parameter=number, name=name, dtype=dtype, numel=part.numel(), place=place_of(tensor)
+        )
 
     def _is_large(self, name: str, value: object) -> bool:
         """Whether a value is a large tensor.

@@ -23,7 +23,7 @@ from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.live import LiveProtection, epoch_in
 from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ranks import rank_and_world_size
-from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.surroundings import gather
@@ -35,6 +35,7 @@ from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
+from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
@@ -164,6 +165,7 @@ def start_protection(
         persistent_url=settings.persistent_url,
         lineage=lineage,
         layout=state.layout,
+        recast=_recast(state, settings, remark),
     )
     with session.pulse.within("restoring", start.plan.tier):
         newest, epoch = _restore(session, state, place)
@@ -309,6 +311,16 @@ def _restore(
     if newest is not None:
         session.emit(msgspec.structs.replace(newest, restored=True))
     session.emit(_restored_event(place.rank, plan.version, receipt))
+    if receipt.ranks_then is not None:
+        session.emit(
+            events.ShardRecut(
+                shard=place.rank,
+                version=plan.version,
+                ranks_then=receipt.ranks_then,
+                ranks=place.seats.world_size,
+                read_bytes=receipt.read_bytes,
+            )
+        )
     for watch in state.script.watches:
         if watch.replay_s > _LONG_REPLAY_S and place.rank == 0:
             text = (
@@ -317,6 +329,19 @@ def _restore(
             )
             session.emit(events.Note(text=text))
     return newest, epoch_in(small)
+
+
+def _recast(state: EngineState, settings: Settings, remark: Callable[[str], None]) -> Recast:
+    """Takes over the small state of another number of ranks, and says what it could not."""
+
+    def recast(layouts: Sequence[ShardLayout], smalls: Sequence[bytes]) -> bytes:
+        may_restart = settings.data_on_resize == "restart"
+        small, told = state.recast(layouts, smalls, may_restart=may_restart)
+        for text in told:
+            remark(text)
+        return small
+
+    return recast
 
 
 def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRestored:

@@ -20,6 +20,14 @@ def random_states() -> dict[str, Any]:
     }
 
 
+def seeded_random_states(seed: int) -> dict[str, Any]:
+    """The states that they have when they are seeded with a number; they are seeded for it."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)  # the device's too
+    return random_states()
+
+
 def restore_random_states(states: Mapping[str, Any]) -> None:
     """Put back what `random_states` gave."""
     random.setstate(states["python"])

@@ -6,21 +6,27 @@ version again.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from gemini_lab.errors import GeminiError, IntegrityError
-from gemini_lab.memory.slab import ReadBuffer, Slab
+from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
 from gemini_lab.seats import Seats
+from gemini_lab.shard.codec import framed
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.shard.recut import plan_recut
 from gemini_lab.storage import persistent_tier
+from gemini_lab.storage.persistent import PersistentTier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.whole_copy import receive_copy, send_copy
 
 SmallState = Mapping[str, object]
+_UNREADABLE: Final = (GeminiError, OSError)
+Recast = Callable[[Sequence[ShardLayout], Sequence[bytes]], bytes]
 
 
 class UnusableCopyError(IntegrityError):
@@ -51,6 +57,8 @@ class Receipt:
     Attributes:
         tier: From where.
         holder: The node that had it, or the persistent tier's URL.
+        ranks_then: How many ranks made the version, where it was another number.
+        read_bytes: If so, how much was read of their shards.
         size_bytes: Of the shard.
         retrieve_s: To bring it into the slab.
         verify_s: To compare it with its checksums.
@@ -59,6 +67,8 @@ class Receipt:
 
     tier: Literal["local", "peer", "persistent"]
     holder: str | None
+    ranks_then: int | None = None
+    read_bytes: int = 0
     size_bytes: int = 0
     retrieve_s: float = 0.0
     verify_s: float = 0.0
@@ -77,6 +87,8 @@ class Place:
         persistent_url: The persistent tier, if there is one.
         lineage: The history in which versions are made from now on.
         layout: Of this rank's shard as the engine has it now.
+        recast: Makes this rank's small state of those of a version of another number of ranks,
+            whose layouts it is given too.
     """
 
     rank: int
@@ -86,6 +98,7 @@ class Place:
     persistent_url: str | None
     lineage: Lineage = NO_LINEAGE
     layout: ShardLayout | None = None
+    recast: Recast | None = None
 
     @property
     def node(self) -> str:
@@ -179,28 +192,78 @@ def fetch(version: int, place: Place) -> Receipt:
 
     Raises:
         UnusableCopyError: It cannot be read, or is damaged.
-        ConfigError: It is of another model, optimizer or number of ranks.
+        ConfigError: It is of another model or optimizer, or of another number of ranks and cannot
+            be cut anew for this one.
     """
     started_s = time.perf_counter()
-    try:
+    with _usable(version, place):
         tier = persistent_tier(str(place.persistent_url))
-        payload, stored = tier.read_file(version, place.rank)
-    except (GeminiError, OSError) as error:
+        ranks_then = tier.shards(version)
+    if ranks_then == place.seats.world_size or place.layout is None or place.recast is None:
+        receipt = _fetch_own(tier, version, place)
+    else:
+        receipt = _fetch_recut(tier, version, place, place.layout, place.recast)
+    return replace(receipt, retrieve_s=time.perf_counter() - started_s)
+
+
+@contextmanager
+def _usable(
+    version: int, place: Place, *, errors: tuple[type[Exception], ...] = _UNREADABLE
+) -> Iterator[None]:
+    """What cannot be read of a persistent version is an `UnusableCopyError`."""
+    try:
+        yield
+    except errors as error:
         raise UnusableCopyError(
             shard=place.rank, version=version, holder=None, reason=str(error)
         ) from error
+
+
+def _fetch_own(tier: PersistentTier, version: int, place: Place) -> Receipt:
+    """The shard of this rank, as it was written."""
+    with _usable(version, place):
+        payload, stored = tier.read_file(version, place.rank)
     if place.layout is not None:  # it may be another run's, of another model
         require_same(stored.identity, place.layout.identity)
     buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload
-    for index in range(buffer.chunk_count(len(payload))):
-        buffer.seal_chunk(index)
-    buffer.commit(len(payload))
+    _seal(buffer, len(payload))
+    return Receipt(tier="persistent", holder=place.persistent_url)
+
+
+def _fetch_recut(
+    tier: PersistentTier, version: int, place: Place, layout: ShardLayout, recast: Recast
+) -> Receipt:
+    """This rank's shard, put together of those of another number of ranks."""
+    with _usable(version, place):
+        shards = tier.open_shards(version)
+        smalls = [framed(shard.small()) for shard in shards]
+    layouts = [shard.layout for shard in shards]
+    plan = plan_recut(layouts, layout)
+    with _usable(version, place, errors=(IntegrityError,)):
+        small = recast(layouts, smalls)
+    buffer = place.slab.begin(place.rank, version, place.lineage)
+    end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes
+    buffer.data[layout.small_offset_bytes : end_bytes] = 0
+    buffer.data[layout.small_offset_bytes :][: len(small)] = memoryview(small)
+    for start, size_bytes in plan.zeros:
+        buffer.data[start : start + size_bytes] = 0
+    for number, shard in enumerate(shards):
+        with _usable(version, place):
+            shard.copy(plan.moves_from(number), buffer.data.data)
+    _seal(buffer, layout.payload_bytes)
     return Receipt(
         tier="persistent",
         holder=place.persistent_url,
-        retrieve_s=time.perf_counter() - started_s,
+        ranks_then=len(shards),
+        read_bytes=sum(shard.read_bytes for shard in shards),
     )
+
+
+def _seal(buffer: WriteBuffer, payload_bytes: int) -> None:
+    for index in range(buffer.chunk_count(payload_bytes)):
+        buffer.seal_chunk(index)
+    buffer.commit(payload_bytes)
 
 
 def put_back(

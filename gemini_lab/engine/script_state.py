@@ -22,6 +22,7 @@ class ScriptState:
         also: Generators and objects with a state, by name.
 
     Attributes:
+        sources: Says where each of `data` stands, in their order.
         watches: The watches of those of `data` that are loaders, in their order.
         bystanders: Names other weights that changed since protection began, each once.
 
@@ -44,7 +45,7 @@ class ScriptState:
         for loader in loaders:
             _require_no_iterator(loader)
         self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
-        self._data = [_position(source) for source in data]
+        self.sources = [_position(source) for source in data]
 
     @property
     def room_bytes(self) -> int:
@@ -55,7 +56,7 @@ class ScriptState:
 
     def positions(self) -> list[Any]:
         """Where the data stand; to ask may draw random numbers."""
-        return [source.state_dict() for source in self._data]
+        return [source.state_dict() for source in self.sources]
 
     def drawn(self) -> dict[str, Any]:
         """What changes at any time, so that only the loop's top tells what belongs to an iteration.
@@ -82,10 +83,10 @@ class ScriptState:
         Raises:
             ConfigError: It did; says which.
         """
-        if len(small["data"]) != len(self._data):
+        if len(small["data"]) != len(self.sources):
             raise ConfigError(
                 f"the version has the positions of {len(small['data'])} data sources, the script "
-                f"gives {len(self._data)}; give `data=` as it was"
+                f"gives {len(self.sources)}; give `data=` as it was"
             )
         stored = {*small["also"], *small["made"]}
         if stored != {*self.keepsakes}:
@@ -95,9 +96,14 @@ class ScriptState:
             )
 
     def put_data(self, positions: Sequence[Any]) -> None:
-        """Go to these positions in the data; random numbers may be drawn for it."""
-        for source, position in zip(self._data, positions, strict=True):
-            source.load_state_dict(position)
+        """Go to these positions in the data; random numbers may be drawn for it.
+
+        Args:
+            positions: As `positions` gave them; None for a source that is to stay where it is.
+        """
+        for source, position in zip(self.sources, positions, strict=True):
+            if position is not None:  # it begins anew otherwise
+                source.load_state_dict(position)
             source.state_dict()  # what it builds, and draws for it, comes before the random states
 
     def put(self, small: Mapping[str, Any]) -> None:

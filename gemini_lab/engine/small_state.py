@@ -21,12 +21,19 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
         script: What the script handed over.
         drawn: What `script.capture_drawn` gave when the iteration ended.
     """
-    return {
-        **framework.capture(),
-        "buffers": dict(persistent_buffers(framework.module)),
-        "made": script.made(),
-        _DRAWN: drawn,
-    }
+    buffers = dict(persistent_buffers(framework.module))
+    return {**framework.capture(), **_folded(buffers, script.made(), drawn)}
+
+
+def folded(
+    *, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parts that no framework has, as `unfold` finds them."""
+    return _folded(buffers, made, encode(dict(drawn)))
+
+
+def _folded(buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes) -> dict[str, Any]:
+    return {"buffers": dict(buffers), "made": dict(made), _DRAWN: drawn}
 
 
 def unfold(small: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from gemini_lab.engine.agreement import ReplicaCheck
 from gemini_lab.engine.blocks import WEIGHT, Block, Kept, Segment, lay_blocks
 from gemini_lab.engine.ddp_buckets import BucketOrder
 from gemini_lab.engine.framework import Form, Framework, Pieces
+from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.optimizer_state import OptimizerState, flat_part, local_part
 from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicated_by, reshard
-from gemini_lab.engine.weight_runs import runs_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import DTYPE_BYTES, TensorSpec, WeightPiece
@@ -39,6 +39,11 @@ class TorchFramework(Framework):
         self.parallelism = engine.parallelism
         self._state = OptimizerState(engine.optimizer)
         self._kept = self._describe()
+        names = {id(weight): name for name, weight in self.module.named_parameters()}
+        self._names = [  # an optimizer may train what is not in the model
+            names.get(id(weight), f"parameter {number} of the optimizer")
+            for number, weight in enumerate(self._state.weights)
+        ]
         self._is_shared = engine.parallelism == "DDP" and self.world_size > 1
         ranks = self.world_size if self._is_shared else 1
         self._blocks = lay_blocks(self._kept, ranks=ranks)
@@ -72,20 +77,27 @@ class TorchFramework(Framework):
         return [(f"{b.name}.{b.dtype}", b.dtype, (b.numel,)) for b in self._blocks]
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
-        """What of which weights this rank's parts are; several ranks may have all of them."""
-        names = {id(weight): name for name, weight in self.module.named_parameters()}
+        """What of which weights and states this rank's parts are; others may have the same."""
         for number, block in enumerate(self._blocks):
-            for segment in block.parts[self._part] if block.name == WEIGHT else ():
-                weight = self._state.weights[self._kept[segment.kept].parameter]
-                if id(weight) in names:
-                    for run in runs_of(weight, segment, is_first=self._is_shared or not self.rank):
-                        yield WeightPiece(
-                            weight=names[id(weight)],
-                            weight_offset=run.weight_offset,
-                            tensor=number,
-                            tensor_offset=run.at,
-                            numel=run.numel,
-                        )
+            for segment in block.parts[self._part]:
+                kept = self._kept[segment.kept]
+                if kept.place is not None:
+                    yield WeightPiece(
+                        weight=self._names[kept.parameter],
+                        weight_offset=kept.place + segment.start,
+                        tensor=number,
+                        tensor_offset=segment.at,
+                        numel=segment.numel,
+                        state="" if block.name == WEIGHT else block.name,
+                    )
+
+    def unplaced(self) -> list[str]:
+        """What is sharded along other dimensions than the first."""
+        return [
+            f"{one.name} of {self._names[one.parameter]}"
+            for one in self._kept
+            if one.place is None and one.numel
+        ]
 
     def present(self) -> list[bool]:
         """Of each tensor of the state, whichever rank keeps it."""
@@ -154,6 +166,7 @@ class TorchFramework(Framework):
                 dtype=form.dtype,
                 numel=form.numel,
                 most=max(size[number] for size in sizes),
+                place=form.place,
             )
             for number, form in enumerate(forms)
         ]
@@ -203,6 +216,11 @@ class TorchFramework(Framework):
 
     def require_fit(self, small: Mapping[str, Any]) -> None:
         """Nothing of it is optional."""
+
+    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+        """The same: a job's ranks have all of it alike."""
+        names = ("counters", "optimizer", "gradients", "present")
+        return {name: heir.shared([one[name] for one in smalls], f"its {name}") for name in names}
 
     # -- the boundaries --------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from gemini_lab.engine.contract import Engine
 class Unprotected:
     """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
 
+    world_changed = None
+
     def __init__(self, engine: Engine) -> None:
         self.step = int(engine.global_steps)
         self._engine = engine

@@ -45,6 +45,14 @@ class Partitions(ABC):
         """Which parts of which weights they are, given each partition's number in the payload."""
 
     @abstractmethod
+    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
+        """The weights of which all ranks together hold a partition of this number."""
+
+    def names_in(self, partition: int) -> set[str]:
+        """Their names."""
+        return {self.names[id(weight)] for weight in self.weights_in(partition)}
+
+    @abstractmethod
     def publish(self) -> None:
         """Bring the master weights to the model's own weights, on all ranks together."""
 
@@ -71,6 +79,11 @@ class Stage12(Partitions):
             weights = self.zero.round_robin_bit16_groups[group]
             offsets = self.zero.round_robin_bit16_offsets[group]
             yield from self._cut(group, tensor, weights, offsets)
+
+    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
+        """A group's."""
+        weights: Sequence[torch.Tensor] = self.zero.bit16_groups[partition]
+        return weights
 
     def publish(self) -> None:
         """Copy this rank's part and gather the others'."""
@@ -107,6 +120,11 @@ class Stage1WideGradients(Stage12):
         """The weights of all groups."""
         return chain.from_iterable(self.zero.bf16_groups)
 
+    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
+        """A group's."""
+        weights: Sequence[torch.Tensor] = self.zero.bf16_groups[partition]
+        return weights
+
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """What this rank's cut of each group's flat tensor touches."""
         for group, tensor in enumerate(tensors):
@@ -133,6 +151,11 @@ class Stage3(Partitions):
     def weights(self) -> Iterator[torch.nn.Parameter]:
         """The weights of all sub-groups."""
         return chain.from_iterable(self.zero.fp16_groups)
+
+    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
+        """A sub-group's."""
+        weights: Sequence[torch.Tensor] = self.zero.fp16_groups[partition]
+        return weights
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """This rank's part of each weight; the last ranks' may be shorter, or none."""

@@ -1,6 +1,7 @@
 """A DeepSpeed engine under ZeRO as protection sees it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -8,13 +9,14 @@ from torch import nn
 
 from gemini_lab.engine.beta_powers import BetaPowers
 from gemini_lab.engine.framework import Form, Framework, Pieces
+from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.small_state import beside, numbers
 from gemini_lab.engine.stepping import StepHook, hook_step
 from gemini_lab.engine.zero import partitions_of
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
-from gemini_lab.shard.layout import TensorSpec, WeightPiece
+from gemini_lab.shard.layout import TensorSpec, WeightPiece, partition_of
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -76,9 +78,14 @@ class ZeroFramework(Framework):
         ]
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
-        """What of which weights the partitions are."""
+        """What of which weights the partitions are; their moments lie as they do."""
         numbers = [index for index, slot in enumerate(self._slots) if slot[1] == _MASTER]
-        return self._partitions.pieces(numbers)
+        for piece in self._partitions.pieces(numbers):
+            yield piece
+            partition = self._slots[piece.tensor][0]
+            for index, (other, name, _) in enumerate(self._slots):
+                if other == partition and name != _MASTER:
+                    yield replace(piece, tensor=index, state=name)
 
     def present(self) -> list[bool]:
         """Of each tensor in `forms`."""
@@ -173,6 +180,52 @@ class ZeroFramework(Framework):
                 f"{where[0]} has a learning rate scheduler, {where[1]} has none; start the script "
                 "as it was"
             )
+
+    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+        """The same, with what belongs to partitions found anew: their number may be another."""
+        before = [self._partitions_then(number, heir) for number in range(len(self._state_forms))]
+        optimizers = [one["optimizer"] for one in smalls]
+        common = [{**one, "scalars": None} for one in optimizers]
+        scalars = [
+            heir.shared([one["scalars"][n] for one in optimizers for n in numbers], "a step count")
+            for numbers in before
+        ]
+        there = [
+            {
+                spec.name: is_there
+                for spec, is_there in zip(layout.tensors, small["present"], strict=True)
+            }
+            for layout, small in zip(heir.layouts, smalls, strict=True)
+        ]
+        present = [
+            heir.shared([one[f"{n}.{name}"] for one in there for n in before[partition]], name)
+            for partition, name, _ in self._slots
+        ]
+        return {
+            "counters": self._counters(heir.shared([one["counters"] for one in smalls], "a count")),
+            "optimizer": {**heir.shared(common, "the optimizer's state"), "scalars": scalars},
+            "scheduler": heir.shared([one["scheduler"] for one in smalls], "the schedule"),
+            "present": present,
+        }
+
+    def _partitions_then(self, partition: int, heir: Heir) -> list[int]:
+        """The partitions in which a version has the weights of one of today's."""
+        names = self._partitions.names_in(partition)
+        return sorted(
+            {
+                partition_of(layout.tensors[piece.tensor].name) or 0
+                for layout in heir.layouts
+                for piece in layout.pieces
+                if not piece.state and piece.weight in names
+            }
+        )
+
+    def _counters(self, counters: Mapping[str, int]) -> dict[str, int]:
+        """The counters of a version, whose iterations may have had as many micro-batches or not."""
+        if not self._engine.managed_gradient_accumulation():
+            return dict(counters)
+        steps: int = self._engine.gradient_accumulation_steps()
+        return {**counters, "micro_steps": counters["global_steps"] * steps}
 
     def _capture_optimizer(self) -> dict[str, Any]:
         zero, base = self._partitions.zero, self._partitions.base

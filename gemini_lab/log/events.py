@@ -758,6 +758,24 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     reason: str
 
 
+class ShardRecut(OfWorker, frozen=True, kw_only=True):
+    """A shard was put together of those of a version that another number of ranks had made.
+
+    Attributes:
+        shard: Rank of its owner: this one.
+        version: Whose state it holds.
+        ranks_then: How many ranks had made that.
+        ranks: How many there are now.
+        read_bytes: What was read of their shards for it.
+    """
+
+    shard: int
+    version: int
+    ranks_then: int
+    ranks: int
+    read_bytes: int
+
+
 class ShardRestored(OfWorker, frozen=True, kw_only=True):
     """Receipt of one shard.
 
@@ -905,6 +923,7 @@ AnyEvent = (
     | ReplicaRejected
     | VersionRejected
     | RecoveryPlanned
+    | ShardRecut
     | ShardRestored
     | RecoveryWaiting
     | RecoveryFinished

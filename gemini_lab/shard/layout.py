@@ -46,14 +46,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPiece:
-    """A run of elements that a shard holds of one weight, in master (fp32) precision.
+    """A run of elements that a shard holds of one weight, or of what is kept for it.
 
     Attributes:
         weight: The weight's name in the model.
-        weight_offset: First element, in the flattened weight.
+        weight_offset: First element, in the flattened weight or state.
         tensor: Number of the tensor in the payload that holds them.
         tensor_offset: First element, in that tensor.
         numel: How many elements.
+        state: The optimizer's name for what they are of; empty for the weight itself, in master
+            (fp32) precision.
     """
 
     weight: str
@@ -61,6 +63,7 @@ class WeightPiece:
     tensor: int
     tensor_offset: int
     numel: int
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +75,17 @@ class ShardRecord:
         file: Its name; it carries the digest.
         size_bytes: Of the file.
         digest: xxh3_128 of the whole file, hexadecimal.
+        chunk_bytes: What one of `chunk_digests` covers; 0 where there are none.
+        chunk_digests: xxh3_64 of each chunk of the file, 16 hexadecimal digits each, so that parts
+            of it can be read and verified.
     """
 
     shard: int
     file: str
     size_bytes: int
     digest: str
+    chunk_bytes: int = 0
+    chunk_digests: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +102,15 @@ class ShardLayout:
         small_capacity_bytes: Room for it.
         payload_bytes: Size of the whole.
         weights: Shape of each trained weight of the model.
-        pieces: Which parts of which weights this shard holds.
+        pieces: Which parts of which weights and of their optimizer's state this shard holds; what
+            is in no piece is padding. Several ranks may hold the same.
         aliases: Further names of tied weights, and the name that `weights` has.
         frozen: Weights that are not trained, thus not in any payload.
         frozen_digest: Checksum of them.
         parallelism: How the ranks share the model: `"ZeRO"`, `"DDP"`, `"FSDP2"` or `"none"`.
+        frozen_sum: Checksum of the frozen weights that does not depend on the number of ranks.
+        unplaced: Tensors of the optimizer whose place in the whole is not known, so that only as
+            many ranks can read this shard.
     """
 
     rank: int
@@ -115,6 +127,8 @@ class ShardLayout:
     frozen: tuple[str, ...]
     frozen_digest: str
     parallelism: str = "ZeRO"
+    frozen_sum: str = ""
+    unplaced: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for `from_json`."""
@@ -125,6 +139,7 @@ class ShardLayout:
             "weights": {name: [*shape] for name, shape in self.weights.items()},
             "aliases": dict(self.aliases),
             "frozen": [*self.frozen],
+            "unplaced": [*self.unplaced],
         }
 
     @classmethod
@@ -136,6 +151,7 @@ class ShardLayout:
             "pieces": tuple(WeightPiece(**piece) for piece in values["pieces"]),
             "weights": {name: tuple(shape) for name, shape in values["weights"].items()},
             "frozen": tuple(values["frozen"]),
+            "unplaced": tuple(values.get("unplaced", ())),
         }
         return cls(**{**values, **changed})
 
@@ -155,9 +171,31 @@ class ShardLayout:
         }
 
     @property
+    def model_identity(self) -> dict[str, Any]:
+        """What must be the same when another number of ranks loads a version, as JSON values."""
+        identity = self.identity
+        whole = ("ZeRO stage", "parallelism", "optimizer", "frozen weights", "weight")
+        return {
+            **{key: identity[key] for key in whole if key in identity},
+            "sum of the frozen weights": self.frozen_sum,
+            "state": {_kind(tensor.name): tensor.dtype for tensor in self.tensors},
+        }
+
+    @property
     def fingerprint(self) -> str:
         """Checksum of the identity: equal where a version can be loaded."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.identity, sort_keys=True).encode())
+
+
+def partition_of(tensor: str) -> int | None:
+    """The partition whose tensor has this name in a payload of ZeRO's; None elsewhere."""
+    number = tensor.partition(".")[0]
+    return int(number) if number.isdecimal() else None
+
+
+def _kind(tensor: str) -> str:
+    """A tensor's name without the number of its partition, which depends on how many ranks cut."""
+    return tensor if partition_of(tensor) is None else tensor.partition(".")[2]
 
 
 def lay_out(

@@ -1,7 +1,7 @@
 """Full fp32 weights out of the persistent tier, in a file that loads without this package."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -121,7 +121,7 @@ def tier_url(source: str | Path) -> str:
 def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tensor], ShardLayout]:
     """The version's trained weights and buffers by name, and the last shard's layout."""
     tensors: dict[str, torch.Tensor] = {}
-    filled: dict[str, int] = {}
+    filled: dict[str, list[tuple[int, int]]] = {}
     payload, layout = tier.read_file(version, 0)
     buffers = decode_framed(payload)["buffers"]
     for shard in range(layout.world_size):
@@ -131,11 +131,11 @@ def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tenso
             if name not in tensors:
                 tensors[name] = torch.empty(layout.weights[name], dtype=torch.float32)
             tensors[name].view(-1)[offset : offset + len(elements)] = elements
-            filled[name] = filled.get(name, 0) + len(elements)
+            filled.setdefault(name, []).append((offset, offset + len(elements)))
     missing = [
         name
         for name, shape in layout.weights.items()
-        if filled.get(name, 0) != torch.Size(shape).numel()
+        if not _covers(filled.get(name, []), torch.Size(shape).numel())
     ]
     if missing:
         raise IntegrityError(
@@ -144,9 +144,21 @@ def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tenso
     return tensors | buffers, layout
 
 
+def _covers(runs: Sequence[tuple[int, int]], numel: int) -> bool:
+    """Whether these runs of elements, which several ranks may have, are the whole weight."""
+    at = 0
+    for start, end in sorted(runs):
+        if start > at:
+            return False
+        at = max(at, end)
+    return at == numel
+
+
 def _pieces(payload: memoryview, layout: ShardLayout) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Each run of elements in a shard: its weight, its first element there, the elements."""
+    """Each run of a weight's elements in a shard: the weight, its first element, the elements."""
     for piece in layout.pieces:
+        if piece.state or piece.weight not in layout.weights:
+            continue
         spec = layout.tensors[piece.tensor]
         dtype = getattr(torch, spec.dtype)
         start_bytes = spec.offset_bytes + piece.tensor_offset * dtype.itemsize

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import fsspec
@@ -26,6 +27,7 @@ from gemini_lab.recovery.plan import Stored
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage.shard_file import pack_header, unpack
+from gemini_lab.storage.stored_shard import CHUNK_BYTES, StoredShard, digest_chunks
 from gemini_lab.units import MIB, format_bytes
 
 _FOLDER: Final = "version-"
@@ -154,6 +156,7 @@ class PersistentTier:
         header = pack_header(memoryview(payload).nbytes, layout)
         hasher = xxhash.xxh3_128(header)
         hasher.update(payload)
+        chunk_digests = digest_chunks(header, payload)
         folder = self._folder(version)
         name = f"shard-{shard:04}-{hasher.hexdigest()}.safetensors"
         size_bytes = len(header) + memoryview(payload).nbytes
@@ -166,7 +169,14 @@ class PersistentTier:
                 f"of shard {shard} of version {version}, {stored_bytes} of {size_bytes} bytes "
                 f"reached {self.url}; check the store"
             )
-        return ShardRecord(shard=shard, file=name, size_bytes=size_bytes, digest=hasher.hexdigest())
+        return ShardRecord(
+            shard=shard,
+            file=name,
+            size_bytes=size_bytes,
+            digest=hasher.hexdigest(),
+            chunk_bytes=CHUNK_BYTES,
+            chunk_digests=chunk_digests,
+        )
 
     def commit(self, version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any]) -> None:
         """Make a version exist, then remove the oldest beyond `keep`.
@@ -297,26 +307,62 @@ class PersistentTier:
 
     def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
         """A shard's payload and the layout that was stored with it, verified as in `read_shard`."""
-        records = {record["shard"]: record for record in self.manifest(version)["shards"]}
-        if shard not in records:
+        records = self._records(version)
+        if shard not in range(len(records)):
             raise IntegrityError(
-                f"version {version} has shards {sorted(records)}, not {shard}; read it with as "
-                "many ranks as wrote it"
+                f"version {version} has shards {[one.shard for one in records]}, not {shard}; read "
+                "it with as many ranks as wrote it"
             )
         record = records[shard]
-        with self._explained(f"read shard {shard} of version {version} from"):
-            try:
-                data: bytes = self._fs.cat_file(f"{self._folder(version)}/{record['file']}")
-            except FileNotFoundError:
-                data = b""
+        data = self._read(version, record)
         digest = xxhash.xxh3_128_hexdigest(data)
-        if len(data) != record["size_bytes"] or digest != record["digest"]:
+        if len(data) != record.size_bytes or digest != record.digest:
             raise IntegrityError(
                 f"shard {shard} of version {version} in {self.url} is damaged: {len(data)} bytes "
-                f"with checksum {digest}, written {record['size_bytes']} with {record['digest']}; "
+                f"with checksum {digest}, written {record.size_bytes} with {record.digest}; "
                 "use another version"
             )
         return unpack(data)
+
+    def shards(self, version: int) -> int:
+        """How many shards make a version.
+
+        Raises:
+            IntegrityError: The version does not exist.
+        """
+        return len(self._records(version))
+
+    def open_shards(self, version: int) -> list[StoredShard]:
+        """All shards of a version, of which parts are read, every bit of these verified.
+
+        Raises:
+            IntegrityError: The version does not exist, or the beginning of a shard is damaged.
+        """
+        return [
+            StoredShard(
+                record,
+                partial(self._read, version, record),
+                where=f"shard {record.shard} of version {version} in {self.url}",
+            )
+            for record in self._records(version)
+        ]
+
+    def _records(self, version: int) -> list[ShardRecord]:
+        """What the manifest has of each shard, in order."""
+        return [ShardRecord(**record) for record in self.manifest(version)["shards"]]
+
+    def _read(
+        self, version: int, record: ShardRecord, start: int | None = None, end: int | None = None
+    ) -> bytes:
+        """A shard's file, or a part of it; nothing if it is gone."""
+        with self._explained(f"read shard {record.shard} of version {version} from"):
+            try:
+                data: bytes = self._fs.cat_file(
+                    f"{self._folder(version)}/{record.file}", start=start, end=end
+                )
+            except FileNotFoundError:
+                data = b""
+        return data
 
     def _manifests(self) -> dict[int, dict[str, Any]]:
         """The manifests of the versions that exist."""

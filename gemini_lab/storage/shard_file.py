@@ -6,7 +6,20 @@ from typing import Any, Final
 from gemini_lab.errors import IntegrityError
 from gemini_lab.shard.layout import ShardLayout
 
-_DTYPES: Final = {"float32": "F32", "float64": "F64", "bfloat16": "BF16", "float16": "F16"}
+_DTYPES: Final = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}  # of other types the format knows nothing: their bytes are written
 _LENGTH_BYTES: Final = 8  # before the header
 
 
@@ -29,18 +42,29 @@ def pack_header(payload_bytes: int, layout: ShardLayout) -> bytes:
         if gap := start_bytes - end_bytes:  # the format wants every byte to belong to a tensor
             header[f"padding.{number}"] = _entry("U8", (gap,), end_bytes, start_bytes)
         end_bytes = start_bytes + tensor.size_bytes
-        header[tensor.name] = _entry(_DTYPES[tensor.dtype], tensor.shape, start_bytes, end_bytes)
+        dtype = _DTYPES.get(tensor.dtype)
+        shape = (tensor.size_bytes,) if dtype is None else tensor.shape
+        header[tensor.name] = _entry(dtype or "U8", shape, start_bytes, end_bytes)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
+def header_end(start: bytes | memoryview) -> int:
+    """Where the payload begins, given the first bytes of a file."""
+    return _LENGTH_BYTES + int.from_bytes(start[:_LENGTH_BYTES], "little")
+
+
+def unpack_layout(header: bytes | memoryview) -> ShardLayout:
+    """The layout in what stands before the payload."""
+    values = json.loads(bytes(header[_LENGTH_BYTES:]))
+    return ShardLayout.from_json(json.loads(values["__metadata__"]["layout"]))
+
+
 def unpack(data: bytes) -> tuple[memoryview, ShardLayout]:
     """The payload and the layout in a file whose bytes were verified."""
-    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    header = json.loads(data[_LENGTH_BYTES:end])
-    layout = json.loads(header["__metadata__"]["layout"])
-    return memoryview(data)[end:], ShardLayout.from_json(layout)
+    end = header_end(data)
+    return memoryview(data)[end:], unpack_layout(data[:end])
 
 
 def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The default text is the source and documentation of the running Python, which ev
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -196,6 +196,26 @@ class TokenBatches:
                     f"has {here!r}; start it with the same corpus and settings, or start afresh"
                 )
         self.position = int(state["position"])
+
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
+    ) -> dict[str, Any]:
+        """The position after the blocks that another number of ranks had read, as one of these.
+
+        Raises:
+            ConfigError: They had not read a whole number of this rank's batches, or stood apart.
+        """
+        then = states[0]
+        blocks = then["position"] * then["batch_size"] * then["world_size"]
+        position, left = divmod(blocks, self._batch_size * world_size)
+        if left or any(one["position"] != then["position"] for one in states):
+            raise ConfigError(
+                f"{then['world_size']} ranks have read {blocks} blocks, which {world_size} ranks "
+                f"do not with batches of {self._batch_size}; keep ranks x batch x accumulation "
+                "what it was"
+            )
+        here = {"batch_size": self._batch_size, "rank": rank, "world_size": world_size}
+        return {**then, **here, "position": position}
 
     def _block(self, number: int) -> int:
         """Which block stands at place `number` of the endless order of all epochs."""

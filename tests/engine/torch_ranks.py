@@ -7,12 +7,14 @@ in the place of a lab; all else is what `protect` does.
 import json
 import random
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from keeper import Keeper
+from tier_ranks import fetched, save
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -128,7 +130,8 @@ class Job:
         self.optimizer = OPTIMIZERS[case["optimizer"]](trained)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         sampler = DistributedSampler(Numbers()) if dist.is_initialized() else None
-        self.loader = DataLoader(Numbers(), batch_size=2, sampler=sampler, shuffle=not sampler)
+        batch = case.get("batch", 2)
+        self.loader = DataLoader(Numbers(), batch, sampler=sampler, shuffle=not sampler)
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(seed + rank)
         is_half = case.get("half", False)
@@ -150,6 +153,9 @@ class Job:
             remark=self.remarks.append,
         )
         self.state = EngineState(engine, script=script)
+        is_recut = callable(payload)
+        if is_recut:
+            payload, self.remarks, _ = payload(self.state)
         if payload is not None:
             self.state.load(payload)
         self.protection = LiveProtection(
@@ -161,8 +167,8 @@ class Job:
             remark=self.remarks.append,
         )
         self.state.framework.hook(self.protection)
-        if payload is None:
-            self.protection.send_version()
+        if payload is None or is_recut:
+            self.protection.send_version(at_top=is_recut)
 
     def train(self):
         accumulate = self.case.get("accumulation", 1)
@@ -208,6 +214,8 @@ class Job:
 def work(request, rank):
     folder, version = Path(request["folder"]), request.get("load")
     payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
+    if request.get("load_tier"):
+        payload = partial(fetched, url=str(folder / request["load_tier"]), version=3)
     job = Job(
         request["case"],
         rank=rank,
@@ -218,6 +226,8 @@ def work(request, rank):
     job.train()
     for number, kept in job.keeper.payloads.items():
         (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
+    if request.get("save_tier"):
+        save(job.state, str(folder / request["save_tier"]), 3, job.keeper.payloads[3])
     found = {
         "losses": job.losses,
         "remarks": job.remarks,

@@ -1,4 +1,4 @@
-"""Trains tiny models with DeepSpeed on two gloo ranks; fresh processes for every request.
+"""Trains tiny models with DeepSpeed on a few gloo ranks; fresh processes for every request.
 
 Or in plain PyTorch on as many as are asked for: see `torch_ranks`. Reads requests (one JSON object
 a line) from its input, forks the ranks of each, and answers with their exit codes. What the ranks
@@ -19,6 +19,7 @@ os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOG_LEVEL": "er
 import deepspeed
 import loops
 import numpy as np
+import resize_ranks
 import torch
 import torch.distributed as dist
 import torch_ranks
@@ -31,7 +32,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.script_state import ScriptState
 
-WORLD_SIZE = 2
 STEPS = 6
 CAPTURE_AT = 3
 BATCHES_PER_EPOCH = 4
@@ -167,7 +167,7 @@ def settings(case):
     }.get(case["optimizer"])
     accumulation = case.get("accumulation", 1)
     config = {
-        "train_micro_batch_size_per_gpu": 2,
+        "train_micro_batch_size_per_gpu": case.get("micro_batch", 2),
         "gradient_accumulation_steps": accumulation,
         **({} if optimizer is None else {"optimizer": optimizer}),
         "scheduler": {
@@ -264,6 +264,24 @@ def full_weights(engine):
     return weights
 
 
+def work_resized(request, rank):
+    resize_ranks.work(
+        request,
+        rank,
+        make_engine=make_engine,
+        trainer_of=Trainer,
+        whole=whole,
+        full_weights=full_weights,
+    )
+
+
+def work_of(request):
+    """What the ranks of a request do."""
+    if "loop" in request:
+        return work_a_loop
+    return work_resized if request.get("resized") else work
+
+
 def work_a_loop(request, rank):
     folder, version = Path(request["folder"]), request.get("load")
     payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
@@ -311,9 +329,10 @@ def work(request, rank):
 
 def run_rank(request, rank):
     folder = Path(request["folder"])
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
+    ranks = str(request["ranks"])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks}
     # Read by Accelerate, which finds that all ranks have met already.
-    os.environ |= {"LOCAL_WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": "0"}
     store = f"file://{folder}/store-{request['number']}"
     try:
@@ -326,11 +345,11 @@ def run_rank(request, rank):
             "gloo",
             init_method=store,
             rank=rank,
-            world_size=WORLD_SIZE,
+            world_size=request["ranks"],
             verbose=False,
             auto_mpi_discovery=False,
         )
-        (work_a_loop if "loop" in request else work)(request, rank)
+        work_of(request)(request, rank)
         leave(0)
     except Exception as error:  # noqa: BLE001 - the test reads it
         text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"

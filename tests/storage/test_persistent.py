@@ -22,7 +22,13 @@ from gemini_lab.storage.persistent import PersistentTier
 
 def layout(rank: int = 0) -> ShardLayout:
     tensors = lay_out(
-        [("0.master", "float32", (25,)), ("0.exp_avg", "bfloat16", (25,)), ("1.x", "float64", ())],
+        [
+            ("0.master", "float32", (25,)),
+            ("0.exp_avg", "bfloat16", (25,)),
+            ("1.x", "float64", ()),
+            ("1.count", "int64", (3,)),
+            ("1.phase", "complex128", (2,)),
+        ],
         start_bytes=100,
     )
     return ShardLayout(
@@ -189,6 +195,7 @@ def test_a_shard_file_opens_with_safetensors_alone(tmp_path):
         master = file.get_tensor("0.master")
         assert file.get_tensor("0.exp_avg").shape == (25,)
         assert file.get_tensor("1.x").shape == ()
+        assert file.get_tensor("1.count").shape == (3,)
     start = layout().tensors[0].offset_bytes
     assert master.numpy().tobytes() == payload(1, 0)[start : start + 100]
 

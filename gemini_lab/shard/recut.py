@@ -1,0 +1,242 @@
+"""Shards of one number of ranks out of those of another: which bytes go where.
+
+Pieces say which elements of which weight, or of which of the optimizer's tensors, lie where in a
+shard. So the shards of any two numbers of ranks have one coordinate in common: the element. What is
+in no piece is padding, and is zero in a new shard. The small state is not bytes to be moved but has
+rules of its own: see `engine.recast`.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Self
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, WeightPiece, differences
+
+State = tuple[str, str]
+"""A weight's name, and the optimizer's name for what is kept for it; empty for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Bytes that lie side by side in an old shard and in a new one.
+
+    Attributes:
+        shard: The old shard.
+        source_bytes: Where they begin in its payload.
+        target_bytes: Where they begin in the new payload.
+        size_bytes: How many they are.
+    """
+
+    shard: int
+    source_bytes: int
+    target_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recut:
+    """How one new shard is put together, all but its small state; each byte is written once.
+
+    Attributes:
+        moves: What comes from old shards, in order of `target_bytes`.
+        zeros: Offset and size of each run of padding, in order.
+    """
+
+    moves: tuple[Move, ...]
+    zeros: tuple[tuple[int, int], ...]
+
+    def moves_from(self, shard: int) -> list[Move]:
+        """What comes from one old shard, in the order in which it lies there."""
+        found = (move for move in self.moves if move.shard == shard)
+        return sorted(found, key=lambda move: move.source_bytes)
+
+
+def plan_recut(
+    old: Sequence[ShardLayout], new: ShardLayout, *, near: Collection[int] = ()
+) -> Recut:
+    """How the shard `new` is put together of all shards of a version of other ranks.
+
+    Args:
+        old: The layouts of all shards of the version, in order.
+        new: The layout of a shard as it is to be.
+        near: Old shards to read from where several have the same, such as those that lie in the
+            reader's own memory.
+
+    Raises:
+        ConfigError: They are not of one model and optimizer, or do not say where all of it lies.
+    """
+    require_recuttable(old, new)
+    kept = _Kept.of(old, wanted={_state(piece) for piece in new.pieces}, near=near)
+    moves = sorted(_moves(kept, old, new), key=lambda move: move.target_bytes)
+    return Recut(moves=tuple(_joined(moves)), zeros=tuple(_gaps(moves, new)))
+
+
+def require_recuttable(old: Sequence[ShardLayout], new: ShardLayout) -> None:
+    """Refuse shards that are not of the same model, or that cannot be cut anew.
+
+    Raises:
+        ConfigError: They are such.
+    """
+    ranks = f"a version of {len(old)} ranks cannot be loaded by {new.world_size}"
+    if found := differences(old[0].model_identity, new.model_identity):
+        raise ConfigError(
+            f"{ranks}: the model or its optimizer changed since: {'; '.join(found[:5])}; start the "
+            "script as it was, or start a new run"
+        )
+    if unplaced := [*dict.fromkeys(name for one in (*old, new) for name in one.unplaced)]:
+        raise ConfigError(
+            f"{ranks}: where the elements of {', '.join(unplaced[:3])} lie in the whole is not "
+            f"known; start with {len(old)} ranks, or shard weights along their first dimension"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Elements of one state in an old shard: `start` to `end`, from a byte of its payload on."""
+
+    start: int
+    end: int
+    shard: int
+    source_bytes: int
+    itemsize: int
+
+    def part(self, start: int, end: int) -> "_Held":
+        """Some of them."""
+        at_bytes = self.source_bytes + (start - self.start) * self.itemsize
+        return _Held(start, end, self.shard, at_bytes, self.itemsize)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Who has which elements of each state: runs that do not overlap, in order."""
+
+    runs: dict[State, list[_Held]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(
+        cls, layouts: Sequence[ShardLayout], *, wanted: Collection[State], near: Collection[int]
+    ) -> Self:
+        """What these shards hold of the wanted states; of equal ones, the near one's counts."""
+        kept = cls()
+        for layout in sorted(layouts, key=lambda one: (one.rank not in near, one.rank)):
+            for piece in layout.pieces:
+                if _state(piece) in wanted:
+                    kept._add(_state(piece), _held(piece, layout))
+        return kept
+
+    def _add(self, state: State, held: _Held) -> None:
+        """Take in what nobody has yet."""
+        runs = self.runs[state]
+        first = bisect_right(runs, held.start, key=lambda run: run.end)
+        last = bisect_left(runs, held.end, key=lambda run: run.start)
+        at, added = held.start, []
+        for run in runs[first:last]:
+            if at < run.start:
+                added.append(held.part(at, run.start))
+            at = run.end
+        if at < held.end:
+            added.append(held.part(at, held.end))
+        if added:
+            runs[first:last] = sorted([*runs[first:last], *added], key=lambda run: run.start)
+
+    def find(self, state: State, start: int, end: int) -> Iterator[_Held]:
+        """Who has these elements, in order; nothing where nobody has."""
+        runs = self.runs[state]
+        first = bisect_right(runs, start, key=lambda run: run.end)
+        for run in islice(runs, first, None):
+            if run.start >= end:
+                return
+            yield run.part(max(start, run.start), min(end, run.end))
+
+
+def _state(piece: WeightPiece) -> State:
+    return piece.weight, piece.state
+
+
+def _held(piece: WeightPiece, layout: ShardLayout) -> _Held:
+    spec = layout.tensors[piece.tensor]
+    itemsize = DTYPE_BYTES[spec.dtype]
+    return _Held(
+        piece.weight_offset,
+        piece.weight_offset + piece.numel,
+        layout.rank,
+        spec.offset_bytes + piece.tensor_offset * itemsize,
+        itemsize,
+    )
+
+
+def _moves(kept: _Kept, old: Sequence[ShardLayout], new: ShardLayout) -> Iterator[Move]:
+    """Every piece of the new shard, from whoever has its elements."""
+    for piece in new.pieces:
+        target = _held(piece, new)
+        at = target.start
+        for source in kept.find(_state(piece), target.start, target.end):
+            if source.start != at:
+                break
+            if source.itemsize != target.itemsize:
+                raise _of_another_type(piece, source, target)
+            yield Move(
+                shard=source.shard,
+                source_bytes=source.source_bytes,
+                target_bytes=target.part(source.start, source.end).source_bytes,
+                size_bytes=(source.end - source.start) * source.itemsize,
+            )
+            at = source.end
+        if at != target.end:
+            what = f"{piece.state} of {piece.weight}" if piece.state else piece.weight
+            raise ConfigError(
+                f"a version of {len(old)} ranks cannot be loaded by {new.world_size}: its shards "
+                f"do not say where elements {at} to {target.end} of {what} lie, as those written "
+                f"before resizing was known do not; train some iterations with {len(old)} ranks, "
+                "and resize then"
+            )
+
+
+def _of_another_type(piece: WeightPiece, source: _Held, target: _Held) -> ConfigError:
+    return ConfigError(
+        f"{piece.state or 'the master copy'} of {piece.weight} was kept with {source.itemsize} "
+        f"bytes an element, and is kept with {target.itemsize} now; start the script as it was"
+    )
+
+
+def _joined(moves: Iterable[Move]) -> Iterator[Move]:
+    """Moves that go on where the one before ends, in both shards, as one."""
+    last: Move | None = None
+    for move in moves:
+        if last is not None and _follows(move, last):
+            last = Move(
+                shard=last.shard,
+                source_bytes=last.source_bytes,
+                target_bytes=last.target_bytes,
+                size_bytes=last.size_bytes + move.size_bytes,
+            )
+            continue
+        if last is not None:
+            yield last
+        last = move
+    if last is not None:
+        yield last
+
+
+def _follows(move: Move, last: Move) -> bool:
+    shift = last.size_bytes
+    return (move.shard, move.source_bytes, move.target_bytes) == (
+        last.shard,
+        last.source_bytes + shift,
+        last.target_bytes + shift,
+    )
+
+
+def _gaps(moves: Iterable[Move], new: ShardLayout) -> Iterator[tuple[int, int]]:
+    """What no move writes, behind the room for the small state."""
+    at = new.small_offset_bytes + new.small_capacity_bytes
+    for move in moves:
+        if at < move.target_bytes:
+            yield at, move.target_bytes - at
+        at = move.target_bytes + move.size_bytes
+    if at < new.payload_bytes:
+        yield at, new.payload_bytes - at

@@ -1,0 +1,94 @@
+"""A version of N ranks goes on with N': the state is the same to the bit, also back at N."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gemini_lab.storage.persistent import PersistentTier
+
+CASES = [
+    {"stage": 1, "optimizer": "Adam", "zero": {"round_robin_gradients": True}},
+    {"stage": 2, "optimizer": "AMSGrad", "tied": True, "accumulation": 2},
+    {
+        "stage": 3,
+        "optimizer": "AdamW",
+        "tied": True,
+        "frozen": True,
+        "model_seed": 4,
+        "zero": {"sub_group_size": 50},
+    },
+    {"stage": 3, "optimizer": "Adam", "dtype": "bfloat16"},
+]
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    """Trains under DeepSpeed on so many ranks; what each found."""
+
+    def request(**more):
+        return server.run(tmp_path, resized=True, version=3, **more)
+
+    return request
+
+
+def differing(folder, then, now):
+    """The tensors whose bytes differ between two versions of as many ranks, padding left out."""
+    tiers = [PersistentTier(str(folder / name)) for name in (then, now)]
+    found = []
+    for shard in range(tiers[0].shards(3)):
+        (before, layout), (after, _) = (tier.read_file(3, shard) for tier in tiers)
+        for piece in layout.pieces:
+            spec = layout.tensors[piece.tensor]
+            itemsize = getattr(torch, spec.dtype).itemsize
+            start = spec.offset_bytes + piece.tensor_offset * itemsize
+            end = start + piece.numel * itemsize
+            if before[start:end] != after[start:end]:
+                found.append((shard, piece))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_version_of_two_ranks_goes_on_with_three_and_back_with_two(run, tmp_path, case):
+    undisturbed = run(case=case, ranks=2, seed=1, save="a", until=5)
+    wider = run(case=case, ranks=3, seed=77, load="a", save="b", until=4)
+    again = run(case=case, ranks=2, seed=99, load="b", save="c", until=5)
+    then, now = (load_file(tmp_path / name / "weights.safetensors") for name in "ab")
+    assert then.keys() == now.keys()
+    assert all(torch.equal(then[name], now[name]) for name in then)
+    assert differing(tmp_path, "a", "c") == []
+    for found in wider:
+        assert (found["restored"], found["ranks_then"]) == (3, 2)
+        assert found["micro_steps"] == 3 * case.get("accumulation", 1)
+    assert batch(wider, 0) == batch(undisturbed, 3)
+    for before, after in zip(undisturbed, again, strict=True):
+        assert after["updates"] == before["updates"][3:]
+        assert after["lr"] == before["lr"]
+
+
+def batch(found, number):
+    """The samples of all ranks in an update."""
+    return sorted(sample for rank in found for sample in rank["updates"][number][1])
+
+
+PLAIN = [
+    {"parallel": "DDP", "optimizer": "Adam"},
+    {"parallel": "DDP", "optimizer": "Adafactor"},
+    {"parallel": "FSDP2", "optimizer": "AdamW"},
+]
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: "-".join(map(str, case.values())))
+def test_plain_pytorch_goes_on_with_three_ranks_and_back_with_two(server, tmp_path, case):
+    def run(ranks, **more):
+        sized = {**case, "batch": 12 // ranks}
+        return server.run(tmp_path, case=sized, plain=True, ranks=ranks, **more)
+
+    undisturbed = run(2, wanted=[3], save_tier="a")
+    wider = run(3, seed=50, load_tier="a", wanted=[3], save_tier="b")
+    again = run(2, seed=90, load_tier="b", wanted=[3], save_tier="c")
+    assert differing(tmp_path, "a", "c") == []
+    for found in wider:
+        assert min(map(int, found["losses"])) == 4
+        assert any("are new" in text for text in found["remarks"])
+    for before, after in zip(undisturbed, again, strict=True):
+        assert after["losses"] == {n: loss for n, loss in before["losses"].items() if int(n) > 3}
