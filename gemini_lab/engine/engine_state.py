@@ -175,6 +175,7 @@ class EngineState:
             CapacityError: There is too little room for it.
         """
         heir = Heir(rank=self.layout.rank, ranks=self.layout.world_size, layouts=layouts)
+        heir.remark(f"{heir.ranks} ranks go on from a version of {heir.ranks_then} ranks")
         unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
         small = recast(unfolded, heir, self.framework, self.script, may_restart=may_restart)
         small["identity"] = self._identity

@@ -15,7 +15,6 @@ from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
 from gemini_lab.seats import Seats
-from gemini_lab.shard.codec import framed
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.shard.recut import plan_recut
@@ -237,11 +236,10 @@ def _fetch_recut(
     """This rank's shard, put together of those of another number of ranks."""
     with _usable(version, place):
         shards = tier.open_shards(version)
-        smalls = [framed(shard.small()) for shard in shards]
     layouts = [shard.layout for shard in shards]
     plan = plan_recut(layouts, layout)
     with _usable(version, place, errors=(IntegrityError,)):
-        small = recast(layouts, smalls)
+        small = recast(layouts, [shard.small for shard in shards])
     buffer = place.slab.begin(place.rank, version, place.lineage)
     end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes
     buffer.data[layout.small_offset_bytes : end_bytes] = 0

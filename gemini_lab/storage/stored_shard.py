@@ -12,6 +12,7 @@ from typing import Final
 import xxhash
 
 from gemini_lab.errors import IntegrityError
+from gemini_lab.shard.codec import framed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.recut import Move
 from gemini_lab.storage.shard_file import header_end, unpack_layout
@@ -50,10 +51,11 @@ class StoredShard:
 
     Attributes:
         layout: What lies where in its payload.
+        small: Its small state, framed.
         read_bytes: How much of the file was read so far.
 
     Raises:
-        IntegrityError: Its header is damaged or missing.
+        IntegrityError: Its beginning, up to its tensors, is damaged or missing.
     """
 
     def __init__(
@@ -62,12 +64,13 @@ class StoredShard:
         self._record, self._read, self._where = record, read, where
         self._size_bytes = record.chunk_bytes or record.size_bytes  # of what one checksum covers
         self.read_bytes = 0
-        first = self._verified(0, 1)
-        self._start_bytes = header_end(first)
-        header = bytes(first[: self._start_bytes])
-        if len(header) < self._start_bytes:
-            header = bytes(self._verified(0, self._chunks((0, self._start_bytes))[-1] + 1))
-        self.layout: ShardLayout = unpack_layout(header[: self._start_bytes])
+        begin = self._verified(0, 1)
+        self._start_bytes = header_end(begin)
+        begin = self._longer(begin, self._start_bytes)
+        self.layout: ShardLayout = unpack_layout(begin[: self._start_bytes])
+        small_bytes = self._start_bytes + self.layout.small_offset_bytes
+        end_bytes = small_bytes + self.layout.small_capacity_bytes
+        self.small: bytes = framed(self._longer(begin, end_bytes)[small_bytes:end_bytes])
 
     def parts(self, ranges: Sequence[Range]) -> Iterator[Part]:
         """Parts of the payload that together hold these ranges of it, in order.
@@ -105,15 +108,10 @@ class StoredShard:
                 at += move.target_bytes - start
                 target[at : at + len(data)] = data
 
-    def small(self) -> bytes:
-        """The room for the small state.
-
-        Raises:
-            IntegrityError: A bit of it is wrong or missing.
-        """
-        start = self.layout.small_offset_bytes
-        end = start + self.layout.small_capacity_bytes
-        return b"".join(bytes(part.cut(start, end)[1]) for part in self.parts([(start, end)]))
+    def _longer(self, begin: bytes, end_bytes: int) -> bytes:
+        """The file's beginning, with the chunks up to a byte that are missing of it."""
+        have, wanted = self._chunks((0, len(begin)))[-1] + 1, self._chunks((0, end_bytes))[-1] + 1
+        return begin + self._verified(have, wanted) if have < wanted else begin
 
     def _chunks(self, bounds: Range) -> range:
         """The chunks that a range of the file touches."""

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -185,13 +185,15 @@ def test_a_client_state_that_outgrows_its_room_is_refused_with_the_numbers(serve
         server.run(tmp_path, case=case, seed=1, capture_at=0, client={"big": "x" * 3 * 2**20})
 
 
-def test_every_weight_lies_in_the_shards_exactly_once(server, tmp_path):
+def test_every_weight_and_what_is_kept_for_it_lies_in_the_shards_exactly_once(server, tmp_path):
     for stage in (1, 2, 3):
         found = server.run(tmp_path, case={"stage": stage, "optimizer": "SGD"}, seed=1)
         layouts = [ShardLayout.from_json(rank["layout"]) for rank in found]
         assert [ShardLayout.from_json(layout.to_json()) for layout in layouts] == layouts
-        for name, shape in layouts[0].weights.items():
-            pieces = [p for layout in layouts for p in layout.pieces if p.weight == name]
+        for name, state in product(layouts[0].weights, ("", "momentum_buffer")):
+            shape = layouts[0].weights[name]
+            held = [p for layout in layouts for p in layout.pieces]
+            pieces = [p for p in held if (p.weight, p.state) == (name, state)]
             covered = sorted((p.weight_offset, p.weight_offset + p.numel) for p in pieces)
             assert covered[0][0] == 0
             assert covered[-1][1] == math.prod(shape)

@@ -58,6 +58,7 @@ def test_a_version_of_two_ranks_goes_on_with_three_and_back_with_two(run, tmp_pa
     assert differing(tmp_path, "a", "c") == []
     for found in wider:
         assert (found["restored"], found["ranks_then"]) == (3, 2)
+        assert "3 ranks go on from a version of 2 ranks" in found["remarks"]
         assert found["micro_steps"] == 3 * case.get("accumulation", 1)
     assert batch(wider, 0) == batch(undisturbed, 3)
     for before, after in zip(undisturbed, again, strict=True):

@@ -1,7 +1,7 @@
 """Plain PyTorch goes on, bit by bit, with the numbers of a run that never stopped."""
 
 import math
-from itertools import pairwise
+from itertools import product
 
 import pytest
 
@@ -67,15 +67,26 @@ def test_what_ddp_replicates_is_shared_out_and_what_a_rank_has_alone_is_not(foun
         assert large <= size <= large + 1024
 
 
-@pytest.mark.parametrize("parallel", ["DDP", "FSDP2", "none"])
-def test_the_weights_of_all_ranks_parts_are_the_model(found, parallel):
+@pytest.mark.parametrize(("parallel", "copies"), [("DDP", 1), ("FSDP2", 1), ("none", 3)])
+def test_the_weights_of_all_ranks_parts_are_the_model(found, parallel, copies):
     layouts = [rank["layout"] for rank in found[parallel]]
-    for name, shape in layouts[0]["weights"].items():
-        pieces = [p for one in layouts for p in one["pieces"] if p["weight"] == name]
+    assert all(one["unplaced"] == [] for one in layouts)
+    for name, state in product(layouts[0]["weights"], ("", "exp_avg", "exp_avg_sq")):
+        held = [p for one in layouts for p in one["pieces"]]
+        pieces = [p for p in held if (p["weight"], p["state"]) == (name, state)]
         runs = sorted((p["weight_offset"], p["weight_offset"] + p["numel"]) for p in pieces)
-        assert runs[0][0] == 0
-        assert runs[-1][1] == math.prod(shape)
-        assert all(a[1] == b[0] for a, b in pairwise(runs))
+        size = math.prod(layouts[0]["weights"][name])
+        assert sum(end - start for start, end in runs) == copies * size
+        assert covered_to(runs) == size
+
+
+def covered_to(runs):
+    """Up to where runs in order leave nothing out."""
+    at = 0
+    for start, end in runs:
+        assert start <= at
+        at = max(at, end)
+    return at
 
 
 def test_ranks_that_come_apart_under_ddp_are_noticed_after_the_update(run):

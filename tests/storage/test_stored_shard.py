@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import IntegrityError
+from gemini_lab.shard.codec import decode_framed, encode_framed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord, lay_out
 from gemini_lab.shard.recut import Move
 from gemini_lab.storage.persistent import PersistentTier
@@ -42,7 +43,9 @@ class File:
 
     def __init__(self, size_bytes=1000):
         self.layout = layout_of(size_bytes)
-        self.payload = bytes(n * 7 % 251 for n in range(self.layout.payload_bytes))
+        small = encode_framed({"note": ["kept", 1]})
+        rest = bytes(n * 7 % 251 for n in range(len(small), self.layout.payload_bytes))
+        self.payload = small + rest
         self.data = bytearray(pack_header(len(self.payload), self.layout) + self.payload)
         chunks = (bytes(self.data[n : n + CHUNK]) for n in range(0, len(self.data), CHUNK))
         self.record = ShardRecord(
@@ -97,7 +100,7 @@ def test_the_small_state_and_the_layout_are_there():
     file = File()
     shard = file.open()
     assert shard.layout == file.layout
-    assert shard.small() == file.payload[:100]
+    assert decode_framed(shard.small) == {"note": ["kept", 1]}
     assert shard.read_bytes < len(file.data)
 
 
