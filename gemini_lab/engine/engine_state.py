@@ -27,8 +27,8 @@ from gemini_lab.engine.torch_framework import TorchFramework
 from gemini_lab.engine.weights import aliases, digest_over_ranks
 from gemini_lab.engine.zero_framework import ZeroFramework
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
-from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed, framed
-from gemini_lab.shard.layout import ShardLayout, TensorSpec, lay_out, require_same
+from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, framed, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview

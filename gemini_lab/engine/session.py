@@ -107,7 +107,12 @@ class WorkerSession:
                 ) from error
 
     def request_slab(
-        self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout
+        self,
+        *,
+        slots: Sequence[tuple[int, int]],
+        chunk_bytes: int,
+        layout: ShardLayout,
+        replicas: Sequence[ShardLayout],
     ) -> int:
         """The descriptor of this worker's slab, made by the agent if it is not there yet.
 
@@ -115,13 +120,17 @@ class WorkerSession:
             slots: Shard and payload bytes of each shard that is kept here.
             chunk_bytes: What one checksum covers.
             layout: What lies where in this rank's own shard.
+            replicas: The same of the others that are kept here.
 
         Raises:
             CapacityError: The node's memory is short.
             ConfigError: The slab that is there was made for another model.
         """
         wanted = [SlotWanted(shard, size_bytes) for shard, size_bytes in slots]
-        self._channel.send(SlabRequest(slots=wanted, chunk_bytes=chunk_bytes, layout=layout))
+        request = SlabRequest(
+            slots=wanted, chunk_bytes=chunk_bytes, layout=layout, replicas=[*replicas]
+        )
+        self._channel.send(request)
         answer = self._channel.receive()
         while answer is not None and isinstance(answer[0], Hold):
             self.wants_hold = True

@@ -1,8 +1,12 @@
 """Room for a rank's shard and replicas: sizes agreed between ranks, memory asked of the agent."""
 
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.memory.slab import Slab
@@ -15,7 +19,12 @@ class SlabOwner(Protocol):
     """Whoever makes slabs and outlives their workers: see `WorkerSession.request_slab`."""
 
     def request_slab(
-        self, *, slots: Sequence[tuple[int, int]], chunk_bytes: int, layout: ShardLayout
+        self,
+        *,
+        slots: Sequence[tuple[int, int]],
+        chunk_bytes: int,
+        layout: ShardLayout,
+        replicas: Sequence[ShardLayout],
     ) -> int:
         """The descriptor of a slab with these slots: shard and payload bytes of each."""
 
@@ -56,10 +65,30 @@ def open_shard_memory(
         CapacityError: The node's memory is short.
         ConfigError: The slab that is there was made for another model.
     """
-    sizes_bytes = tuple(size for (size,) in group.all_gather([layout.payload_bytes]))
+    told = zlib.compress(json.dumps(layout.to_json()).encode())
+    sizes = group.all_gather([layout.payload_bytes, len(told)])
+    sizes_bytes = tuple(payload_bytes for payload_bytes, _ in sizes)
     slots = [(shard, sizes_bytes[shard]) for shard in seats.kept_shards(rank)]
-    fd = owner.request_slab(slots=slots, chunk_bytes=chunk_bytes, layout=layout)
+    replicas = _exchange(told, [size for _, size in sizes], rank=rank, seats=seats, group=group)
+    fd = owner.request_slab(
+        slots=slots, chunk_bytes=chunk_bytes, layout=layout, replicas=[*replicas]
+    )
     return ShardMemory(slab=Slab.attach(fd), shard_bytes=sizes_bytes)
+
+
+def _exchange(
+    told: bytes, sizes_bytes: Sequence[int], *, rank: int, seats: Seats, group: CheckpointGroup
+) -> Iterator[ShardLayout]:
+    """The layouts of the other shards that are kept here; the own one goes to who keeps it."""
+    own = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    sends = [group.isend(own, peer) for peer in seats.peers_that_keep(rank)]
+    for shard in seats.kept_shards(rank)[1:]:
+        received = torch.empty(sizes_bytes[shard], dtype=torch.uint8)
+        group.recv(received, shard)
+        values = json.loads(zlib.decompress(received.numpy().tobytes()))
+        yield ShardLayout.from_json(values)
+    for send in sends:
+        send.wait()
 
 
 def require_fingerprint(layout: ShardLayout, saved: str | None) -> None:

@@ -128,29 +128,32 @@ def flip_one_bit(request: FlipBit, slabs: Sequence[Slab]) -> BitFlipped:
 
 
 def write_shards(request: WriteShards, slabs: Sequence[Slab]) -> Persisted:
-    """Write the slabs' own shards of a version to the persistent tier.
+    """Write shards of a version to the persistent tier.
 
-    Where several histories have had the version, the last one's is meant. All shards are copied
-    out of their slabs first, for training does not wait for storage and soon writes over them.
+    Where several histories have had the version and none is named, the last one's is meant. All
+    shards are copied out of their slabs first, for training does not wait for storage and soon
+    writes over them.
 
     Raises:
         IntegrityError: The version is gone or damaged.
         CapacityError: There is no memory for the copies, or no room in the store.
     """
     order, version = request.order, request.order.version
-    owners = {slab.slots[0].shard: slab for slab in slabs}
+    slab_of = {slot.shard: slab for slab in slabs for slot in slab.slots}
+    shards = [layout.rank for layout in request.layouts]
     found = [c for slab in slabs for c in slab.copies() if c.version == version]
-    lineage = max((c.lineage for c in found if c.shard in owners), default=NO_LINEAGE)
+    newest = max((c.lineage for c in found if c.shard in shards), default=NO_LINEAGE)
+    lineage = newest if order.lineage is None else order.lineage
     require_memory(
         sum(layout.payload_bytes for layout in request.layouts),
         purpose=f"saving version {version}, which is copied out of the way of training first,",
         way_out="the version is not saved; use more nodes, or machines with more memory",
     )
-    payloads = [slab.snapshot(shard, version, lineage) for shard, slab in owners.items()]
+    payloads = [slab_of[shard].snapshot(shard, version, lineage) for shard in shards]
     tier = persistent_tier(order.url)
     records = [
         tier.write_shard(version, shard, payload, layout)
-        for shard, payload, layout in zip(owners, payloads, request.layouts, strict=True)
+        for shard, payload, layout in zip(shards, payloads, request.layouts, strict=True)
     ]
     return Persisted(epoch=order.epoch, version=version, lineage=lineage, records=records)
 

@@ -35,7 +35,7 @@ class MemoryKeeper:
         bulk: This node's bulk processes.
 
     Attributes:
-        layouts: By shard, what lies where in the payloads of this node's own shards.
+        layouts: By shard, what lies where in the payloads that this node keeps.
     """
 
     def __init__(self, bulk: BulkProcesses) -> None:
@@ -62,7 +62,7 @@ class MemoryKeeper:
             slab = self._slabs.get(local_rank)
             if slab is None or slab.slots != specs or slab.chunk_bytes != chunk_bytes:
                 slab = await self._lay_out(local_rank, wanted)
-            self.layouts[own] = wanted.layout
+            self.layouts |= {one.rank: one for one in (wanted.layout, *wanted.replicas)}
             return slab
 
     async def inventory(self, run: int) -> SlabsInspected:
@@ -84,10 +84,11 @@ class MemoryKeeper:
         """The shards whose owners are this node's workers."""
         return sorted(slab.slots[0].shard for slab in self._slabs.values())
 
-    def has(self, version: int) -> bool:
-        """Whether this node's own shards of `version` are complete."""
-        found = {c.shard for s in self._slabs.values() for c in s.copies() if c.version == version}
-        return bool(found) and found >= set(self.own_shards())
+    def has(self, order: Persist) -> bool:
+        """Whether the shards that are to be written are complete here."""
+        copies = [copy for slab in self._slabs.values() for copy in slab.copies()]
+        found = {copy.shard for copy in copies if copy.version == order.version}
+        return bool(found) and found >= set(order.shards or self.own_shards())
 
     def has_passed(self, version: int) -> bool:
         """Whether a newer version than this is complete here: this one does not come any more."""
@@ -96,18 +97,19 @@ class MemoryKeeper:
         return any(copy.shard in own and copy.version > version for copy in copies)
 
     async def persist(self, order: Persist, *, is_full: bool) -> Persisted:
-        """Write this node's own shards of a version to the persistent tier.
+        """Write shards of a version to the persistent tier.
 
         Cancelling this ends it, also in the middle of a call into a store that hangs.
 
         Args:
-            order: Which version, and where to.
+            order: Which version and shards, and where to.
             is_full: Whether the store is to be full, as far as this node can see.
 
         Raises:
             GeminiError: The version is gone or damaged, or the store failed.
         """
-        layouts = [self.layouts[slab.slots[0].shard] for slab in self._slabs.values()]
+        shards = order.shards or [slab.slots[0].shard for slab in self._slabs.values()]
+        layouts = [self.layouts[shard] for shard in shards]
         request = WriteShards(order=order, layouts=layouts, is_full=is_full)
         return await self._ask(request, Persisted)
 

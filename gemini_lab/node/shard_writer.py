@@ -61,7 +61,7 @@ class ShardWriter:
         order = self._order
         if order is None:
             return
-        if self._keeper.has(order.version):
+        if self._keeper.has(order):
             self._order = None
             self._begin(order, lambda: self._keeper.persist(order, is_full=self.is_full))
         elif self._keeper.has_passed(order.version):

@@ -320,10 +320,19 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
-    """Write your own shards of a version to the persistent tier when it is whole."""
+    """Write shards of a version to the persistent tier when it is whole.
+
+    Attributes:
+        version: Which.
+        url: Of the tier.
+        shards: Which of those that you keep; none named: your own.
+        lineage: The history that it is of; None: the last one that had such a version.
+    """
 
     version: int
     url: str
+    shards: list[int] = []
+    lineage: Lineage | None = None
 
 
 class Commit(RootOrder, frozen=True, kw_only=True):
@@ -639,11 +648,11 @@ class SlabsFreed(Message, frozen=True, kw_only=True):
 
 
 class WriteShards(BulkRequest, frozen=True, kw_only=True):
-    """Write these slabs' own shards of a version to the persistent tier; `Persisted` answers.
+    """Write shards of a version to the persistent tier; `Persisted` answers.
 
     Attributes:
         order: The version, and where to.
-        layouts: Of each slab's own shard, in the order of the slabs.
+        layouts: Of each shard that is to be written.
         is_full: Whether every write is to fail, as on a full disk.
     """
 
@@ -680,11 +689,13 @@ class SlabRequest(Message, frozen=True, kw_only=True):
         slots: The shards that it keeps, the worker's own first.
         chunk_bytes: What one checksum covers.
         layout: What lies where in the worker's own shard.
+        replicas: The same of the others, for when the agent alone can save them.
     """
 
     slots: list[SlotWanted]
     chunk_bytes: int
     layout: ShardLayout
+    replicas: list[ShardLayout] = []
 
 
 class SlabGiven(Message, frozen=True, kw_only=True):

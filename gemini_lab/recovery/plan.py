@@ -347,8 +347,8 @@ def _from_memory(
                 holder = sender if receiver == owner else holder
         if owner in nodes:
             sources.append(Source(shard=shard, tier="local", holder=owner))
-        else:
-            sources.append(Source(shard=shard, tier="peer", holder=holder))
+        else:  # where the owner's place is empty, nobody gets it yet
+            sources.append(Source(shard=shard, tier="peer", holder=holder or nodes[0]))
     return tuple(sources), tuple(transfers)
 
 

@@ -511,6 +511,11 @@ class RootAgent:
             )
         )
 
+    def _save_meanwhile(self, at_s: float) -> Iterator[Instruction]:
+        """Machines are missing: what memory holds is saved, so that fewer can go on from it."""
+        if self._plan is not None and self._plan.missing:
+            yield from self._saver.begin_from_memory(at_s, self._plan, state=self.state)
+
     def _make_plan(self) -> RecoveryPlan:
         importing = self._importing
         return make_plan(self.state, self.living, self._inventory, importing=importing)
@@ -681,9 +686,12 @@ class RootAgent:
         limit_s = FENCE_LIMIT_S if phase == "fencing" else INVENTORY_LIMIT_S
         if phase in {"fencing", "inventory"} and at_s - self._asked_s > limit_s:
             yield from self._drop_silent_agents(at_s)
-        elif phase == "waiting" and elapsed_s > self._retry_s:
-            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
-            yield from self._take_inventory(at_s)
+        elif phase == "waiting":
+            yield from self._saver.give_up_if_late(at_s, state=self.state)
+            yield from self._save_meanwhile(at_s)
+            if elapsed_s > self._retry_s:
+                self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+                yield from self._take_inventory(at_s)
         elif phase == "rendezvous" and elapsed_s > RENDEZVOUS_LIMIT_S:
             yield from self._begin(at_s, cause="no answer", lost=[])
         elif phase in {"starting", "running"}:

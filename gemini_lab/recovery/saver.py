@@ -1,6 +1,6 @@
 """Versions on their way to the persistent tier, as the root agent directs them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import (
@@ -37,6 +37,7 @@ class Saver:
         self._is_wanted = False  # by a person, now
         self._last_s = last_s
         self._last_version = 0
+        self._writers: frozenset[str] = frozenset()
         self._records: dict[str, Persisted] = {}
         self._whole = Slowest()  # by rank, the newest version that is whole there
 
@@ -89,11 +90,46 @@ class Saver:
 
     def begin(self, at_s: float, version: int, *, state: RootState) -> Iterator[Instruction]:
         """Have every member write its shards of a version that is whole, or about to be."""
-        self.version, self._last_s, self._records = version, at_s, {}
-        url = _url(state)
-        yield Emit(event=events.PersistStarted(version=version, url=url))
-        for node in dict.fromkeys(state.members):
-            yield Send(to=str(node), order=Persist(epoch=state.epoch, version=version, url=url))
+        order = Persist(epoch=state.epoch, version=version, url=_url(state))
+        orders = {str(node): order for node in state.members}
+        yield from self._send(at_s, version, orders, state=state)
+
+    def begin_from_memory(
+        self, at_s: float, plan: RecoveryPlan, *, state: RootState
+    ) -> Iterator[Instruction]:
+        """Save what a plan would load, while machines for it are missing: more may go yet.
+
+        Whoever has a shard writes it, for some owners are gone. Once is enough, unless a person
+        wants it.
+        """
+        version = plan.version
+        if version is None or plan.tier != "memory" or self.version is not None:
+            return
+        if state.read_settings().persistent_url is None or version == self._failed:
+            return
+        if not self._is_wanted and (self.is_held or version <= self._last_version):
+            return
+        orders: dict[str, Persist] = {}
+        for source in plan.sources:
+            node = str(source.holder)
+            known = orders.get(node)
+            orders[node] = Persist(
+                epoch=state.epoch,
+                version=version,
+                url=_url(state),
+                shards=[*([] if known is None else known.shards), source.shard],
+                lineage=plan.lineage,
+            )
+        yield from self._send(at_s, version, orders, state=state)
+
+    def _send(
+        self, at_s: float, version: int, orders: Mapping[str, Persist], *, state: RootState
+    ) -> Iterator[Instruction]:
+        self.version, self._last_s = version, at_s
+        self._records, self._writers = {}, frozenset(orders)
+        yield Emit(event=events.PersistStarted(version=version, url=_url(state)))
+        for node, order in orders.items():
+            yield Send(to=node, order=order)
 
     def hear(
         self,
@@ -120,7 +156,7 @@ class Saver:
                 self._forget()
             case Persisted():
                 self._records[node] = said
-                if self._records.keys() < set(state.members):
+                if self._records.keys() < self._writers:
                     return
                 lineages = {one.lineage for one in self._records.values()}
                 if len(lineages) > 1:

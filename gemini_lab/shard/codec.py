@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gemini_lab.errors import IntegrityError, UnsupportedError
+from gemini_lab.shard.layout import LENGTH_BYTES, framed
 
 _BIG_INT: Final = 1
 _TUPLE: Final = 2
@@ -22,7 +23,6 @@ _ORDERED: Final = 4
 _TENSOR: Final = 5
 _ARRAY: Final = 6
 _SCALAR: Final = 7  # numpy's own scalars
-_LENGTH_BYTES: Final = 8  # before a framed state
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray)
 
 
@@ -63,19 +63,12 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 def encode_framed(state: Any) -> bytes:
     """As `encode`, after its own length: more bytes may follow."""
     encoded = encode(state)
-    return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
+    return len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded
 
 
 def decode_framed(data: bytes | bytearray | memoryview) -> Any:
     """What `encode_framed` was given; whatever follows it in `data` is not looked at."""
-    return decode(memoryview(framed(data))[_LENGTH_BYTES:])
-
-
-def framed(data: bytes | bytearray | memoryview) -> bytes:
-    """The bytes of what `encode_framed` gave, without whatever follows them in `data`."""
-    view = memoryview(data)
-    end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
-    return bytes(view[:end])
+    return decode(memoryview(framed(data))[LENGTH_BYTES:])
 
 
 def _pack(state: Any) -> bytes:

@@ -14,6 +14,8 @@ import xxhash
 from gemini_lab.errors import ConfigError
 
 _ALIGNMENT_BYTES: Final = 64  # of every tensor in a payload
+LENGTH_BYTES: Final = 8
+"""Before the small state: how many bytes it has."""
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float64": 8,
     "float32": 4,
@@ -185,6 +187,13 @@ class ShardLayout:
     def fingerprint(self) -> str:
         """Checksum of the identity: equal where a version can be loaded."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.identity, sort_keys=True).encode())
+
+
+def framed(data: bytes | bytearray | memoryview) -> bytes:
+    """The small state at the beginning of `data`, after its own length; not what follows it."""
+    view = memoryview(data)
+    end = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
+    return bytes(view[:end])
 
 
 def partition_of(tensor: str) -> int | None:

@@ -12,8 +12,7 @@ from typing import Final
 import xxhash
 
 from gemini_lab.errors import IntegrityError
-from gemini_lab.shard.codec import framed
-from gemini_lab.shard.layout import ShardLayout, ShardRecord
+from gemini_lab.shard.layout import ShardLayout, ShardRecord, framed
 from gemini_lab.shard.recut import Move
 from gemini_lab.storage.shard_file import header_end, unpack_layout
 from gemini_lab.units import MIB

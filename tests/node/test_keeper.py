@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -32,6 +33,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab.storage.persistent import PersistentTier
 
 RUN = 7
 MADE_IN = Lineage(run=RUN, epoch=1)
@@ -154,6 +156,24 @@ def test_the_loop_beats_on_while_slabs_are_made_read_saved_damaged_and_freed(tmp
         ]
         await beats_on_during(keeper.free(), bulk)
         assert keeper.own_shards() == []
+
+    on_a_node(story)
+
+
+def test_a_replica_is_saved_in_its_lost_owners_place(tmp_path):
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        slab = await keeper.slab(0, msgspec.structs.replace(wanted(0, 1), replicas=[layout_of(1)]))
+        payloads = {shard: fill(slab, shard, version=3) for shard in (0, 1)}
+        order = Persist(epoch=2, version=3, url=str(tmp_path), shards=[1, 0], lineage=MADE_IN)
+        assert keeper.has(order)
+        assert not keeper.has(msgspec.structs.replace(order, version=4))
+        said = await keeper.persist(order, is_full=False)
+        assert (said.lineage, [one.shard for one in said.records]) == (MADE_IN, [1, 0])
+        tier = PersistentTier(str(tmp_path))
+        tier.commit(3, said.records, {})
+        assert {shard: bytes(tier.read_shard(3, shard)) for shard in (0, 1)} == payloads
+        assert tier.read_file(3, 1)[1] == layout_of(1)
 
     on_a_node(story)
 

@@ -185,9 +185,9 @@ class Node:
 
     # -- the persistent tier ---------------------------------------------------------------------
 
-    def _has(self, version: int) -> bool:
-        found = {c.shard for c in self.copies() if c.version == version}
-        return self.slab is not None and self.slab.shards[0] in found
+    def _has(self, order: Persist) -> bool:
+        found = {c.shard for c in self.copies() if c.version == order.version}
+        return self.slab is not None and found >= {*(order.shards or self.slab.shards[:1])}
 
     def _has_passed(self, version: int) -> bool:
         own = (
@@ -198,7 +198,7 @@ class Node:
         return any(copy.version > version for copy in own)
 
     def _write_if_complete(self) -> None:
-        if self.expected is not None and self._has(self.expected.version):
+        if self.expected is not None and self._has(self.expected):
             self.writing.append(self.expected)
             self.expected = None
         elif self.expected is not None and self._has_passed(self.expected.version):
@@ -222,19 +222,29 @@ class Node:
 
     def _write_shard(self, order: Persist) -> None:
         own = -1 if self.slab is None else self.slab.shards[0]
-        found = [c for c in self.copies() if c.version == order.version and c.shard == own]
-        if not found or not (copy := max(found, key=lambda c: c.lineage)).is_good:
+        chosen = [self._copy_for(order, shard) for shard in order.shards or [own]]
+        copies = [copy for copy in chosen if copy is not None and copy.is_good]
+        if len(copies) < len(chosen):
             self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="gone"))
             return
-        record = ShardRecord(shard=own, file=str(copy.state), size_bytes=1, digest="")
         self.say(
             Persisted(
                 epoch=order.epoch,
                 version=order.version,
-                lineage=self.told(copy.lineage),
-                records=[record],
+                lineage=self.told(copies[0].lineage),
+                records=[
+                    ShardRecord(shard=copy.shard, file=str(copy.state), size_bytes=1, digest="")
+                    for copy in copies
+                ],
             )
         )
+
+    def _copy_for(self, order: Persist, shard: int) -> Held | None:
+        """The copy that is to be written: of the history that is named, or of the last one."""
+        found = [c for c in self.copies() if c.version == order.version and c.shard == shard]
+        if order.lineage is not None:
+            found = [c for c in found if self.told(c.lineage) == order.lineage]
+        return max(found, key=lambda c: c.lineage, default=None)
 
     # -- the worker --------------------------------------------------------------------------------
 
