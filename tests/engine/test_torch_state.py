@@ -76,6 +76,9 @@ def test_the_weights_of_all_ranks_parts_are_the_model(found, parallel, copies):
         pieces = [p for p in held if (p["weight"], p["state"]) == (name, state)]
         runs = sorted((p["weight_offset"], p["weight_offset"] + p["numel"]) for p in pieces)
         size = math.prod(layouts[0]["weights"][name])
+        if state and size == 1 and parallel != "FSDP2":  # what has one element is small state
+            assert runs == []
+            continue
         assert sum(end - start for start, end in runs) == copies * size
         assert covered_to(runs) == size
 
