@@ -8,7 +8,7 @@ rules of its own: see `engine.recast`.
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Self
@@ -70,7 +70,7 @@ def plan_recut(
         ConfigError: They are not of one model and optimizer, or do not say where all of it lies.
     """
     require_recuttable(old, new)
-    kept = _Kept.of(old, wanted={_state(piece) for piece in new.pieces}, near=near)
+    kept = _Kept.of(old, wanted=_reaches(new), near=near)
     moves = sorted(_moves(kept, old, new), key=lambda move: move.target_bytes)
     return Recut(moves=tuple(_joined(moves)), zeros=tuple(_gaps(moves, new)))
 
@@ -118,13 +118,18 @@ class _Kept:
 
     @classmethod
     def of(
-        cls, layouts: Sequence[ShardLayout], *, wanted: Collection[State], near: Collection[int]
+        cls,
+        layouts: Sequence[ShardLayout],
+        *,
+        wanted: Mapping[State, tuple[int, int]],
+        near: Collection[int],
     ) -> Self:
-        """What these shards hold of the wanted states; of equal ones, the near one's counts."""
+        """What these shards hold of the wanted elements; of equal ones, the near one's counts."""
         kept = cls()
         for layout in sorted(layouts, key=lambda one: (one.rank not in near, one.rank)):
             for piece in layout.pieces:
-                if _state(piece) in wanted:
+                start, end = wanted.get(_state(piece), (0, 0))
+                if piece.weight_offset < end and start < piece.weight_offset + piece.numel:
                     kept._add(_state(piece), _held(piece, layout))
         return kept
 
@@ -151,6 +156,16 @@ class _Kept:
             if run.start >= end:
                 return
             yield run.part(max(start, run.start), min(end, run.end))
+
+
+def _reaches(layout: ShardLayout) -> dict[State, tuple[int, int]]:
+    """From which element to which a shard holds anything of each state."""
+    reaches: dict[State, tuple[int, int]] = {}
+    for piece in layout.pieces:
+        start, end = piece.weight_offset, piece.weight_offset + piece.numel
+        low, high = reaches.get(_state(piece), (start, end))
+        reaches[_state(piece)] = min(low, start), max(high, end)
+    return reaches
 
 
 def _state(piece: WeightPiece) -> State:
