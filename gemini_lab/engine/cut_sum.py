@@ -19,7 +19,7 @@ from gemini_lab.engine.weights import held_of, own_part
 
 _WORD_BYTES: Final = 8
 _SLICE_WORDS: Final = 1 << 20  # weighed at once: bounds the memory for that to some 16 MiB
-_SLICE_BYTES: Final = _SLICE_WORDS * _WORD_BYTES
+SLICE_BYTES: Final = _SLICE_WORDS * _WORD_BYTES
 _SUMS: Final = 1 << 64
 _ODD: Final = 0x9E3779B97F4A7C15 - _SUMS  # odd, its bits look random; as a signed word
 
@@ -53,8 +53,8 @@ def cut_sum(part: torch.Tensor, *, first: int) -> int:
     begin = at = first * part.element_size()
     end, total = begin + raw.numel(), 0
     while at < end:
-        number = at // _SLICE_BYTES
-        stop = min(end, (number + 1) * _SLICE_BYTES)
+        number = at // SLICE_BYTES
+        stop = min(end, (number + 1) * SLICE_BYTES)
         low = at // _WORD_BYTES * _WORD_BYTES
         words = torch.zeros(-(-(stop - low) // _WORD_BYTES), dtype=torch.int64, device=raw.device)
         words.view(torch.uint8)[at - low : stop - low] = raw[at - begin : stop - begin]
