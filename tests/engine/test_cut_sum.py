@@ -1,5 +1,7 @@
 """The checksum of frozen weights: the same however they are cut, another for other weights."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,10 +17,7 @@ VALUES = st.lists(st.integers(-100, 100), min_size=1, max_size=60)
 def test_the_parts_of_any_cut_add_up_to_the_whole(values, dtype, cuts):
     whole = torch.tensor(values, dtype=dtype)
     bounds = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
-    parts = (
-        cut_sum(whole[low:high], first=low)
-        for low, high in zip(bounds[:-1], bounds[1:], strict=True)
-    )
+    parts = (cut_sum(whole[low:high], first=low) for low, high in pairwise(bounds))
     assert sum(parts) % 2**64 == cut_sum(whole, first=0)
 
 

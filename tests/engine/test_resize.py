@@ -17,7 +17,7 @@ CASES = [
         "model_seed": 4,
         "zero": {"sub_group_size": 50},
     },
-    {"stage": 3, "optimizer": "Adam", "dtype": "bfloat16"},
+    pytest.param({"stage": 3, "optimizer": "Adam", "dtype": "bfloat16"}, marks=pytest.mark.long),
 ]
 
 
@@ -72,7 +72,7 @@ def batch(found, number):
 
 
 PLAIN = [
-    {"parallel": "DDP", "optimizer": "Adam"},
+    pytest.param({"parallel": "DDP", "optimizer": "Adam"}, marks=pytest.mark.long),
     {"parallel": "DDP", "optimizer": "Adafactor"},
     {"parallel": "FSDP2", "optimizer": "AdamW"},
 ]
