@@ -18,13 +18,14 @@ SCHEDULED: Final = ("naive", "interleaved", "gemini")
 ALGORITHMS: Final = ("drain", "paper")
 ON_DIVERGENCE: Final = ("warn", "stop")
 DATA_ON_RESIZE: Final = ("refuse", "restart")
-ON_NOT_FINITE: Final = ("hold", "warn", "stop")
+ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 
 LAYERS: Final = ("lab", "config block", "command line")
 """Who may say a setting; what comes later wins. What nobody says has its default."""
 
 _ABOVE_ZERO: Final = (
     "replicas",
+    "keep_in_memory",
     "chunk_bytes",
     "keep_versions",
     "min_progress_s",
@@ -38,6 +39,7 @@ _ABOVE_ZERO_OR_NONE: Final = (
     "persist_every_iterations",
     "max_overhead",
     "max_same_errors",
+    "rewind_on_spike",
     "link_bytes_per_s",
     "copy_bytes_per_s",
 )
@@ -49,6 +51,9 @@ class Settings:
 
     Attributes:
         replicas: Copies of each shard in CPU memory, the owner's own included (the paper's m).
+        keep_in_memory: Whole versions of each shard that stay in CPU memory while the next one is
+            written, on every node that keeps the shard: so far `protected.rewind` can go back. Each
+            takes the shard's size once more, on all its holders.
         strategy: Placement: `"auto"` (group where replicas divides nodes, else mixed), `"group"`,
             `"ring"`, `"mixed"` or `"hosted"`.
         chunk_bytes: What one checksum covers and one message carries.
@@ -66,7 +71,14 @@ class Settings:
         on_not_finite: What is done when a `loss` that is logged is NaN or infinite: `"warn"` says
             so in log, terminal and report; `"hold"` also saves no version to the persistent tier,
             unless a person asks for it, until losses are numbers again, so that good ones stay
-            there; `"stop"` also ends the run.
+            there; `"stop"` also ends the run. `"rewind"` looks at every rank's loss and state
+            before a version leaves, which costs the ranks one small exchange an iteration: where
+            one is no number, all go back to the version before, without the batches that led there;
+            if that does not help, further back, as far as `keep_in_memory` reaches; then the run
+            ends.
+        rewind_on_spike: The same where the ranks' mean loss lies more than so many standard
+            deviations above the mean of the newest good ones (of 128, and of 32 at least), such as
+            6; `None`: no loss is too high.
         data_on_resize: What becomes of a position in the data that cannot be told for another
             number of ranks: `"refuse"` does not load a version of such a number; `"restart"` reads
             from the beginning, and says so.
@@ -100,6 +112,7 @@ class Settings:
     """
 
     replicas: int = 2
+    keep_in_memory: int = 1
     strategy: str = "auto"
     chunk_bytes: int = 4 * MIB
     persistent_url: str | None = None
@@ -111,6 +124,7 @@ class Settings:
     on_divergence: str = "warn"
     on_not_finite: str = "hold"
     data_on_resize: str = "refuse"
+    rewind_on_spike: float | None = None
     max_same_errors: int | None = 5
     min_progress_s: float = 30.0
     idle_s: float = 300.0
@@ -150,6 +164,11 @@ class Settings:
             raise ConfigError(
                 f"data_on_resize must be one of {DATA_ON_RESIZE} (got {self.data_on_resize!r})"
             )
+        if self.is_guarded and self.scheme == "none":
+            raise ConfigError(
+                'scheme "none" keeps no versions, so there is none to go back to; choose another '
+                'scheme, or leave out "on_not_finite": "rewind" and rewind_on_spike'
+            )
         if not 0 < self.mu <= 1:
             raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
         if self.buffer_bytes < self.sub_buffers:
@@ -157,6 +176,16 @@ class Settings:
                 f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
                 "sub-buffers; raise it"
             )
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether each iteration is looked at before its version leaves, and may be taken back."""
+        return self.on_not_finite == "rewind" or self.rewind_on_spike is not None
+
+    @property
+    def buffers(self) -> int:
+        """Room for each shard on each of its holders, in shards: one is being written."""
+        return self.keep_in_memory + 1
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -134,6 +134,25 @@ class Protected(Protocol):
         takes none of them along.
         """
 
+    def rewind(self, steps: int, *, skip: bool = True) -> None:
+        """Have training go back, when its loop comes to the top, without a restart.
+
+        Every rank calls it in the same pass, with the same numbers: after the optimizer's step, or
+        in plain PyTorch also in its place. All that a version keeps is as it was: model, optimizer,
+        schedule, random states, `client_state`, `also`. The pass that follows is that of the
+        earlier iteration, and `protected.steps` gives its number.
+
+        Args:
+            steps: How many of the iterations that are done by now are taken back. Where not every
+                version is kept, it may be more: see `keep_in_memory`.
+            skip: Whether data go on: what was read since does not come again. Otherwise the same
+                batches follow, as far as the loaders are still in the epoch in which they were.
+
+        Raises:
+            UnsupportedError: It is no loop over `protected.steps` or `protected.epochs`.
+            ConfigError: Fewer iterations are done.
+        """
+
     def pause(self, reason: str) -> AbstractContextManager[None]:
         """Say that this rank does long work of its own inside the `with` block.
 

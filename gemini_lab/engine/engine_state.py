@@ -182,6 +182,41 @@ class EngineState:
         self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
         return self._within_room(encode_framed(small)), heir.remarks
 
+    def take_back(self, payload: Payload, *, with_data: bool) -> dict[str, Any]:
+        """Put a version of this very process back, at the top of the script's loop.
+
+        All ranks call it together, each with its own shard of one version that was sealed there.
+
+        Args:
+            payload: As for `load`.
+            with_data: Whether the positions in the data go back as well, or are left as they are.
+
+        Returns:
+            What `capture_small` was given as `extra`.
+        """
+        small = small_state.unfold(decode_framed(payload))
+        values = [_view(payload, spec) for spec in self.layout.tensors]
+        self.framework.load(values, small["present"])
+        small_state.restore(small, self.framework, self.script, with_data=with_data, in_place=True)
+        self._restored = None
+        return dict(small["extra"])
+
+    def peek(self, payload: Payload) -> dict[str, Any] | None:
+        """The small state in a version; `None` where it cannot be read."""
+        try:
+            return small_state.unfold(decode_framed(payload))
+        except GeminiError:
+            return None
+
+    def is_finite(self) -> bool:
+        """Whether this rank's weights and moments are numbers, all of them."""
+        tensors = [tensor for _, tensor in self.pieces() if tensor.is_floating_point()]
+        if not tensors:
+            return True
+        sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors])
+        # A sum of numbers is one, too, unless it overflows.
+        return bool(sums.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
+
     def restore_small_again(self) -> None:
         """Undo what was done to the small state since `load`, but for the positions in the data.
 

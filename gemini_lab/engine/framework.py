@@ -103,6 +103,17 @@ class Framework(ABC):
             present: What `present` gave when they were captured.
         """
 
+    @abstractmethod
+    def drop_gradients(self, *, is_computing: bool) -> None:
+        """Forget gradients of which no update was made, before an earlier version comes back.
+
+        Args:
+            is_computing: Whether the model has computed since the last update.
+
+        Raises:
+            UnsupportedError: There are such that cannot be forgotten.
+        """
+
     # -- the small part --------------------------------------------------------------------------
 
     @abstractmethod

@@ -120,6 +120,14 @@ class IterationLog:
         self._began_s = now_s
         self._emit(self.newest)
 
+    def go_back(self, newest: Iteration | None) -> None:
+        """Training went back: this is the newest iteration, and the next one begins now."""
+        self.newest = newest
+        self._begun, self._is_begin_said = None, False
+        self._values.clear()
+        self._is_computing = False
+        self._began_s = self._clock()
+
 
 def iteration_in(small: Mapping[str, object]) -> Iteration | None:
     """The iteration that a version carries; `None` in the one from before the first iteration."""

@@ -15,16 +15,17 @@ from typing import Any, Final
 
 import torch
 
+from gemini_lab.engine.carried import carried
 from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.engine_state import EngineState
-from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
 from gemini_lab.transfer.version import OutgoingVersion
 
-_EPOCH: Final = "epoch"  # in what a version carries beside the engine's state
 _LOOKS: Final = 3  # so many versions of a worker are looked at
 _GLANCES: Final = (3, 30, 300, 3000)  # after these many, other weights: some change late
 
@@ -70,6 +71,7 @@ class LiveProtection:
         pulse: Says what training does.
         lineage: The history in which versions are made.
         epoch: Epochs that were over when the restored version was made.
+        rewinder: Takes iterations back, where versions are kept.
         remark: Called with a thing that the script's author should know, once each.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
     """
@@ -83,6 +85,7 @@ class LiveProtection:
         *,
         lineage: Lineage,
         epoch: int = 0,
+        rewinder: Rewinder | None = None,
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -93,6 +96,11 @@ class LiveProtection:
         self._pulse = pulse
         self._lineage = lineage
         self._epoch = epoch
+        self._rewinder = rewinder
+        self._wish: Wish | None = None
+        self._is_in_loop = False
+        self._is_computing = False
+        self._is_judged = True  # whether the guard has seen the newest iteration
         self._remark, self._hold = remark, hold
         self._is_to_hold = False
         self._unsealed: Unsealed | None = None
@@ -121,7 +129,7 @@ class LiveProtection:
 
     def steps(self, total: int, /) -> Iterator[int]:
         """The script's loop; see `Protected`."""
-        self._top_is_told = self._is_asked = True
+        self._top_is_told = self._is_asked = self._is_in_loop = True
         try:
             self.reach_top()
             while self._state.version < total:
@@ -130,15 +138,17 @@ class LiveProtection:
                 self.reach_top()
             self._traffic.wait()  # the script may destroy its process groups now
         finally:  # also where the script breaks off its loop
-            self._top_is_told = False
+            self._top_is_told = self._is_in_loop = False
             self._keep_drawn()
 
     def epochs(self, total: int, /) -> Iterator[int]:
         """The outer of the script's loops; see `Protected`."""
         self.end_iterations_at_fetch()
+        self._is_in_loop = True
         while self._epoch < total:
             yield self._epoch
             self._epoch += 1
+        self._is_in_loop = False
 
     def end_iterations_at_fetch(self) -> None:
         """Say that an iteration ends where the first of `data` is asked for the next batch."""
@@ -150,6 +160,14 @@ class LiveProtection:
         """Attach values to the iteration that is computed, or was just done; see `Protected`."""
         self._iterations.add(values)
 
+    def rewind(self, steps: int, *, skip: bool = True) -> None:
+        """Take iterations back when the loop comes to its top; see `Protected`."""
+        done = self._state.version
+        can_rewind = self._is_in_loop and self._rewinder is not None
+        require_steps(steps, version=done, can_rewind=can_rewind)
+        if steps or self._unsealed is None:  # else there is nothing to take back
+            self._wish = Wish(version=done - steps, skips=skip, cause="script")
+
     def pause(self, reason: str) -> AbstractContextManager[None]:
         """Long work of the script's own; see `Protected`."""
         return self._pulse.pause(reason)
@@ -159,6 +177,7 @@ class LiveProtection:
     def begin_forward(self) -> None:
         """An iteration computes: the version before it is sealed now, if that was not done yet."""
         self._pulse.enter("step")
+        self._is_computing = True
         if not self._top_is_told:
             self._seal()
         self._iterations.begin_forward()
@@ -174,6 +193,9 @@ class LiveProtection:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
         version = self._state.version
         self._at_fetch = None
+        self._is_computing = self._is_judged = False
+        if self._rewinder is not None and self._rewinder.guard is not None:
+            require_loop(is_in_loop=self._is_in_loop)
         self._iterations.end(version, waited_s=waited_s)
         if self._traffic.end_iteration(version) or self._is_to_hold:
             self._unsealed = Unsealed(drawn=None)
@@ -186,9 +208,27 @@ class LiveProtection:
     def reach_top(self) -> None:
         """The script is at the top of its loop: what follows is of the next iteration."""
         self._state.restore_small_again()
+        if self._rewinder is not None and self._is_in_loop:
+            wish = self._wish or (None if self._is_judged else self._judged(self._rewinder))
+            self._is_judged, self._wish = True, None
+            if wish is not None:
+                self._go_back(self._rewinder, wish)
         if self._unsealed is not None:
             self._unsealed = Unsealed(drawn=None)  # what was kept of it is older than this moment
             self._seal(at_top=True)
+
+    def _judged(self, rewinder: Rewinder) -> Wish | None:
+        return rewinder.judge(self._iterations.newest)
+
+    def _go_back(self, rewinder: Rewinder, wish: Wish) -> None:
+        """Be at the top of an earlier iteration; nothing is sealed of the newest one."""
+        went = rewinder.go_back(
+            wish, lineage=self._lineage, epoch=self._epoch, is_computing=self._is_computing
+        )
+        self._unsealed, self._is_computing = None, False
+        self._lineage = went.lineage
+        self._iterations.go_back(iteration_in(went.extra))
+        self._pulse.enter("between steps")
 
     def _keep_drawn(self) -> None:
         if self._unsealed is not None:
@@ -241,7 +281,8 @@ class LiveProtection:
             at_top: The script is at the top of its loop.
         """
         drawn = self._state.capture_drawn() if drawn is None else drawn
-        extra = {**self._iterations.to_small(), _EPOCH: self._epoch}
+        guard = None if self._rewinder is None else self._rewinder.guard
+        extra = carried(self._iterations, epoch=self._epoch, guard=guard)
         small = bytearray(self._state.capture_small(extra, drawn=drawn, at_top=at_top))
         layout = self._state.layout
         whole = [(layout.small_offset_bytes, torch.frombuffer(small, dtype=torch.uint8))]
@@ -266,9 +307,3 @@ class LiveProtection:
         elif not self._traffic.is_sent(self._state.version):
             self.send_version()
         self._traffic.close()
-
-
-def epoch_in(small: Mapping[str, object]) -> int:
-    """The epoch in which a version was made; 0 where it does not say."""
-    epoch = small.get(_EPOCH, 0)
-    return epoch if isinstance(epoch, int) else 0

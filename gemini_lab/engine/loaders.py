@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.errors import ConfigError
+from gemini_lab.shard.codec import encode
 
 KINDS: Final = (DataLoader, DeepSpeedDataLoader)
 """Classes of loaders that can be watched; their subclasses too."""
@@ -95,6 +96,21 @@ class LoaderWatch:
         if state["began"] is not None:
             self._replay(state["began"], state["taken"], asked=state.get("asked"))
         self._put_draws(state["now"])
+
+    def can_move_back(self, state: Mapping[str, Any]) -> bool:
+        """Whether the script's own iterator can go to a position: it is of the same epoch."""
+        latest = self._latest()
+        if latest is None or latest.is_over:
+            return state["began"] is None
+        return state["began"] is not None and encode(state["began"]) == encode(self._began)
+
+    def move_back(self, state: Mapping[str, Any]) -> None:
+        """Go to a position with the iterator that the script has, too."""
+        latest = self._latest()
+        self.load_state_dict(state)
+        if latest is not None and self._prepared is not None:
+            latest.take_over(self._prepared)
+            self._latest, self._prepared = weakref.ref(latest), None
 
     def skip(self, batches: int) -> None:
         """Have the next iterator begin after so many batches of its epoch."""
@@ -184,6 +200,11 @@ class _Batches:
             raise
         self.taken += 1
         return batch
+
+    def take_over(self, other: "_Batches") -> None:
+        """Go on where another iterator is."""
+        self.taken, self.is_over = other.taken, other.is_over
+        self._batches = other._batches  # noqa: SLF001 - of its own class
 
     def skip(self) -> bool:
         """Give a batch away; false if there is none."""

@@ -15,15 +15,17 @@ from torch import nn
 
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
+from gemini_lab.engine.carried import epoch_in, guard_in, newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.inputs import gradient_norm, watch_inputs
-from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.job_settings import read_settings
-from gemini_lab.engine.live import LiveProtection, epoch_in
+from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.surroundings import gather
@@ -31,6 +33,7 @@ from gemini_lab.engine.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
+from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
@@ -168,12 +171,15 @@ def start_protection(
         recast=_recast(state, settings, remark),
     )
     with session.pulse.within("restoring", start.plan.tier):
-        newest, epoch = _restore(session, state, place)
+        small = _restore(session, state, place)
     emit = with_monitor(engine, session.emit)
     traffic = _open_traffic(session, engine, place, memory, settings, emit=emit)
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
-    iterations = IterationLog(emit, newest=newest, measure=lambda: gradient_norm(engine))
+    guard = Guard.of(settings)
+    if guard is not None and (known := guard_in(small)) is not None:
+        guard.restore(known)
+    iterations = IterationLog(emit, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
     protection = LiveProtection(
@@ -182,7 +188,10 @@ def start_protection(
         iterations,
         session.pulse,
         lineage=lineage,
-        epoch=epoch,
+        epoch=epoch_in(small),
+        rewinder=None
+        if settings.scheme == "none"
+        else Rewinder(state, memory.slab, traffic, guard=guard, emit=session.emit),
         remark=remark,
         hold=session.hold,
     )
@@ -244,6 +253,7 @@ def _lay_out(
         rank=session.start.rank,
         seats=seats,
         chunk_bytes=settings.chunk_bytes,
+        buffers=settings.buffers,
         group=group,
         owner=session,
     )
@@ -288,13 +298,11 @@ def _open_traffic(
     )
 
 
-def _restore(
-    session: WorkerSession, state: EngineState, place: Place
-) -> tuple[events.Iteration | None, int]:
+def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mapping[str, object]:
     """Do what the recovery plan asks of this rank, and say it.
 
     Returns:
-        The version's iteration, if there is one, and the epoch in which it was made.
+        What the version carried beside the engine's state; empty if there is none.
     """
     plan = session.start.plan
     try:
@@ -305,9 +313,9 @@ def _restore(
         )
         raise  # this worker ends: the root agent plans without that copy
     if restored is None or plan.version is None:
-        return None, 0
+        return {}
     receipt, small = restored
-    newest = iteration_in(small)
+    newest = newest_in(small)
     if newest is not None:
         session.emit(msgspec.structs.replace(newest, restored=True))
     session.emit(_restored_event(place.rank, plan.version, receipt))
@@ -328,7 +336,7 @@ def _restore(
                 "position in an epoch; torchdata's StatefulDataLoader does it faster"
             )
             session.emit(events.Note(text=text))
-    return newest, epoch_in(small)
+    return small
 
 
 def _recast(state: EngineState, settings: Settings, remark: Callable[[str], None]) -> Recast:

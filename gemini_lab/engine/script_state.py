@@ -95,14 +95,26 @@ class ScriptState:
                 f"{sorted(self.keepsakes)}; give `also=` as it was"
             )
 
-    def put_data(self, positions: Sequence[Any]) -> None:
+    def can_move_back(self, positions: Sequence[Any]) -> bool:
+        """Whether training can go on from these positions with the iterators that it has."""
+        return len(positions) == len(self.sources) and all(
+            source.can_move_back(position)
+            if isinstance(source, LoaderWatch)
+            else not isinstance(source, KINDS)  # such as torchdata's, which tell no iterator
+            for source, position in zip(self.sources, positions, strict=True)
+        )
+
+    def putsources(self, positions: Sequence[Any], *, in_place: bool = False) -> None:
         """Go to these positions in the data; random numbers may be drawn for it.
 
         Args:
             positions: As `positions` gave them; None for a source that is to stay where it is.
+            in_place: Whether the iterators that the script has already are to go there.
         """
         for source, position in zip(self.sources, positions, strict=True):
-            if position is not None:  # it begins anew otherwise
+            if in_place and isinstance(source, LoaderWatch):
+                source.move_back(position)
+            elif position is not None:  # it begins anew otherwise
                 source.load_state_dict(position)
             source.state_dict()  # what it builds, and draws for it, comes before the random states
 

@@ -111,6 +111,7 @@ class WorkerSession:
         *,
         slots: Sequence[tuple[int, int]],
         chunk_bytes: int,
+        buffers: int,
         layout: ShardLayout,
         replicas: Sequence[ShardLayout],
     ) -> int:
@@ -119,6 +120,7 @@ class WorkerSession:
         Args:
             slots: Shard and payload bytes of each shard that is kept here.
             chunk_bytes: What one checksum covers.
+            buffers: Of each shard.
             layout: What lies where in this rank's own shard.
             replicas: The same of the others that are kept here.
 
@@ -128,7 +130,11 @@ class WorkerSession:
         """
         wanted = [SlotWanted(shard, size_bytes) for shard, size_bytes in slots]
         request = SlabRequest(
-            slots=wanted, chunk_bytes=chunk_bytes, layout=layout, replicas=[*replicas]
+            slots=wanted,
+            chunk_bytes=chunk_bytes,
+            buffers=buffers,
+            layout=layout,
+            replicas=[*replicas],
         )
         self._channel.send(request)
         answer = self._channel.receive()

@@ -23,6 +23,7 @@ class SlabOwner(Protocol):
         *,
         slots: Sequence[tuple[int, int]],
         chunk_bytes: int,
+        buffers: int,
         layout: ShardLayout,
         replicas: Sequence[ShardLayout],
     ) -> int:
@@ -48,6 +49,7 @@ def open_shard_memory(
     rank: int,
     seats: Seats,
     chunk_bytes: int,
+    buffers: int,
     group: CheckpointGroup,
     owner: SlabOwner,
 ) -> ShardMemory:
@@ -58,6 +60,7 @@ def open_shard_memory(
         rank: This one.
         seats: Who keeps whose shard.
         chunk_bytes: What one checksum covers.
+        buffers: Of each shard; the oldest complete version goes when another one is written.
         group: All ranks.
         owner: Makes the slab, or has it from before a failure.
 
@@ -71,7 +74,11 @@ def open_shard_memory(
     slots = [(shard, sizes_bytes[shard]) for shard in seats.kept_shards(rank)]
     replicas = _exchange(told, [size for _, size in sizes], rank=rank, seats=seats, group=group)
     fd = owner.request_slab(
-        slots=slots, chunk_bytes=chunk_bytes, layout=layout, replicas=[*replicas]
+        slots=slots,
+        chunk_bytes=chunk_bytes,
+        buffers=buffers,
+        layout=layout,
+        replicas=[*replicas],
     )
     return ShardMemory(slab=Slab.attach(fd), shard_bytes=sizes_bytes)
 

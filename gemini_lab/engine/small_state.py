@@ -42,7 +42,12 @@ def unfold(small: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(
-    small: Mapping[str, Any], framework: Framework, script: ScriptState, *, with_data: bool = True
+    small: Mapping[str, Any],
+    framework: Framework,
+    script: ScriptState,
+    *,
+    with_data: bool = True,
+    in_place: bool = False,
 ) -> None:
     """Put back what `capture` gave; the optimizer's tensors were put back before.
 
@@ -51,13 +56,14 @@ def restore(
         framework: Whose model and optimizer.
         script: What the script handed over.
         with_data: Whether the positions in the data are put back as well.
+        in_place: Whether the script reads on with the iterators that it has.
     """
     framework.restore(small)
     with torch.no_grad():
         for name, buffer in persistent_buffers(framework.module):
             buffer.copy_(small["buffers"][name])
     if with_data:
-        script.put_data(small["data"])
+        script.put_data(small["data"], in_place=in_place)
     script.put(small)
     restore_random_states(small["random"])
 

@@ -129,6 +129,12 @@ class TorchFramework(Framework):
                         if present[segment.kept]:
                             self._put(segment, source)
 
+    def drop_gradients(self, *, is_computing: bool) -> None:
+        """As they are before the first backward pass."""
+        del is_computing
+        for weight in self._state.weights:
+            weight.grad = None
+
     def _from(self, part: int, value: torch.Tensor) -> torch.Tensor:
         """A rank's part of a block, on all of them."""
         device = self._engine.device

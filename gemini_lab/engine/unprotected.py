@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from gemini_lab.engine.contract import Engine
+from gemini_lab.errors import UnsupportedError
 
 
 class Unprotected:
@@ -26,6 +27,13 @@ class Unprotected:
 
     def log(self, **values: float) -> None:
         """Nobody listens."""
+
+    def rewind(self, steps: int, *, skip: bool = True) -> None:
+        """There is nothing to go back to."""
+        raise UnsupportedError(
+            f"protected.rewind({steps}, skip={skip}): this script was not started by "
+            "`gemini-lab run`, so no version is kept to which training could go back"
+        )
 
     def pause(self, reason: str) -> AbstractContextManager[None]:
         """Nobody watches."""

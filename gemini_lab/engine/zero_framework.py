@@ -110,6 +110,14 @@ class ZeroFramework(Framework):
             target.data.copy_(value)
         self._partitions.publish()
 
+    def drop_gradients(self, *, is_computing: bool) -> None:
+        """None are left after an update; those between are in ZeRO's own buffers."""
+        if is_computing:
+            raise UnsupportedError(
+                "DeepSpeed keeps gradients of which no update was made, and training would go back "
+                "with them; call protected.rewind after the engine.step() that updates the weights"
+            )
+
     def _lay_slots(self) -> Iterator[tuple[int, str, torch.dtype]]:
         """Each tensor of the payload: its partition, its name in it, its type."""
         for partition, master in enumerate(self._partitions.masters()):

@@ -463,6 +463,47 @@ class LossFinite(OfWorker, frozen=True, kw_only=True):
     iteration: int
 
 
+class Rewound(OfWorker, frozen=True, kw_only=True):
+    """Training went back to a version in memory, on all ranks together; no process was started.
+
+    Attributes:
+        iteration: The newest that had ended; those from `version` on were taken back.
+        version: To which it went back.
+        rewinds: How often that has happened since the workers were started, this time included.
+        skips: Whether data go on: the batches of the iterations that were taken back do not come
+            again. What these were, `iteration_begun` says.
+        cause: Who wanted it: the script, or the guard that the settings ask for.
+        reason: Why, for people.
+        duration_s: From the top of the script's loop until the state was back.
+    """
+
+    iteration: int
+    version: int
+    rewinds: int
+    skips: bool
+    cause: Literal["script", "guard"]
+    reason: str = ""
+    duration_s: float
+
+    def __str__(self) -> str:
+        data = "their batches are skipped" if self.skips else "their batches come again"
+        taken = _span(self.version + 1, self.iteration)
+        why = f"{self.reason}: " if self.reason else ""
+        return f"{why}back to version {self.version}, iterations {taken} are taken back, {data}"
+
+
+class RewindFailed(OfWorker, frozen=True, kw_only=True):
+    """The guard rejected an iteration, and no memory has a version to go back to: the run ends.
+
+    Attributes:
+        iteration: Which.
+        reason: Why it was rejected, and what there was to go back to, for people.
+    """
+
+    iteration: int
+    reason: str
+
+
 class VersionComplete(OfWorker, frozen=True, kw_only=True):
     """A rank's shard, and the replicas that it receives, are whole.
 
@@ -742,6 +783,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     Attributes:
         version: What every rank loads; `None` when training starts anew.
         made_in: The epoch in which that version was made.
+        made_after: How many rewinds there had been in that epoch by then.
         tier: From where the version as a whole comes.
         members: Name of the node on each position; `None` where no machine is left.
         sources: One for each shard, in shard order.
@@ -751,6 +793,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
 
     version: int | None
     made_in: int = 0
+    made_after: int = 0
     tier: Literal["memory", "persistent", "start"]
     members: tuple[str | None, ...]
     sources: tuple[ShardSource, ...]
@@ -911,6 +954,8 @@ AnyEvent = (
     | Diverged
     | LossNotFinite
     | LossFinite
+    | Rewound
+    | RewindFailed
     | VersionComplete
     | Transfer
     | Profiled
@@ -938,6 +983,10 @@ KINDS: Final[dict[str, type[Event]]] = {
     _kind_of(kind.__name__): kind for kind in get_args(AnyEvent)
 }
 """Every class by its kind's name."""
+
+
+def _span(first: int, last: int) -> str:
+    return "none" if last < first else f"{first}" if last == first else f"{first} to {last}"
 
 
 def _as_number(number: float) -> Number:

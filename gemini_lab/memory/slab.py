@@ -1,8 +1,8 @@
 """The memory tier: CPU memory that outlives a worker and dies with its node (paper, section 3.1).
 
 A slab belongs to a node's agent and is mapped by the worker that fills it. For each shard it keeps
-two buffers: one with a complete version, one being written. Whoever has the descriptor can attach,
-for the slab describes itself (`slab_form`).
+two buffers, one with a complete version and one being written, or more where more versions are to
+be kept. Whoever has the descriptor can attach, for the slab describes itself (`slab_form`).
 """
 
 import mmap
@@ -133,38 +133,42 @@ class Slab:
     def __init__(self, fd: int, memory: mmap.mmap) -> None:
         self.fd = fd
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
-        self.chunk_bytes, self.slots = read_header(self.memory)
+        self.chunk_bytes, self.buffers, self.slots = read_header(self.memory)
         start = header_bytes(len(self.slots))
         self._buffers: dict[int, list[Buffer]] = {}
         for slot in self.slots:
-            pair = self._buffers[slot.shard] = []
-            for _ in range(BUFFERS):
-                pair.append(Buffer(self.memory, start, slot, self.chunk_bytes))
-                start = pair[-1].end
+            row = self._buffers[slot.shard] = []
+            for _ in range(self.buffers):
+                row.append(Buffer(self.memory, start, slot, self.chunk_bytes))
+                start = row[-1].end
 
     @classmethod
-    def create(cls, slots: Sequence[SlotSpec], *, chunk_bytes: int) -> Self:
+    def create(cls, slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BUFFERS) -> Self:
         """A new, empty slab, with its memory really taken.
 
         Args:
             slots: The shards that it keeps: the node's own and the replicas of others.
             chunk_bytes: How much of a payload one checksum covers.
+            buffers: Of each shard: one more than complete versions are to be kept.
 
         Raises:
-            ConfigError: A shard stands twice, or a size is not above zero.
+            ConfigError: A shard stands twice, a size is not above zero, or there are too few
+                buffers.
             CapacityError: The machine or its control group has too little memory left.
         """
-        size_bytes = slab_bytes(slots, chunk_bytes=chunk_bytes)
+        size_bytes = slab_bytes(slots, chunk_bytes=chunk_bytes, buffers=buffers)
+        fewer = "use fewer replicas, more nodes, or machines with more memory"
         require_memory(
             size_bytes,
-            purpose=f"the checkpoint slab ({len(slots)} shards with two buffers each)",
-            way_out="use fewer replicas, more nodes, or machines with more memory",
+            purpose=f"the checkpoint slab ({len(slots)} shards with {buffers} buffers each)",
+            way_out=fewer if buffers == BUFFERS else f"lower keep_in_memory, or {fewer}",
         )
         fd = _anonymous_file()
         try:
             _reserve(fd, size_bytes)
             memory = mmap.mmap(fd, size_bytes)
-            write_header(np.frombuffer(memory, np.uint64), slots, chunk_bytes, size_bytes)
+            words = np.frombuffer(memory, np.uint64)
+            write_header(words, slots, chunk_bytes, buffers, size_bytes)
             return cls(fd, memory)
         except BaseException:
             os.close(fd)
@@ -196,23 +200,26 @@ class Slab:
         self.memory = np.empty(0, np.uint8)
 
     def begin(self, shard: int, version: int, lineage: Lineage | None = None) -> WriteBuffer:
-        """Start to write `version`, over the buffer without the newest complete version before it.
+        """Start to write `version`, over the buffer that is worth least.
 
-        So a version that is written again after a fall-back replaces its own old copy.
+        That is one without a complete version before `version`, or else the oldest: all others
+        stay. So a version that is written again after a fall-back replaces its own old copy.
         """
-        pair = self._pair(shard)
-        copies = [buffer.copy() for buffer in pair]
+        row = self._row(shard)
+        copies = [buffer.copy() for buffer in row]
 
-        def worth(index: int) -> tuple[bool, int]:
+        def worth(index: int) -> tuple[bool, int, int]:
             held = copies[index]
-            return (held is not None and held.version < version, held.version if held else -1)
+            if held is None:
+                return (False, -1, 0)
+            return (held.version < version, held.version, held.lineage.word)
 
-        buffer = pair[min(range(BUFFERS), key=worth)]
+        buffer = row[min(range(self.buffers), key=worth)]
         return WriteBuffer(buffer, version, self.chunk_bytes, lineage or NO_LINEAGE)
 
     def copies(self) -> list[CopyInfo]:
         """The complete versions that are here; their payloads are not read."""
-        found = [buffer.copy() for pair in self._buffers.values() for buffer in pair]
+        found = [buffer.copy() for row in self._buffers.values() for buffer in row]
         return [copy for copy in found if copy is not None]
 
     def read(self, shard: int, version: int, lineage: Lineage | None = None) -> ReadBuffer:
@@ -248,7 +255,7 @@ class Slab:
         """Make a complete version not exist here any more (one that a recovery fell behind)."""
         self._find(shard, version, lineage)[0].discard()
 
-    def _pair(self, shard: int) -> list[Buffer]:
+    def _row(self, shard: int) -> list[Buffer]:
         if shard not in self._buffers:
             raise ConfigError(
                 f"this slab keeps no shard {shard}, but {sorted(self._buffers)}; "
@@ -259,7 +266,7 @@ class Slab:
     def _find(
         self, shard: int, version: int, lineage: Lineage | None = None
     ) -> tuple[Buffer, CopyInfo]:
-        for buffer in self._pair(shard):
+        for buffer in self._row(shard):
             info = buffer.copy()
             if info is not None and info.version == version and lineage in {None, info.lineage}:
                 return buffer, info

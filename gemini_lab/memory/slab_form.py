@@ -1,14 +1,14 @@
 """The form of a slab: what lies where in its memory, and what makes a version in it complete.
 
-    slab header    magic, size, chunk size, slots, checksum
-    per slot, twice:
+    slab header    magic, size, chunk size, buffers, slots, checksum
+    per slot, as often as there are buffers:
         buffer header   seal | shard | version | payload bytes | digest of the table | lineage
         digest table    one xxh3_64 a chunk
         payload         page-aligned
 
 The seal is the checksum of the five fields after it, and 0 while a buffer is written. It is the
 first word that a write clears and the last one that it sets, each with one aligned 8-byte store:
-a writer killed at any instruction leaves the other buffer's version whole, and a header with a
+a writer killed at any instruction leaves the other buffers' versions whole, and a header with a
 flipped bit is no complete version.
 """
 
@@ -29,11 +29,12 @@ Words = NDArray[np.uint64]
 
 PAGE_BYTES: Final = 4096
 BUFFERS: Final = 2
-"""Buffers of each slot: one with a complete version, one being written."""
-_MAGIC: Final = int.from_bytes(b"GEMSLAB2", "little")
+"""Buffers of each slot at least: one with a complete version, one being written."""
+_MAGIC: Final = int.from_bytes(b"GEMSLAB3", "little")
 _WORD: Final = 8
 _SEAL, _SHARD, _VERSION, _PAYLOAD_BYTES, _TABLE_DIGEST, _LINEAGE = range(6)
 _HEADER_WORDS: Final = 6
+_FIRST_SLOT: Final = 5  # words of the slab's header before its table of slots
 
 
 def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
@@ -98,12 +99,14 @@ class Buffer:
         self.header[_SEAL] = _seal([int(word) for word in self.header[1:]])
 
 
-def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int) -> int:
+def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BUFFERS) -> int:
     """The memory that a slab for `slots` takes, headers and checksums included.
 
     Raises:
-        ConfigError: A shard stands twice, or a size is not above zero.
+        ConfigError: A shard stands twice, a size is not above zero, or there are too few buffers.
     """
+    if buffers < BUFFERS:
+        raise ConfigError(f"a slot needs {BUFFERS} buffers at least (got {buffers})")
     shards = [slot.shard for slot in slots]
     if len(set(shards)) != len(shards):
         raise ConfigError(f"a slab keeps each shard once, but was asked for {shards}")
@@ -114,7 +117,7 @@ def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int) -> int:
         )
     end = header_bytes(len(slots))
     for slot in slots:
-        for _ in range(BUFFERS):
+        for _ in range(buffers):
             end = _buffer_extent(end, slot.payload_bytes, chunk_bytes)[-1]
     return end
 
@@ -143,28 +146,28 @@ def _seal(fields: Sequence[int]) -> int:
 
 def header_bytes(slots: int) -> int:
     """Size of the header of a slab with so many slots."""
-    return _pages((5 + 2 * slots) * _WORD)
+    return _pages((_FIRST_SLOT + 1 + 2 * slots) * _WORD)
 
 
 def write_header(
-    words: Words, slots: Sequence[SlotSpec], chunk_bytes: int, size_bytes: int
+    words: Words, slots: Sequence[SlotSpec], chunk_bytes: int, buffers: int, size_bytes: int
 ) -> None:
     """Write a slab's header: what is needed to attach, and its checksum."""
     table = [number for slot in slots for number in (slot.shard, slot.payload_bytes)]
-    fields = [_MAGIC, size_bytes, chunk_bytes, len(slots), *table]
+    fields = [_MAGIC, size_bytes, chunk_bytes, buffers, len(slots), *table]
     words[: len(fields) + 1] = [*fields, _seal(fields)]
 
 
-def read_header(memory: Bytes) -> tuple[int, tuple[SlotSpec, ...]]:
-    """Chunk size and slots; raises `IntegrityError` if a bit of the header is wrong."""
+def read_header(memory: Bytes) -> tuple[int, int, tuple[SlotSpec, ...]]:
+    """Chunk size, buffers and slots; raises `IntegrityError` if a bit of the header is wrong."""
     words = memory.view(np.uint64)
-    magic, size_bytes, chunk_bytes, count = (int(word) for word in words[:4])
-    end = 4 + 2 * count
+    magic, size_bytes, chunk_bytes, buffers, count = (int(word) for word in words[:_FIRST_SLOT])
+    end = _FIRST_SLOT + 2 * count
     fits = magic == _MAGIC and size_bytes == memory.nbytes and end < len(words)
     if not fits or int(words[end]) != _seal([int(word) for word in words[:end]]):
         raise IntegrityError(
             f"{format_bytes(memory.nbytes)} of memory hold no slab, or its header was damaged; "
             "its node's copies are lost: restore from another holder"
         )
-    table = [int(word) for word in words[4:end]]
-    return chunk_bytes, tuple(map(SlotSpec, table[::2], table[1::2]))
+    table = [int(word) for word in words[_FIRST_SLOT:end]]
+    return chunk_bytes, buffers, tuple(map(SlotSpec, table[::2], table[1::2]))

@@ -72,9 +72,10 @@ def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, 
 def lay_out(request: LayOutSlab, old: list[Slab]) -> Slab:
     """A new slab in the place of an old one, if there is one, with the copies that fit in both."""
     specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in request.slots)
-    kept = [copy for slab in old for copy in _copies_that_fit(slab, specs, request.chunk_bytes)]
+    found = [copy for slab in old for copy in _copies_that_fit(slab, specs, request.chunk_bytes)]
+    kept = sorted(found, key=lambda copy: copy[0].version)  # where there is less room, the newest
     _free(old)  # before the new one is made: there may be no room for both
-    slab = Slab.create(specs, chunk_bytes=request.chunk_bytes)
+    slab = Slab.create(specs, chunk_bytes=request.chunk_bytes, buffers=request.buffers)
     for info, payload in kept:
         buffer = slab.begin(info.shard, info.version, info.lineage)
         buffer.data[: len(payload)] = memoryview(payload)

@@ -60,7 +60,8 @@ class MemoryKeeper:
                 require_same(self.layouts[own].identity, wanted.layout.identity)
             specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in wanted.slots)
             slab = self._slabs.get(local_rank)
-            if slab is None or slab.slots != specs or slab.chunk_bytes != chunk_bytes:
+            form = (specs, chunk_bytes, wanted.buffers)
+            if slab is None or (slab.slots, slab.chunk_bytes, slab.buffers) != form:
                 slab = await self._lay_out(local_rank, wanted)
             self.layouts |= {one.rank: one for one in (wanted.layout, *wanted.replicas)}
             return slab
@@ -140,7 +141,9 @@ class MemoryKeeper:
 
     async def _lay_out(self, local_rank: int, wanted: SlabRequest) -> Slab:
         """A new slab in the place of an old one, which goes with what is not kept of it."""
-        order = LayOutSlab(slots=wanted.slots, chunk_bytes=wanted.chunk_bytes)
+        order = LayOutSlab(
+            slots=wanted.slots, chunk_bytes=wanted.chunk_bytes, buffers=wanted.buffers
+        )
         old = self._slabs.pop(local_rank, None)
         given = []
         if old is not None:

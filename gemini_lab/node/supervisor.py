@@ -19,7 +19,14 @@ import psutil
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Iteration, IterationBegun, Note, Protected, VersionComplete
+from gemini_lab.log.events import (
+    Iteration,
+    IterationBegun,
+    Note,
+    Protected,
+    Rewound,
+    VersionComplete,
+)
 from gemini_lab.node.build_locks import build_root, left_locks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
@@ -64,8 +71,9 @@ from gemini_lab.recovery.messages import (
     WorkerPulse,
     WorkerStart,
 )
-from gemini_lab.recovery.plan import Stored
+from gemini_lab.recovery.plan import Stored, VersionId
 from gemini_lab.recovery.protocol import HeardEvent
+from gemini_lab.recovery.rewinds import joined, left_of
 
 REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
@@ -125,6 +133,7 @@ class Supervisor:
         self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
         )
+        self._left: tuple[VersionId, ...] = ()  # by rewinds
         self._run: int | None = None  # whose those are
         self._told_locks: set[Path] = set()  # of which it was said that nobody here holds them
         self._is_placed = False  # whether the root agent knows the placement
@@ -241,6 +250,7 @@ class Supervisor:
                 damaged=found.damaged,
                 persistent=stored,
                 unread=unread,
+                left=[*self._left],
                 iterations=[said for told in self._iterations.values() for said in told]
                 if order.run == self._run
                 else [],
@@ -283,6 +293,7 @@ class Supervisor:
     def _start_workers(self, order: StartWorkers) -> None:
         if self._run != order.order.run:
             self._iterations.clear()
+            self._left = ()
             self._run = order.order.run
         self._is_placed = order.seats.placement is not None
         interface = interface_of(self._ip)
@@ -327,6 +338,11 @@ class Supervisor:
         match event:
             case IterationBegun() | Iteration(restored=False):
                 self._iterations[event.rank].append(event)
+            case Rewound():
+                told = self._iterations[event.rank]
+                kept = [said for said in told if said.iteration <= event.version]
+                self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
+                self._left = joined(self._left, [left_of(event, run=self._run or 0)])
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

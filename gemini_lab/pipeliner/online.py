@@ -127,6 +127,10 @@ class OnlinePlanner:
             self.next_version = version + self._stride
         return self._carries_version
 
+    def go_back(self, version: int) -> None:
+        """Training goes back to a version: what comes after it is made, and admitted, anew."""
+        self.next_version = min(self.next_version, version + 1)
+
     # -- between the iterations ------------------------------------------------------------------
 
     @property

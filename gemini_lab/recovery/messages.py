@@ -25,7 +25,8 @@ from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected
-from gemini_lab.recovery.plan import PlanPart, Stored
+from gemini_lab.placement.memory import BUFFERS
+from gemini_lab.recovery.plan import PlanPart, Stored, VersionId
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -439,6 +440,7 @@ class Inventory(Message, frozen=True, kw_only=True):
             elected before any root could store them knows them from nowhere else.
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
+        left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
     """
 
     epoch: Epoch
@@ -448,6 +450,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     unread: str = ""
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
+    left: list[VersionId] = []
 
 
 class PortHeld(Message, frozen=True, kw_only=True):
@@ -605,6 +608,7 @@ class LayOutSlab(BulkRequest, frozen=True, kw_only=True):
 
     slots: list[SlotWanted]
     chunk_bytes: int
+    buffers: int = BUFFERS
 
 
 class SlabLaidOut(Message, frozen=True, kw_only=True):
@@ -690,10 +694,12 @@ class SlabRequest(Message, frozen=True, kw_only=True):
         chunk_bytes: What one checksum covers.
         layout: What lies where in the worker's own shard.
         replicas: The same of the others, for when the agent alone can save them.
+        buffers: Of each shard.
     """
 
     slots: list[SlotWanted]
     chunk_bytes: int
+    buffers: int = BUFFERS
     layout: ShardLayout
     replicas: list[ShardLayout] = []
 

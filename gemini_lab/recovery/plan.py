@@ -258,12 +258,13 @@ def _usable(
 
 def _holders(copies: Iterable[Copy]) -> dict[VersionId, dict[int, list[str]]]:
     """Of each version, the nodes that have each shard."""
-    found: dict[tuple[int, int, int], tuple[VersionId, dict[int, list[str]]]] = {}
+    found: dict[tuple[int, ...], tuple[VersionId, dict[int, list[str]]]] = {}
     for copy in copies:
         key = (
             copy.version,
             copy.lineage.run,
             copy.lineage.epoch,
+            copy.lineage.rewinds,
         )  # plain numbers are quick to find
         if key not in found:
             version = VersionId(version=copy.version, lineage=copy.lineage)

@@ -6,6 +6,7 @@ from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import Inventory, JobOrder
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.rewinds import is_left
 from gemini_lab.recovery.stakes import Hopes, newest_seen
 from gemini_lab.seats import in_order
 from gemini_lab.settings import Settings
@@ -61,21 +62,33 @@ def _plan_with(
 
 
 def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[Copy]:
-    """The run's copies in memory, without those that failed to load."""
+    """The run's copies in memory, without those that failed to load or were left behind."""
     found = (
         Copy(shard=copy.shard, version=copy.version, node=node, lineage=copy.lineage)
         for node, said in inventories.items()
         for copy in said.copies
     )
     bad = set(state.bad_copies)
-    return [copy for copy in found if copy not in bad]
+    return [
+        copy
+        for copy in found
+        if copy not in bad and not is_left(copy.version, copy.lineage, state.left)
+    ]
 
 
 def stored_versions(state: RootState, inventories: Mapping[str, Inventory]) -> list[Stored]:
-    """What the persistent tier has for this run: its own versions, and others' if it resumes."""
+    """What the persistent tier has for this run: its own versions, and others' if it resumes.
+
+    What a rewind left behind lies there until it is replaced, and counts for nothing.
+    """
     order = state.job
     found = [one for said in inventories.values() for one in said.persistent or ()]
-    return [one for one in found if order.is_resumed or one.lineage.run == order.run]
+    return [
+        one
+        for one in found
+        if (order.is_resumed or one.lineage.run == order.run)
+        and not is_left(one.version, one.lineage, state.left)
+    ]
 
 
 def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:

@@ -14,7 +14,7 @@ SLOWER: Final = 10.0
 
 
 class Slowest:
-    """A number that rises for each rank, and the least of them all.
+    """A number of each rank, which mostly rises, and the least of them all.
 
     Ranks that train together are at few different numbers. How many are at each is counted, so
     that a step of one rank costs the same with four ranks and with thousands.
@@ -66,6 +66,10 @@ class Progress:
         """A rank has finished an iteration."""
         self._newest.note(rank, iteration)
         self._durations.append(duration_s)
+
+    def go_back(self, rank: int, iteration: int) -> None:
+        """A rank has taken back what it did after an iteration."""
+        self._newest.note(rank, iteration)
 
     def step_limit_s(self, settings: Settings) -> float | None:
         """How long a worker may stand still in a step; `None` while no pace is known."""

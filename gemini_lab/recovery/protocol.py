@@ -130,6 +130,8 @@ HeardEvent = (
     | events.ShardRestored
     | events.IterationBegun
     | events.Iteration
+    | events.Rewound
+    | events.RewindFailed
     | events.VersionComplete
 )
 """Of what workers say, the events on which the root agent decides: only these are sent to it."""
@@ -215,7 +217,9 @@ class RootState:
         rejected: Versions not to be tried again.
         bad_copies: Those that failed their checksums.
         failed_loads: A version for each time that it failed to load.
+        left: What rewinds left behind; see `recovery.rewinds`.
         newest: The newest version that is known to have been whole.
+        trained: The epoch in which workers were started last.
         silent: Nodes that were lost without a sign that their memory is gone.
         is_unsure: Whether versions may have become whole of which no root has heard: one was lost
             while workers ran.
@@ -246,7 +250,9 @@ class RootState:
     rejected: tuple[VersionId, ...] = ()
     bad_copies: tuple[Copy, ...] = ()
     failed_loads: tuple[VersionId, ...] = ()
+    left: tuple[VersionId, ...] = ()
     newest: int = 0
+    trained: int = 0
     silent: tuple[str, ...] = ()
     is_unsure: bool = False
     has_given_up: bool = False

@@ -3,13 +3,18 @@
 After a recovery some iterations are done a second time, and at least one is begun a second time.
 What is said of it is compared with what was said before. What differs first tells where to look: a
 batch, a random state, the learning rate, or none of these.
+
+After a rewind iterations of the same numbers are done with other batches, on purpose: what was said
+of them before is forgotten. A recovery may load a version from before a rewind. What follows then
+is done as before that, so what was said since is forgotten too, as far as the rewind took it back.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gemini_lab.log.events import Diverged, Inputs, Iteration, IterationBegun, Number
+from gemini_lab.log.events import Diverged, Inputs, Iteration, IterationBegun, Number, Rewound
+from gemini_lab.recovery.plan import VersionId
 
 NEWEST: Final = 64
 """Iterations of a rank that are kept to compare with; older ones are known to the log alone."""
@@ -180,9 +185,17 @@ class Repeats:
         self._last: dict[int, tuple[int, int]] = {}  # of each rank: epoch, newest that ended
         self._before: dict[int, tuple[int, Account]] = {}  # of each rank: the one done again now
         self._diverged: dict[int, set[int]] = {}  # ranks, by epoch
+        self._left: dict[tuple[int, int], int] = {}  # epoch, rewinds before: version of a rewind
 
-    def learn(self, earlier: Iterable[Said]) -> None:
-        """Take in what others remember of earlier iterations; what is known already stays."""
+    def learn(self, earlier: Iterable[Said], left: Iterable[VersionId] = ()) -> None:
+        """Take in what others remember of earlier iterations; what is known already stays.
+
+        Args:
+            earlier: What was said of them.
+            left: What rewinds left behind.
+        """
+        for one in left:
+            self._left[one.lineage.epoch, one.lineage.rewinds] = one.version
         for said in earlier:
             known = self._told.get(said.rank, {}).get(said.iteration)
             if known is None or known.epoch <= said.epoch:
@@ -209,6 +222,29 @@ class Repeats:
         found = None if is_restored else self._difference(said, account)
         self._note_end(said)
         return None if found is None else self._say(found, said)
+
+    def go_back(self, said: Rewound) -> None:
+        """A rank went back: what comes now in the place of what it did need not be the same."""
+        epoch, _ = self._last.get(said.rank, (said.epoch, 0))
+        if said.epoch < epoch:
+            return  # it arrives late, from workers that were replaced
+        self._left[said.epoch, said.rewinds - 1] = said.version
+        self._forget(said.rank, after=said.version)
+        self._last[said.rank] = said.epoch, said.version
+
+    def restart(self, version: int, *, epoch: int, rewinds: int) -> None:
+        """All ranks go on from a version that was made in that epoch, after so many rewinds."""
+        made = (epoch, rewinds)
+        later = [at for line, at in self._left.items() if made <= line and version <= at]
+        for rank in self._told if later else ():
+            self._forget(rank, after=min(later))
+
+    def _forget(self, rank: int, *, after: int) -> None:
+        told = self._told.get(rank, {})
+        for number in [number for number in told if number > after]:
+            del told[number]
+        if self._before.get(rank, (0,))[0] > after:
+            del self._before[rank]
 
     def _difference(self, said: Said, account: Account) -> Difference | None:
         number, before = self._before.get(said.rank, (0, account))

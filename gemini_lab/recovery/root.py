@@ -81,6 +81,7 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
+from gemini_lab.recovery.rewinds import joined, left_of
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.telling import (
@@ -341,7 +342,8 @@ class RootAgent:
             case Inventory(), "inventory":
                 self._answered.add(node)
                 self._inventory[node] = answer
-                self._repeats.learn(answer.iterations)
+                self._repeats.learn(answer.iterations, answer.left)
+                self._leave_behind(answer.left)
                 if self.state.settings is None and answer.protected is not None:
                     self._learn_settings(answer.protected)
                 yield from self._advance(at_s)
@@ -466,6 +468,8 @@ class RootAgent:
         if reason or plan.missing:
             yield from self._wait(at_s, plan, reason)
             return
+        lineage = plan.lineage
+        self._repeats.restart(plan.version or 0, epoch=lineage.epoch, rewinds=lineage.rewinds)
         # What is newer than the plan's version is lost or given up: not to be waited for again.
         self.state = replace(
             self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
@@ -532,7 +536,7 @@ class RootAgent:
 
     def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
         assert self._plan is not None
-        self.state = replace(self.state, is_unsure=False)
+        self.state = replace(self.state, is_unsure=False, trained=self.state.epoch)
         yield from self._enter("starting", at_s)
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
@@ -567,6 +571,11 @@ class RootAgent:
                 yield from self._watch_loss(at_s, event)
                 if not event.restored and self.state.phase in ACTIVE:
                     yield from self._on_iteration(at_s, event)
+            case events.Rewound():
+                yield from self._on_rewound(event)
+            case events.RewindFailed():
+                if self.state.phase in ACTIVE:
+                    yield from self._fail(at_s, event.reason, cause="not_finite")
             case events.VersionComplete():
                 self._saver.note_complete(
                     event.rank, event.version, next_version=event.next_version
@@ -635,6 +644,31 @@ class RootAgent:
             yield from self._resumed(at_s, done)
         elif self.state.phase == "running" and done > self.state.iteration:
             self.state = replace(self.state, iteration=done, attempts=0, offences=())
+
+    def _on_rewound(self, said: events.Rewound) -> Iterator[Instruction]:
+        """A rank went back, and so do all: what they had done since is left behind."""
+        rank, version = said.rank, said.version
+        self._saver.note_rewound(rank, version)
+        self._progress.go_back(rank, version)
+        self._pulses.note_iteration(rank, version)
+        self._repeats.go_back(said)
+        before = self.state.left
+        self._leave_behind([left_of(said, run=self.state.job.run)])
+        if self.state.left != before:
+            yield from self._saver.forget_left(version, state=self.state)
+            yield WriteState(state=self.state)
+
+    def _leave_behind(self, left: Iterable[VersionId]) -> None:
+        """Training went back: versions after that, and iterations, count no more."""
+        after = joined(self.state.left, left)
+        if after == self.state.left:
+            return
+        # What the root knows is of the last start: what was left before that has been gone past.
+        new = {*after} - {*self.state.left}
+        new = {one for one in new if one.lineage.epoch == self.state.trained}
+        to = min((one.version for one in new), default=self.state.newest)
+        newest, done = min(self.state.newest, to), min(self.state.iteration, to)
+        self.state = replace(self.state, left=after, newest=newest, iteration=done)
 
     def _resumed(self, at_s: float, iteration: int) -> Iterator[Instruction]:
         assert self._plan is not None

@@ -55,6 +55,14 @@ class Saver:
         if plan.tier == "persistent":
             self._last_version = version
 
+    def note_rewound(self, rank: int, version: int) -> None:
+        """A rank went back to a version that is whole, and the others do."""
+        self._whole.note(rank, version)
+        self.complete = max(self._whole.of.values())
+        self._next = 0
+        self._last_version = min(self._last_version, version)
+        self._failed = None
+
     def newest_whole(self, ranks: range) -> int:
         """The newest version that is whole on every rank; 0 before all have said so."""
         if len(self._whole) < len(ranks):
@@ -185,6 +193,12 @@ class Saver:
         self.is_held = True
         if self.version is not None and self.version >= since:
             yield from self.give_up(reason, state=state)
+
+    def forget_left(self, version: int, *, state: RootState) -> Iterator[Instruction]:
+        """Training went back to a version: a later one that is on its way is left behind."""
+        if self.version is not None and self.version > version:
+            yield from self.give_up("training went back to before it", state=state)
+            self._failed = None
 
     def cancel(self) -> None:
         """A fence: forget the version on its way, and what ranks had."""

@@ -11,6 +11,7 @@ def planned(plan: RecoveryPlan, *, recovery: int, epoch: int) -> RecoveryPlanned
         epoch=epoch,
         version=plan.version,
         made_in=plan.lineage.epoch,
+        made_after=plan.lineage.rewinds,
         tier=plan.tier,
         members=plan.members,
         sources=tuple(

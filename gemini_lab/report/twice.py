@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import DIFFERENCES, Iteration, IterationBegun
+from gemini_lab.log.events import DIFFERENCES, Iteration, IterationBegun, Rewound
 from gemini_lab.recovery.repeats import (
     Account,
     Difference,
@@ -82,6 +82,10 @@ def accounts(log: Iterable[Entry], *, until: int | None = None) -> Accounts:
     told: dict[tuple[int, int], Account] = {}
     for entry in log:
         said = entry.event
+        if isinstance(said, Rewound):
+            for number, rank in [key for key in told if key[1] == said.rank]:
+                if number > said.version:
+                    del told[number, rank]
         if not isinstance(said, IterationBegun | Iteration):
             continue
         key = said.iteration, said.rank

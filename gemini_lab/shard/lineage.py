@@ -4,12 +4,15 @@ After a fall-back, training computes versions anew that another history has had 
 that was silent meanwhile may come back with those. Equal numbers do not make them one version: only
 versions of one run, made in one epoch, are ever combined.
 
-Run, epoch and number together name one content, so that a digest of the whole beside them would
-tell nothing more. Within an epoch the workers start once: the root agent stores that it starts them
-before it does, and whoever is root after it begins the next epoch. A worker counts its updates
-upwards and never goes back; to compute an iteration anew, it has to be started anew, in a later
-epoch. So each shard of a version is made once, in the same collective steps as the others, and
-every other copy of it is a copy of those bytes, with their checksums. What is read from the
+Run, epoch, rewinds and number together name one content, so that a digest of the whole beside them
+would tell nothing more. Within an epoch the workers start once: the root agent stores that it
+starts them before it does, and whoever is root after it begins the next epoch. A worker counts its
+updates upwards. To compute an iteration anew, it has to be started anew, in a later epoch, or to go
+back together with all others (`protected.rewind`), and then it counts that: what it makes from
+there on bears the next number. So each shard of a version is made once, in the same collective
+steps as the others, and every other copy of it is a copy of those bytes, with their checksums. What
+a rewind left behind is newer by its version and older by its lineage; that it is left, and never to
+be gone on from, `recovery.rewinds` says. What is read from the
 persistent tier becomes a version of the epoch that reads it, and all ranks read it by one manifest,
 whose shards are of one lineage. A run's identity is drawn at random, and drawn again for a run that
 goes on from another's versions. (A digest could also be known only when a version is whole
@@ -20,31 +23,38 @@ everywhere, which is too late for the headers of its copies.) The tests explore 
 from dataclasses import dataclass
 from typing import Final
 
-_EPOCH_BITS: Final = 32
+_EPOCH_BITS: Final = 20
+_REWIND_BITS: Final = 12
 _EPOCHS: Final = 2**_EPOCH_BITS
+MOST_REWINDS: Final = 2**_REWIND_BITS - 1
+"""So often the workers of one start may go back; after that they are to be started anew."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """The run that made a version, and the epoch in which it did.
+    """The run that made a version, the epoch in which it did, and after how many rewinds in it.
 
     Attributes:
         run: The run's identity, 32 bits; 0 where there are no runs, as in simulations.
         epoch: The restart after which the version was made.
+        rewinds: How often training went back, between that restart and the version.
     """
 
     run: int = 0
     epoch: int = 0
+    rewinds: int = 0
 
     @property
     def word(self) -> int:
-        """Both in 64 bits, as a slab's header has them."""
-        return self.run << _EPOCH_BITS | self.epoch % _EPOCHS
+        """All three in 64 bits, as a slab's header has them."""
+        line = self.run << _EPOCH_BITS | self.epoch % _EPOCHS
+        return line << _REWIND_BITS | self.rewinds
 
     @classmethod
     def from_word(cls, word: int) -> "Lineage":
         """The lineage whose `word` this is."""
-        return cls(run=word >> _EPOCH_BITS, epoch=word % _EPOCHS)
+        line, rewinds = divmod(word, MOST_REWINDS + 1)
+        return cls(run=line >> _EPOCH_BITS, epoch=line % _EPOCHS, rewinds=rewinds)
 
 
 NO_LINEAGE: Final = Lineage()

@@ -97,6 +97,10 @@ class Conductor:
             self._obey(order)
         return self._planner.admit(version)
 
+    def go_back(self, version: int) -> None:
+        """Training goes back: the version after this one is the next that will be made."""
+        self._planner.go_back(version)
+
     def _obey(self, order: Order) -> None:
         match order:
             case SequenceChange():

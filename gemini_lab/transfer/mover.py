@@ -128,6 +128,11 @@ class VersionMover:
             raise RuntimeError("sending the checkpoint failed; a peer may be gone") from error
         return time.perf_counter() - started_s
 
+    def exchange(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values` (equally many), in rank order; no version may be on its way."""
+        self.wait()
+        return self._wire.group.all_gather(values)
+
     def take_marks(self) -> tuple[int, ...]:
         """Every rank's mark, in rank order, as told with the newest whole version.
 

@@ -108,6 +108,21 @@ class CheckpointTraffic:
         """A version is on all its holders already: a recovery brought it there."""
         self._newest_sent = version
 
+    def exchange(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values` (equally many), in rank order; all ranks call it together.
+
+        Only between an update and the version that is sent of it, or after `wait`.
+        """
+        return self._mover.exchange(values)
+
+    def go_back(self, version: int) -> None:
+        """Training goes back to a version that is whole, after `wait`; a new iteration begins."""
+        self._newest_sent = version
+        if self._seam is not None:
+            self._seam.begin_iteration()
+        if self._conductor is not None:
+            self._conductor.go_back(version)
+
     def is_sent(self, version: int) -> bool:
         """Whether this version was sent, or none ever is."""
         return self._scheme == "none" or self._newest_sent == version

@@ -2,6 +2,8 @@
 
 import torch
 
+from gemini_lab.engine.ranks import gather
+from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.version import require_unwritten, write_counts
 
 
@@ -46,3 +48,39 @@ class Keeper:
 
     def close(self):
         self.wait()
+
+
+class SlabKeeper(Keeper):
+    """Keeps this rank's newest versions in a slab, as its node's agent would, to go back to them."""
+
+    def __init__(self, *, buffers):
+        super().__init__(())
+        self.buffers = buffers
+        self.slab = None
+
+    def lay_out(self, layout):
+        slot = SlotSpec(layout.rank, layout.payload_bytes)
+        self.slab = Slab.create([slot], chunk_bytes=4096, buffers=self.buffers)
+
+    def send(self, version):
+        super().send(version)
+        self.outgoing = version
+        self.lineages = {version.version: version.lineage}
+
+    def wait(self):
+        super().wait()
+        for number, payload in self.payloads.items():
+            lineage = self.lineages[number]
+            buffer = self.slab.begin(self.slab.slots[0].shard, number, lineage)
+            buffer.data[:] = memoryview(payload)
+            for index in range(buffer.chunk_count(len(payload))):
+                buffer.seal_chunk(index)
+            buffer.commit(len(payload))
+        self.payloads.clear()
+        return 0.0
+
+    def exchange(self, values):
+        return gather(values)
+
+    def go_back(self, version):
+        self.newest = version

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from deepspeed import initialize
-from keeper import Keeper
+from keeper import Keeper, SlabKeeper
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from gemini_lab.engine.carried import epoch_in
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.live import LiveProtection, epoch_in
+from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
 
@@ -29,7 +31,7 @@ STEPS = 12
 class Job:
     """One start of a loop: its protection, what it computed, and what its author is told."""
 
-    def __init__(self, *, wanted, payload, version, folder):
+    def __init__(self, *, wanted, payload, version, folder, case=None):
         self.keeper = Keeper(wanted)
         self.payload = payload
         self.version = version
@@ -37,13 +39,22 @@ class Job:
         self.remarks = []
         self.losses = {}
         self.protection = None
+        self.case = case
+        self.found = {}
+        self.rewinds = []
 
-    def protect(self, engine, *, data=None, client_state=None, also=None):
+    def protect(self, engine, *, data=None, client_state=None, also=None, guard=None):
         script = gather(
             engine, data=data, client_state=client_state, also=also, remark=self.remarks.append
         )
         state = EngineState(engine, script=script)
         small = {} if self.payload is None else state.load(self.payload)
+        rewinder = None
+        if isinstance(self.keeper, SlabKeeper):
+            self.keeper.lay_out(state.layout)
+            rewinder = Rewinder(
+                state, self.keeper.slab, self.keeper, guard=guard, emit=self.rewinds.append
+            )
         self.protection = LiveProtection(
             state,
             self.keeper,
@@ -51,6 +62,7 @@ class Job:
             Pulse(lambda _: None, rank=dist.get_rank(), epoch=1),
             lineage=NO_LINEAGE,
             epoch=epoch_in(small),
+            rewinder=rewinder,
             remark=self.remarks.append,
         )
         state.framework.hook(self.protection)
@@ -223,7 +235,8 @@ def loop_of(request):
     """The one that a request names."""
     if request["loop"] in LOOPS:
         return LOOPS[request["loop"]]
-    module = "lightning_loops" if request["loop"].startswith("lightning") else "library_loops"
+    kinds = {"lightning": "lightning_loops", "rewound": "rewind_loops"}
+    module = kinds.get(request["loop"].split()[0], "library_loops")
     return importlib.import_module(module).LOOPS[request["loop"]]
 
 
@@ -236,7 +249,8 @@ def train(request, rank, payload):
         payload=payload,
         version=request.get("load"),
         folder=Path(request["folder"]) / f"run-{request['number']}",
+        case=request.get("case"),
     )
     loop_of(request)(job)
     job.protection.finish()
-    return {"losses": job.losses, "remarks": job.remarks}, job.keeper.payloads
+    return {"losses": job.losses, "remarks": job.remarks, **job.found}, job.keeper.payloads

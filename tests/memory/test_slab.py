@@ -100,6 +100,29 @@ def test_a_discarded_version_does_not_exist(slab):
         slab.read(0, 11)
 
 
+@pytest.mark.parametrize("buffers", [2, 3, 5])
+def test_the_newest_versions_stay_while_the_next_one_is_written(buffers):
+    slab = Slab.create([SlotSpec(0, SIZE), SlotSpec(7, SIZE)], chunk_bytes=CHUNK, buffers=buffers)
+    for version in range(1, 9):
+        slab.begin(0, version)
+        assert versions(slab, 0) == [*range(max(1, version - buffers + 1), version)]
+        write(slab, 0, version)
+    assert versions(slab, 0) == [*range(9 - buffers, 9)]
+    slab.close()
+
+
+def test_whoever_attaches_finds_as_many_buffers_as_there_are():
+    slab = Slab.create([SlotSpec(0, SIZE)], chunk_bytes=CHUNK, buffers=4)
+    other = Slab.attach(slab.fd)
+    for version in (1, 2, 3, 4):
+        write(slab, 0, version)
+    assert other.buffers == 4
+    assert versions(other, 0) == [1, 2, 3, 4]
+    assert all(other.snapshot(0, version) == payload(version) for version in (1, 2, 3, 4))
+    slab.close()
+    other.close()
+
+
 def test_a_version_with_an_unsealed_chunk_cannot_be_committed(slab):
     buffer = slab.begin(0, 1)
     for index in (0, 1, 3):

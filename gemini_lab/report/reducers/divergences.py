@@ -3,7 +3,14 @@
 from collections.abc import Collection
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Diverged, Iteration, IterationBegun, RunStarted
+from gemini_lab.log.events import (
+    Diverged,
+    Iteration,
+    IterationBegun,
+    RecoveryPlanned,
+    Rewound,
+    RunStarted,
+)
 from gemini_lab.recovery.repeats import MOST_SAID, Repeats
 from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, whole
 
@@ -37,6 +44,11 @@ class Divergences:
                 whole(done.iteration)
                 if (noticed := self._repeats.take(done)) is not None:
                     self._add(noticed)
+            case Rewound() as said if self._repeats is not None:
+                whole(said.version)
+                self._repeats.go_back(said)
+            case RecoveryPlanned(version=version) as plan if self._repeats is not None:
+                self._repeats.restart(version or 0, epoch=plan.made_in, rewinds=plan.made_after)
             case Diverged() as noticed:
                 self._add(noticed)
 

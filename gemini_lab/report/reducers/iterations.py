@@ -28,6 +28,8 @@ class Iterations:
             case events.RecoveryPlanned() as plan:
                 insort(self._plans, (whole(plan.epoch), whole(plan.version or 0)))
                 self._lose(plan.epoch, plan.version or 0)
+            case events.Rewound() as said:
+                self._take_back(whole(said.rank), whole(said.version))
             case events.Iteration() as done:
                 self._add(entry, done)
 
@@ -39,6 +41,15 @@ class Iterations:
             if left := {rank: one for rank, one in ranks.items() if one[0] >= epoch}:
                 self._kept[number] = left
                 self._numbers.append(number)
+
+    def _take_back(self, rank: int, version: int) -> None:
+        """A rank went back: what it did beyond a version does not count."""
+        place = bisect_right(self._numbers, version)
+        for number in self._numbers[place:]:
+            self._kept[number].pop(rank, None)
+            if not self._kept[number]:
+                del self._kept[number]
+        self._numbers[place:] = [number for number in self._numbers[place:] if number in self._kept]
 
     def _is_lost(self, number: int, epoch: int) -> bool:
         """Whether a later epoch than `epoch` started from before `number`."""

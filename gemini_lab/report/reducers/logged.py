@@ -76,6 +76,17 @@ class _Column:
                 self.open[number] = kept
             else:
                 del self.open[number]
+        self._cut(version)
+
+    def take_back(self, rank: int, version: int) -> None:
+        """Forget what a rank did beyond a version; of rows that are summed up, all ranks'."""
+        for number in [number for number in self.open if number > version]:
+            self.open[number].pop(rank, None)
+            if not self.open[number]:
+                del self.open[number]
+        self._cut(version)
+
+    def _cut(self, version: int) -> None:
         place = bisect_right(self._number, version)
         for column in (self._number, self._mean, self._count, self._digest):
             del column[place:]
@@ -135,6 +146,9 @@ class Logged:
                 insort(self._plans, (epoch, version))
                 for column in self._columns.values():
                     column.lose(version, epoch=epoch)
+            case events.Rewound(rank=rank, version=version):
+                for column in self._columns.values():
+                    column.take_back(rank, whole(version))
             case events.Iteration(values=values) as done if values:
                 if not self._is_lost(done):
                     self._add(done)

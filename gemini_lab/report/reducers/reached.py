@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Iteration, RecoveryPlanned, RunStarted
+from gemini_lab.log.events import Iteration, RecoveryPlanned, Rewound, RunStarted
 from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, whole
 
 TRIES: Final = 8
@@ -57,6 +57,10 @@ class Reached:
                 self._try(event.epoch).base = whole(event.version or 0)
             case Iteration(restored=False):
                 self._note(event)
+            case Rewound(rank=rank, version=version):
+                told = self._try(event.epoch)
+                if rank in told.newest:
+                    told.newest[rank] = min(whole(version), told.newest[rank])
 
     def _note(self, event: Iteration) -> None:
         if not 0 <= event.rank < (self._ranks or MOST_RANKS):

@@ -1,0 +1,40 @@
+"""What a version carries beside the engine's state: whoever loads it goes on with that."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.log.events import Iteration
+from gemini_lab.recovery.guard import Guard
+
+_EPOCH: Final = "epoch"
+_GUARD: Final = "guard"
+
+
+def carried(iterations: IterationLog, *, epoch: int, guard: Guard | None) -> dict[str, object]:
+    """What is carried now.
+
+    Args:
+        iterations: The newest of them travels along.
+        epoch: Of the script's loop.
+        guard: What it knows travels along, if there is one.
+    """
+    judged = {} if guard is None else {_GUARD: guard.to_small()}
+    return {**iterations.to_small(), _EPOCH: epoch, **judged}
+
+
+def newest_in(small: Mapping[str, object]) -> Iteration | None:
+    """The iteration that made a version; `None` where there is no version, or none made it."""
+    return iteration_in(small) if small else None
+
+
+def epoch_in(small: Mapping[str, object]) -> int:
+    """The epoch in which a version was made; 0 where it does not say."""
+    epoch = small.get(_EPOCH, 0)
+    return epoch if isinstance(epoch, int) else 0
+
+
+def guard_in(small: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the guard knew; `None` where there was none."""
+    found: Mapping[str, Any] | None = small.get(_GUARD)
+    return found

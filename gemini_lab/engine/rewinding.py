@@ -1,0 +1,277 @@
+"""Training goes back to a version in its nodes' memory, on all ranks together.
+
+No process is started: each rank reads its own shard out of its own node's slab, at the top of the
+script's loop, where no version is on its way. All agree first on one version that every rank has
+whole, verified and of one lineage. What was made after it is discarded everywhere once the event
+says so, by which every agent knows: see `recovery.rewinds`.
+"""
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Protocol
+
+from gemini_lab.engine.carried import epoch_in, guard_in
+from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
+from gemini_lab.log import events
+from gemini_lab.memory.slab import ReadBuffer, Slab
+from gemini_lab.recovery.finite import LOSS
+from gemini_lab.recovery.guard import Guard, Sight
+from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
+
+_NOTHING: Final = -1
+Offer = tuple[int, int]
+"""A version that a rank could go back to: its number, its lineage as a signed word."""
+
+
+class Exchange(Protocol):
+    """What the ranks talk over while no version is on its way: see `CheckpointTraffic`."""
+
+    def wait(self) -> float:
+        """Return when the version on its way is whole everywhere."""
+
+    def exchange(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's values, in rank order."""
+
+    def go_back(self, version: int) -> None:
+        """The version after this one is the next that will be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Where training is to go back to.
+
+    Attributes:
+        version: The newest that will do.
+        skips: Whether the batches that were read since do not come again.
+        cause: Who wants it.
+        reason: Why, for people.
+    """
+
+    version: int
+    skips: bool
+    cause: Literal["script", "guard"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WentBack:
+    """Training went back.
+
+    Attributes:
+        lineage: In which versions are made from here on.
+        extra: What the version carried beside the engine's state.
+    """
+
+    lineage: Lineage
+    extra: dict[str, Any]
+
+
+class Rewinder:
+    """Takes iterations of one rank back; all ranks call it at the same places.
+
+    Args:
+        state: The engine's.
+        slab: Keeps this rank's versions.
+        traffic: Sends them.
+        guard: Judges iterations, if one is to.
+        emit: Says an event.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        slab: Slab,
+        traffic: Exchange,
+        *,
+        guard: Guard | None,
+        emit: Callable[[events.AnyEvent], None],
+    ) -> None:
+        self.guard = guard
+        self._state = state
+        self._slab = slab
+        self._rank = state.layout.rank
+        self._traffic = traffic
+        self._emit = emit
+
+    def judge(self, newest: events.Iteration | None) -> Wish | None:
+        """Have all ranks judge the iteration that has just ended; what is to be done about it.
+
+        Args:
+            newest: What this rank said of it.
+        """
+        if self.guard is None:
+            return None
+        iteration = self._state.version
+        loss = None if newest is None else newest.value(LOSS)
+        ours = Sight(loss=loss, is_finite=self._state.is_finite())
+        seen = [_decoded(one) for one in self._traffic.exchange(_encoded(ours))]
+        reason = self.guard.judge(iteration, seen)
+        if not reason:
+            return None
+        return Wish(
+            version=self.guard.goal(iteration),
+            skips=True,
+            cause="guard",
+            reason=f"iteration {iteration}: {reason}",
+        )
+
+    def go_back(self, wish: Wish, *, lineage: Lineage, epoch: int, is_computing: bool) -> WentBack:
+        """Put the newest version back that will do, and leave what came after it.
+
+        Args:
+            wish: Which will do.
+            lineage: In which versions were made so far.
+            epoch: Of the script's loop; a version of another one would not do.
+            is_computing: Whether the model has computed since the last update.
+
+        Raises:
+            GeminiError: No version will do; for a guard, the root agent ends the run.
+            ConfigError: The ranks wish for different things.
+        """
+        started_s = time.perf_counter()
+        iteration = self._state.version
+        self._state.framework.drop_gradients(is_computing=is_computing)
+        copy = self._find(wish, run=lineage.run, epoch=epoch)
+        if copy is None:
+            raise self._refusal(wish, epoch)
+        if lineage.rewinds == MOST_REWINDS:
+            raise GeminiError(
+                f"training went back {MOST_REWINDS} times since its workers were started; they are "
+                "started anew"
+            )
+        version = copy.info.version
+        extra = self._state.take_back(copy.data, with_data=not wish.skips)
+        known = guard_in(extra)
+        if self.guard is not None and known is not None:
+            self.guard.go_back(known)
+        self._traffic.go_back(version)
+        self._emit(
+            events.Rewound(
+                iteration=iteration,
+                version=version,
+                rewinds=lineage.rewinds + 1,
+                skips=wish.skips,
+                cause=wish.cause,
+                reason=wish.reason,
+                duration_s=time.perf_counter() - started_s,
+            )
+        )
+        # Only now: its agent knows, whatever becomes of this worker.
+        for later in self._slab.copies():
+            if later.version > version:
+                self._slab.discard(later.shard, later.version, later.lineage)
+        return WentBack(lineage=replace(lineage, rewinds=lineage.rewinds + 1), extra=extra)
+
+    def _refusal(self, wish: Wish, epoch: int) -> GeminiError:
+        """Nothing will do: the same on all ranks."""
+        mine = sorted({c.version for c in self._slab.copies() if c.shard == self._rank})
+        text = (
+            f"{wish.reason or 'the script asked for it'}, but no version up to {wish.version} that "
+            f"was sealed at the loop's top is whole on every rank (in memory here: {mine}, of this "
+            f"loop's epoch {epoch} or earlier ones); raise keep_in_memory to keep more"
+        )
+        if wish.cause == "guard":
+            self._emit(events.RewindFailed(iteration=self._state.version, reason=text))
+        return GeminiError(text)
+
+    # -- which version ---------------------------------------------------------------------------
+
+    def _find(self, wish: Wish, *, run: int, epoch: int) -> ReadBuffer | None:
+        """The newest version that will do on every rank, in this one's memory."""
+        self._traffic.wait()
+        self._require_one_wish(wish)
+        offers = list(self._usable(wish, run=run, epoch=epoch))
+        while True:
+            everybodys = self._traffic.exchange(_padded(offers, self._slab.buffers))
+            found = set.intersection(*({*_pairs(one)} for one in everybodys))
+            chosen = max(found - {(_NOTHING, _NOTHING)}, default=None)
+            if chosen is None:
+                return None
+            copy = self._slab.read(self._rank, chosen[0], _lineage(chosen[1]))
+            is_whole = not copy.bad_chunks()
+            if all(whole for (whole,) in self._traffic.exchange([int(is_whole)])):
+                return copy
+            offers.remove(chosen)
+
+    def _require_one_wish(self, wish: Wish) -> None:
+        wishes = self._traffic.exchange([wish.version, wish.skips])
+        if any(other != wishes[0] for other in wishes):
+            told = ", ".join(f"{version} (skip={bool(skips)})" for version, skips in wishes)
+            raise ConfigError(
+                f"the ranks want to go back to different versions: {told}; call protected.rewind "
+                "on every rank, with the same numbers"
+            )
+
+    def _usable(self, wish: Wish, *, run: int, epoch: int) -> Iterator[Offer]:
+        """The versions here that would do for this rank."""
+        for info in self._slab.copies():
+            is_ours = info.shard == self._rank and info.lineage.run == run
+            if not is_ours or info.version > wish.version:
+                continue
+            copy = self._slab.read(self._rank, info.version, info.lineage)
+            small = self._state.peek(copy.data)
+            if small is None or not small.get("at_top") or epoch_in(small["extra"]) != epoch:
+                continue
+            if wish.skips or self._state.script.can_move_back(small["data"]):
+                yield info.version, _signed(info.lineage.word)
+
+
+def require_loop(*, is_in_loop: bool) -> None:
+    """Refuse a loop that does not say where its iterations end.
+
+    Raises:
+        UnsupportedError: It is none over `Protected.steps` or `Protected.epochs`.
+    """
+    if not is_in_loop:
+        raise UnsupportedError(
+            "training can only go back at the top of its loop, and this loop does not tell where "
+            "that is; loop `for step in protected.steps(N)` or `for epoch in protected.epochs(N)`, "
+            'or leave out protected.rewind, "on_not_finite": "rewind" and rewind_on_spike'
+        )
+
+
+def require_steps(steps: int, *, version: int, can_rewind: bool) -> None:
+    """Refuse a rewind that cannot be.
+
+    Raises:
+        UnsupportedError: The loop does not say where iterations end.
+        ConfigError: It would go back to before the start.
+    """
+    require_loop(is_in_loop=can_rewind)
+    if not 0 <= steps <= version:
+        raise ConfigError(
+            f"protected.rewind(steps={steps}): {version} iterations are done, so 0 to {version} of "
+            "them can be taken back"
+        )
+
+
+def _encoded(sight: Sight) -> list[int]:
+    loss = sight.loss
+    (bits,) = struct.unpack("<q", struct.pack("<d", 0.0 if loss is None else loss))
+    return [int(loss is not None), bits, int(sight.is_finite)]
+
+
+def _decoded(values: Sequence[int]) -> Sight:
+    has_loss, bits, is_finite = values
+    (loss,) = struct.unpack("<d", struct.pack("<q", bits))
+    return Sight(loss=loss if has_loss else None, is_finite=bool(is_finite))
+
+
+def _padded(offers: Sequence[Offer], count: int) -> list[int]:
+    flat = [number for offer in offers for number in offer]
+    return flat + [_NOTHING] * (2 * count - len(flat))
+
+
+def _pairs(values: Sequence[int]) -> Iterator[Offer]:
+    yield from zip(values[::2], values[1::2], strict=True)
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _lineage(word: int) -> Lineage:
+    return Lineage.from_word(word % 2**64)

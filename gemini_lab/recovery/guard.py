@@ -1,0 +1,134 @@
+"""Whether an iteration counts: the losses and states of all ranks, before its version leaves.
+
+Every rank judges by the same numbers, which the ranks exchange, so all come to the same verdict. An
+iteration that is rejected is taken back, and nothing of it was sent anywhere. If what follows
+cannot get past it either, training goes one version further back each time, until there is none.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, isfinite, sqrt
+from typing import Any, Final
+
+from gemini_lab.settings import Settings
+
+WINDOW: Final = 128
+"""Newest good losses with which a loss is compared."""
+FEWEST: Final = 32
+"""With fewer of them no loss is too high: at first it falls fast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What one rank saw of an iteration.
+
+    Attributes:
+        loss: What it logged; `None` for nothing.
+        is_finite: Whether all numbers of its state, as the iteration left it, are numbers.
+    """
+
+    loss: float | None
+    is_finite: bool
+
+
+class Guard:
+    """Judges the iterations of a job, on each of its ranks alike.
+
+    Args:
+        rejects_not_finite: Whether losses and states that are no numbers are rejected.
+        most_deviations: How many standard deviations above the mean of the newest good ones a loss
+            may lie; `None` for any number.
+    """
+
+    def __init__(self, *, rejects_not_finite: bool, most_deviations: float | None) -> None:
+        self._rejects_not_finite = rejects_not_finite
+        self._most_deviations = most_deviations
+        self._good: deque[float] = deque(maxlen=WINDOW)
+        self._trouble = 0  # the latest iteration that was rejected and is not past; 0 for none
+        self._tries = 0  # how often training went back because of it
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Guard | None":
+        """The one that the settings ask for, if they do."""
+        if not settings.is_guarded:
+            return None
+        return cls(
+            rejects_not_finite=settings.on_not_finite == "rewind",
+            most_deviations=settings.rewind_on_spike,
+        )
+
+    def judge(self, iteration: int, seen: Sequence[Sight]) -> str:
+        """Why the iteration is rejected, for people; empty if it is good, and then it counts.
+
+        Args:
+            iteration: Its number.
+            seen: By all ranks, in their order.
+        """
+        reason = self._fault(seen)
+        if not reason:
+            self._accept(iteration, seen)
+        elif self._trouble and iteration <= self._trouble:
+            self._tries += 1
+        else:
+            self._trouble, self._tries = iteration, 1
+        return reason
+
+    def goal(self, iteration: int) -> int:
+        """The version to go back to, now that the iteration was rejected; below 0 for none."""
+        return min(iteration - 1, self._trouble - self._tries)
+
+    def _accept(self, iteration: int, seen: Sequence[Sight]) -> None:
+        mean = _mean(seen)
+        if mean is not None and isfinite(mean):
+            self._good.append(mean)
+        if iteration >= self._trouble:
+            self._trouble = self._tries = 0
+
+    def _fault(self, seen: Sequence[Sight]) -> str:
+        if self._rejects_not_finite:
+            for rank, one in enumerate(seen):
+                if one.loss is not None and not isfinite(one.loss):
+                    return f"the loss of rank {rank} is {one.loss}"
+            for rank, one in enumerate(seen):
+                if not one.is_finite:
+                    return f"rank {rank}'s weights or moments hold NaN or infinity"
+        mean = _mean(seen)
+        if self._most_deviations is None or mean is None or len(self._good) < FEWEST:
+            return ""
+        usual, deviation = _usual(self._good)
+        highest = usual + self._most_deviations * deviation
+        if mean > highest:
+            return (
+                f"the loss is {mean:.6g}, above {highest:.6g} ({self._most_deviations:g} standard "
+                f"deviations over {usual:.6g}, the mean of {len(self._good)})"
+            )
+        return ""
+
+    # -- with each version -----------------------------------------------------------------------
+
+    def to_small(self) -> dict[str, object]:
+        """What of it travels in a version, so that it judges alike after a recovery."""
+        return {"good": [*self._good], "trouble": self._trouble, "tries": self._tries}
+
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Be as when a version was made that a recovery loads."""
+        self.go_back(small)
+        self._trouble, self._tries = small["trouble"], small["tries"]
+
+    def go_back(self, small: Mapping[str, Any]) -> None:
+        """Forget losses after a version to which training goes back, but not why it does."""
+        self._good = deque(small["good"], maxlen=WINDOW)
+
+
+def _mean(seen: Iterable[Sight]) -> float | None:
+    losses = [one.loss for one in seen if one.loss is not None]
+    if not losses:
+        return None
+    return fsum(losses) / len(losses) if all(map(isfinite, losses)) else sum(losses)
+
+
+def _usual(losses: Sequence[float] | deque[float]) -> tuple[float, float]:
+    """Mean and standard deviation, to the bit the same on all ranks."""
+    mean = fsum(losses) / len(losses)
+    return mean, sqrt(fsum((loss - mean) ** 2 for loss in losses) / len(losses))

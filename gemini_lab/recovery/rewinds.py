@@ -1,0 +1,46 @@
+"""What rewinds left behind: versions that exist, may be the newest by number, and count no more.
+
+When training goes back to a version, all that was made after it is left. Memory lets go of it at
+once, but the persistent tier may have it, a rank may die before it has let go, and a node may come
+back with it. So every agent keeps in mind what its workers said of their rewinds, and the root
+agent what all agents say: as soon as one of them knows, no plan goes on from what was left.
+
+A rewind is kept as the version to which training went back and the lineage that it left: of that
+lineage, and of all before it, versions after this one are left behind.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gemini_lab.log.events import Rewound
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.shard.lineage import Lineage
+
+MOST_KEPT: Final = 64
+"""Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
+
+
+def left_of(said: Rewound, *, run: int) -> VersionId:
+    """What a rewind left, of which one of a run's workers says."""
+    lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds - 1)
+    return VersionId(version=said.version, lineage=lineage)
+
+
+def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
+    """Whether a version was left behind by one of these rewinds."""
+    return any(
+        lineage.run == one.lineage.run and lineage <= one.lineage and version > one.version
+        for one in left
+    )
+
+
+def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[VersionId, ...]:
+    """What is known of rewinds with more of them, in the order in which they happened.
+
+    One that went further back than those before it says all that these did.
+    """
+    kept: list[VersionId] = []
+    for one in sorted({*left, *more}, key=lambda each: each.lineage):
+        kept = [before for before in kept if before.version < one.version]
+        kept.append(one)
+    return tuple(kept[-MOST_KEPT:])
