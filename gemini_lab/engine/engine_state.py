@@ -209,8 +209,10 @@ class EngineState:
             return None
 
     def is_finite(self) -> bool:
-        """Whether this rank's weights and moments are numbers, all of them."""
-        tensors = [tensor for _, tensor in self.pieces() if tensor.is_floating_point()]
+        """Whether this rank's weights, moments and buffers are numbers, all of them."""
+        buffers = (buffer for _, buffer in small_state.persistent_buffers(self.framework.module))
+        held = (*(tensor for _, tensor in self.pieces()), *buffers)
+        tensors = [tensor for tensor in held if tensor.is_floating_point()]
         if not tensors:
             return True
         sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors])

@@ -94,8 +94,17 @@ def show_progress(
             end()
 
 
-def _of_numbers(told: events.Diverged | events.LossNotFinite | events.LossFinite) -> str:
-    """A line on numbers that are not what they should be, or are again."""
+_OfNumbers = (
+    events.Diverged
+    | events.LossNotFinite
+    | events.LossFinite
+    | events.Rewound
+    | events.RewindFailed
+)
+
+
+def _of_numbers(told: _OfNumbers) -> str | None:
+    """A line on numbers that are not what they should be, or are again; of all ranks, one says."""
     match told:
         case events.Diverged():
             likely = textwrap.wrap(f"likely: {told.cause}", 94)
@@ -105,6 +114,10 @@ def _of_numbers(told: events.Diverged | events.LossNotFinite | events.LossFinite
             return f"!! NOT FINITE: {told}{held}"
         case events.LossFinite():
             return f"    losses are numbers again from iteration {told.iteration} on"
+        case events.Rewound():
+            return None if told.rank else f"<< went back: {told}"
+        case events.RewindFailed():
+            return None if told.rank else f"!! {told.reason}"
 
 
 def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrained) -> str:
@@ -148,7 +161,7 @@ def describe(entry: Entry) -> str | None:
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.WorkerHung(seen=seen) if seen:
             return f"    hung: {seen}"
-        case events.Diverged() | events.LossNotFinite() | events.LossFinite() as told:
+        case _OfNumbers() as told:
             return _of_numbers(told)
         case events.NodeLeaving() | events.DrainWaiting() | events.NodeDrained() as told:
             return _of_leaving(told)

@@ -92,7 +92,7 @@ class Guard:
                     return f"the loss of rank {rank} is {one.loss}"
             for rank, one in enumerate(seen):
                 if not one.is_finite:
-                    return f"rank {rank}'s weights or moments hold NaN or infinity"
+                    return f"the state of rank {rank} holds NaN or infinity"
         mean = _mean(seen)
         if self._most_deviations is None or mean is None or len(self._good) < FEWEST:
             return ""

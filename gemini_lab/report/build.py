@@ -71,6 +71,7 @@ def report_of(run: RunReducer) -> RunReport:
         unread=run.unread,
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
+        rewinds=tuple(run.rewinds.found),
     )
 
 

@@ -29,6 +29,7 @@ from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
+from gemini_lab.report.reducers.rewinds import Rewinds
 from gemini_lab.report.reducers.spans import Spans
 from gemini_lab.report.reducers.sums import Plans, Sums
 from gemini_lab.report.reducers.traffic import Traffic
@@ -93,6 +94,7 @@ class RunReducer:
         iterations: Those that count, rank by rank, if they are kept.
         divergences: What was not the same when it was done again.
         finite: When losses were no numbers.
+        rewinds: When training went back.
         recoveries: What failed, and how training came back.
         logged: What the script logged.
         spans: When it failed, recovered and waited.
@@ -116,6 +118,7 @@ class RunReducer:
         self.iterations = Iterations()
         self.divergences = Divergences(ranks=keep.ranks)
         self.finite = Finite()
+        self.rewinds = Rewinds()
         self.recoveries = Recoveries(
             self.reached, self.pace, self.divergences, most=keep.recoveries
         )
@@ -136,6 +139,7 @@ class RunReducer:
             self.pace,
             self.divergences,
             self.finite,
+            self.rewinds,
             self.recoveries,
             self.logged,
             self.spans,

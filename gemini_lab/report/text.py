@@ -92,6 +92,9 @@ def _summary(report: RunReport) -> Iterator[str]:
     yield from _diverged(report)
     for one in report.not_finite:
         yield from _wrapped(f"NOT FINITE: {one}", "  !! ")
+    for went in report.rewinds:
+        took = format_seconds(went.duration_s)
+        yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ")
     if report.unread:
         yield f"  {_count(report.unread, 'event')} of the log made no sense"
     if report.reason:

@@ -24,6 +24,8 @@ MOMENTS: Final = (
     events.Injected,
     events.WorkerExited,
     events.WorkerHung,
+    events.Rewound,
+    events.RewindFailed,
     events.RecoveryStarted,
     events.RecoveryPlanned,
     events.RecoveryWaiting,

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite
+from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite, Rewound
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -330,6 +330,7 @@ class RunReport:
         recoveries: In order of time.
         divergences: What was not the same when it was done again, in order of the log.
         not_finite: When losses were NaN or infinite, in order of the log.
+        rewinds: When training went back to a version in memory, in order of the log.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -362,6 +363,7 @@ class RunReport:
     unread: int = 0
     divergences: tuple[Diverged, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
+    rewinds: tuple[Rewound, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -394,6 +396,7 @@ class RunReport:
         record["not_finite"] = [
             {"began": msgspec.to_builtins(one.began), "ended": one.ended} for one in self.not_finite
         ]
+        record["rewinds"] = [msgspec.to_builtins(one) for one in self.rewinds]
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {
                 "divergences": [msgspec.to_builtins(one) for one in recovery.divergences],

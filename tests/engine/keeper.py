@@ -51,7 +51,7 @@ class Keeper:
 
 
 class SlabKeeper(Keeper):
-    """Keeps this rank's newest versions in a slab, as its node's agent would, to go back to them."""
+    """Keeps this rank's newest versions in a slab, as its node's agent does, to go back to."""
 
     def __init__(self, *, buffers):
         super().__init__(())

@@ -49,9 +49,9 @@ def test_trouble_that_stays_goes_one_version_further_back_each_time(run):
 
 def test_where_nothing_helps_and_memory_has_no_older_version_the_run_ends(run):
     with pytest.raises(RuntimeError) as caught:
-        run(engine="DDP", how="guard", bad=[*range(4, 16)], keep=1)
+        run(engine="DDP", how="guard", bad=[*range(4, 24)], keep=1)
     words = str(caught.value)
-    assert "iteration 5: the loss of rank 0 is nan, but no version up to 3" in words
+    assert "iteration 4: the loss of rank 0 is nan, but no version up to 2" in words
     assert "raise keep_in_memory" in words
 
 

@@ -40,7 +40,7 @@ def test_a_loss_that_is_no_number_is_rejected_whichever_rank_has_it(loss):
 def test_a_state_that_holds_nan_is_rejected_though_its_loss_is_a_number():
     """The version would be whole in memory before the next loss shows it."""
     reason = guard(on_not_finite="rewind").judge(3, seen(1.0, is_finite=False))
-    assert "weights or moments" in reason
+    assert "the state of rank 0 holds NaN" in reason
 
 
 def test_where_nobody_logs_a_loss_the_states_alone_count():

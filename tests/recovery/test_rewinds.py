@@ -1,4 +1,4 @@
-"""What a rewind left behind is known by lineage and version, and stays so however rewinds follow."""
+"""What a rewind left is known by lineage and version, and stays so however many follow."""
 
 from hypothesis import given
 from hypothesis import strategies as st

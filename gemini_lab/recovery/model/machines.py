@@ -11,6 +11,9 @@ from gemini_lab.recovery.protocol import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.shard.lineage import Lineage
 
+Moment = tuple[int, int]
+"""How many rewinds there were, and a version: of two moments the later one is greater."""
+NEVER = (-1, -1)
 LEASE_S = 2.0
 ITERATION_S = 1.0
 
@@ -128,24 +131,28 @@ class Job:
 
     Attributes:
         reached: Of each rank, the last barrier that it came to.
-        updated: Of each rank, the version that it has.
+        updated: Of each rank, the version that it has, after so many rewinds.
         states: The state of each rank at each version.
-        begun, committed: Of each rank, the last version that it began, or has whole.
+        begun, committed: Of each rank, the last version that it began, or has whole, likewise.
         sent: What was sent in a restore.
         wants: The versions with which a rank told that it was asked to stop.
+        wish: After which version training is to go back, and by how many more.
+        offers: Of each rank that came to go back, the versions that would do.
     """
 
     order: StartWorkers
     reached: dict[int, int] = field(default_factory=dict)
     loaded: dict[int, int] = field(default_factory=dict)
-    updated: dict[int, int] = field(default_factory=dict)
+    updated: dict[int, Moment] = field(default_factory=dict)
     states: dict[tuple[int, int], int] = field(default_factory=dict)
-    begun: dict[int, int] = field(default_factory=dict)
-    committed: dict[int, int] = field(default_factory=dict)
+    begun: dict[int, Moment] = field(default_factory=dict)
+    committed: dict[int, Moment] = field(default_factory=dict)
     sent: dict[CopyTransfer, Held] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
-    full_at: int = -1
-    wants: set[int] = field(default_factory=set)
+    full_at: Moment = NEVER
+    wish: tuple[int, int] | None = None
+    offers: dict[int, set[tuple[int, Lineage]]] = field(default_factory=dict)
+    wants: set[Moment] = field(default_factory=set)
 
     @property
     def seats(self) -> Seats:
@@ -170,7 +177,8 @@ class Worker:
     version: int = 0
     state: int = 0
     updated_s: float = 0.0
-    moving: int = 3  # of `version`: 1 begun, 2 committed here, 3 whole everywhere
+    moving: int = 3  # of `version`: 1 begun, 2 committed here, 3 whole everywhere, 0 to go back
+    rewinds: int = 0
     buffers: list[Held] = field(default_factory=list)
     status: WorkerStatus = "running"
     is_hung: bool = False
@@ -179,6 +187,11 @@ class Worker:
     holds_at: int | None = None  # the version after which it stands still
     has_held: bool = False
     told: tuple[str, object] = ("", None)  # what its agent said of it last, and over which link
+
+    @property
+    def moment(self) -> Moment:
+        """Where it is."""
+        return self.rewinds, self.version
 
 
 class Link:

@@ -34,8 +34,19 @@ from gemini_lab.recovery.messages import (
     WorkerPulse,
 )
 from gemini_lab.recovery.messages import Held as HeldSaid
-from gemini_lab.recovery.model.machines import ITERATION_S, Job, Link, Slab, Worker, Writing
+from gemini_lab.recovery.model.machines import (
+    ITERATION_S,
+    NEVER,
+    Job,
+    Link,
+    Moment,
+    Slab,
+    Worker,
+    Writing,
+)
 from gemini_lab.recovery.model.truth import BrokenError, Held
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.rewinds import joined, left_of
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
 
@@ -73,6 +84,7 @@ class Node:
         self.expected: Persist | None = None
         self.writing: deque[Writing] = deque()
         self.protected: events.Protected | None = None
+        self.left: tuple[VersionId, ...] = ()  # what its workers said of rewinds
 
     @property
     def can_act(self) -> bool:
@@ -133,7 +145,7 @@ class Node:
                 self.writing.append(order)
             case Release():
                 self.kill_worker()
-                self.slab = None
+                self.slab, self.left = None, ()
                 self.world.safety.is_excused = True
 
     def _inventory(self, order: TakeInventory) -> Inventory:
@@ -152,6 +164,7 @@ class Node:
             ],
             persistent=(tier.stored() if tier.is_up else []) if is_read else None,
             unread="503" if asked and not is_read else "",
+            left=[*self.left] if self.world.rules.keeps_rewinds else [],
             protected=self.protected if order.asks_settings and copies else None,
         )
 
@@ -309,10 +322,14 @@ class Node:
         self.exit_worker(1)
         return True
 
-    def _all(self, done: Mapping[int, int], least: int, job: Job) -> bool:
-        return all(done.get(rank, -1) >= least for rank in job.seats.ranks)
+    def _all(self, done: Mapping[int, Moment], least: Moment, job: Job) -> bool:
+        return all(done.get(rank, NEVER) >= least for rank in job.seats.ranks)
 
     def _event(self, event: events.AnyEvent) -> None:
+        if isinstance(event, events.Rewound):
+            one = left_of(event, run=self.world.order.run)
+            self.left = joined(self.left, [one])
+            self.world.left = joined(self.world.left, [one])
         self.say(EventSaid(entry=Entry(at_s=self.world.now_s, node=self.name, event=event)))
         if isinstance(event, events.VersionComplete):
             self._write_if_complete()
@@ -324,7 +341,7 @@ class Node:
 
     def _protect(self, worker: Worker) -> bool:
         job = worker.job
-        if not self._all(job.reached, 1, job):
+        if any(job.reached.get(rank, 0) < 1 for rank in job.seats.ranks):
             return False
         settings = self.world.settings
         seats = job.seats if job.seats.placement is not None else job.seats.placed(settings)
@@ -427,7 +444,7 @@ class Node:
         worker.state = 0 if copy is None else copy.state
         worker.version = 0 if copy is None else copy.version
         worker.stage, job.loaded[worker.rank] = 4, worker.state
-        job.updated[worker.rank] = worker.version
+        job.updated[worker.rank] = worker.moment
         job.states[worker.rank, worker.version] = worker.state
         if len(set(job.loaded.values())) > 1:
             raise BrokenError(f"epoch {worker.epoch}: ranks loaded the states {job.loaded}")
@@ -443,36 +460,39 @@ class Node:
         """Begin to move the version just made: its buffers are overwritten from now on."""
         job, slab = worker.job, self.slab
         assert slab is not None
-        lineage = Lineage(run=job.order.order.run, epoch=worker.epoch)
+        rewinds = worker.rewinds if self.world.rules.counts_rewinds else 0
+        lineage = Lineage(run=job.order.order.run, epoch=worker.epoch, rewinds=rewinds)
         worker.buffers = [
             slab.begin(shard, worker.version, lineage, worker.state) for shard in slab.shards
         ]
-        worker.moving, job.begun[worker.rank] = 1, worker.version
+        worker.moving, job.begun[worker.rank] = 1, worker.moment
 
     def _train(self, worker: Worker) -> bool:
         job, version = worker.job, worker.version
+        if worker.moving == 0:
+            return self._go_back(worker)
         if worker.moving == 1:
             seats = job.seats if job.seats.placement else job.seats.placed(self.world.settings)
             peers = {*seats.peers_that_keep(worker.rank), *seats.kept_shards(worker.rank)}
-            if any(job.begun.get(rank, -1) < version for rank in peers):
+            if any(job.begun.get(rank, NEVER) < worker.moment for rank in peers):
                 return False
             assert self.slab is not None
             for held in worker.buffers:
                 held.state = job.states[held.shard, version]
                 self.slab.commit(held)
-            worker.moving, job.committed[worker.rank] = 2, version
+            worker.moving, job.committed[worker.rank] = 2, worker.moment
             if worker.wants_hold:
-                job.wants.add(version)
+                job.wants.add(worker.moment)
             return True
         if worker.moving == 2:
-            if not self._all(job.committed, version, job):
+            if not self._all(job.committed, worker.moment, job):
                 return False
             worker.moving = 3
-            if job.full_at < version:
-                job.full_at = version
+            if job.full_at < worker.moment:
+                job.full_at = worker.moment
                 self.world.note_full(job)
             self._event(_complete(worker))
-            if worker.holds_at is None and version in job.wants:
+            if worker.holds_at is None and worker.moment in job.wants:
                 worker.holds_at = version + 1
             return True
         if version == worker.holds_at and version < self.world.iterations:
@@ -496,14 +516,15 @@ class Node:
     def _update(self, worker: Worker) -> bool:
         job, version = worker.job, worker.version
         is_computing = self.world.now_s < worker.updated_s + ITERATION_S
-        if is_computing or not self._all(job.updated, version, job):
+        if is_computing or not self._all(job.updated, worker.moment, job):
             return False
         worker.updated_s = self.world.now_s
         inputs = {job.states[rank, version] for rank in job.seats.ranks}
         if len(inputs) > 1:
             raise BrokenError(f"an update of version {version} mixes the states {inputs}")
-        worker.state = self.world.histories.update(worker.state, worker.epoch)
-        worker.version = job.updated[worker.rank] = version + 1
+        worker.state = self.world.histories.update(worker.state, worker.epoch, worker.rewinds)
+        worker.version = version + 1
+        job.updated[worker.rank] = worker.moment
         job.states[worker.rank, worker.version] = worker.state
         self._event(
             events.Iteration(
@@ -514,8 +535,57 @@ class Node:
                 waited_s=0.0,
             ),
         )
-        self._send(worker)
+        if job.wish is not None and job.wish[0] == worker.version and not worker.rewinds:
+            worker.moving = 0
+        else:
+            self._send(worker)
         return True
+
+    def _go_back(self, worker: Worker) -> bool:
+        """At the loop's top, instead of sending: as `engine.rewinding` does."""
+        job, slab = worker.job, self.slab
+        assert slab is not None
+        assert job.wish is not None
+        newest = worker.version - 1 - job.wish[1]
+        if worker.rank not in job.offers:
+            job.offers[worker.rank] = {
+                (copy.version, copy.lineage)
+                for copy in slab.copies()
+                if copy.shard == worker.rank and copy.is_good and copy.version <= newest
+            }
+            return True
+        if len(job.offers) < job.seats.world_size:
+            return False
+        found = set.intersection(*job.offers.values())
+        if not found:  # nothing to go back to: here training goes on
+            self._send(worker)
+            return True
+        version, lineage = max(found)
+        copy = self._find(worker.rank, version, lineage)
+        assert copy is not None
+        before, worker.version, worker.state = worker.version, version, copy.state
+        worker.rewinds, worker.moving = 1, 3
+        if worker.holds_at is not None:
+            worker.holds_at = version + 1  # not where it was taken back, but after the next update
+        job.updated[worker.rank] = worker.moment
+        job.states[worker.rank, version] = copy.state
+        self._event(_rewound(worker, before))
+        for later in [each for each in slab.copies() if each.version > version]:
+            slab.discard(later)
+        return True
+
+
+def _rewound(worker: Worker, iteration: int) -> events.Rewound:
+    return events.Rewound(
+        rank=worker.rank,
+        epoch=worker.epoch,
+        iteration=iteration,
+        version=worker.version,
+        rewinds=worker.rewinds,
+        skips=True,
+        cause="script",
+        duration_s=0.0,
+    )
 
 
 def _doing(worker: Worker) -> Doing:

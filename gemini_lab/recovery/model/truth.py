@@ -32,19 +32,20 @@ class Histories:
     """Model states as the chains of updates that made them.
 
     An update in another epoch makes another state of the same version: real training would repeat
-    it bit by bit, but here two histories must be told apart wherever they are mixed.
+    it bit by bit, but here two histories must be told apart wherever they are mixed. After a rewind
+    it does so in truth, with other batches.
     """
 
     def __init__(self) -> None:
         self.version = [0]
-        self._after: dict[tuple[int, int], int] = {}
+        self._after: dict[tuple[int, int, int], int] = {}
         self._labels: dict[tuple[int, Lineage], int] = {}
 
-    def update(self, state: int, epoch: int) -> int:
-        """The state after one update of `state` in `epoch`."""
-        made = self._after.get((state, epoch))
+    def update(self, state: int, epoch: int, rewinds: int) -> int:
+        """The state after one update of `state` in `epoch`, after so many rewinds in it."""
+        made = self._after.get((state, epoch, rewinds))
         if made is None:
-            made = self._after[state, epoch] = len(self.version)
+            made = self._after[state, epoch, rewinds] = len(self.version)
             self.version.append(self.version[state] + 1)
         return made
 

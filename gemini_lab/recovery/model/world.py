@@ -16,10 +16,13 @@ from gemini_lab.recovery.model.machines import LEASE_S, Job, Record, Store, Tier
 from gemini_lab.recovery.model.node import Node
 from gemini_lab.recovery.model.shell import Shell
 from gemini_lab.recovery.model.truth import BrokenError, Held, Histories, Safety, whole_states
+from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.protocol import Instruction, RootState
+from gemini_lab.recovery.rewinds import is_left, joined
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
+from gemini_lab.shard.lineage import Lineage
 
 Action = tuple[str, *tuple[int, ...]]
 STEP_S = 0.02
@@ -41,6 +44,8 @@ class Rules:
     has_lineage: bool = True
     takes_unread_for_empty: bool = False
     lays_out_anew: bool = True
+    counts_rewinds: bool = True
+    keeps_rewinds: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,7 @@ class World:
         self.log_term = 0
         self.heard = 0  # the newest version that was whole by what any root ever heard
         self.told = Told()
+        self.left: tuple[VersionId, ...] = ()  # by rewinds of which any rank has said
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
         self.worker_kills = 0
@@ -279,6 +285,13 @@ class World:
             drains.pop(node.name, None)
             drains[node.name] = max(drains.values(), default=0) + 1
 
+    def do_rewind(self, depth: int) -> None:
+        """Training goes back after the next update, once in each start."""
+        job = max(self.jobs.values(), key=lambda one: one.order.epoch, default=None)
+        if job is not None and job.updated and job.wish is None:
+            _, newest = max(job.updated.values())
+            job.wish = (newest + 1, depth)
+
     def do_cancel(self) -> None:
         self.store.cancel, self.is_cancelled = 1, True
 
@@ -365,15 +378,18 @@ class World:
 
         One that its holders did not all have yet is nobody's progress: the one before it is.
         """
-        states = whole_states(self.memory(), self.order.seats.world_size)
+        held = [one for one in self.memory() if not is_left(one.version, one.lineage, self.left)]
+        states = whole_states(held, self.order.seats.world_size)
         in_memory = (self.histories.version[state] for state in states & self.full_states)
-        return max([0, *in_memory, *self.tier.versions])
+        stored = self.tier.versions.items()
+        in_tier = (v for v, (lineage, _) in stored if not is_left(v, lineage, self.left))
+        return max([0, *in_memory, *in_tier])
 
     def note_full(self, job: Job) -> None:
         """All holders have the same version."""
         seats = job.seats if job.seats.placement else job.seats.placed(self.settings)
         members = tuple(job.seats.members)
-        version = max(job.full_at, job.version or 0)
+        _, version = max(job.full_at, (0, job.version or 0))
         self.full_states |= {s for (_, v), s in job.states.items() if v == version}
         alive = all(m is not None and self.nodes[m].is_alive for m in members)
         is_newest = all(job.order.epoch >= epoch for epoch, _ in self.jobs)
@@ -427,10 +443,22 @@ class World:
         if self.has_given_up or self.flips:
             self.safety.is_excused = True
             return
+        self._check_line(shell.root, plan)
         if (plan.version or 0) < newest:
             raise BrokenError(
                 f"recovery {plan.recovery} goes on from {plan.version} ({plan.tier}) though "
                 f"version {newest} exists: {plan.reason}"
+            )
+
+    def _check_line(self, root: RootAgent, plan: events.RecoveryPlanned) -> None:
+        """Nobody who was asked knows of a rewind that left this version."""
+        asked = [node for name, node in self.nodes.items() if name in root.living]
+        known = joined((), (one for node in asked if node.is_alive for one in node.left))
+        lineage = Lineage(run=self.order.run, epoch=plan.made_in, rewinds=plan.made_after)
+        if plan.version is not None and is_left(plan.version, lineage, known):
+            raise BrokenError(
+                f"recovery {plan.recovery} goes on from version {plan.version} of {lineage}, which "
+                f"a rewind left: {known}"
             )
 
     def _check_failure(self, shell: Shell, event: events.RunFailed) -> None:

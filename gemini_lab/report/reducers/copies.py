@@ -20,6 +20,7 @@ from gemini_lab.log.events import (
     Protected,
     RecoveryPlanned,
     RecoveryStep,
+    Rewound,
     RunStarted,
     ShardRestored,
     VersionComplete,
@@ -99,6 +100,8 @@ class Copies:
                     self._place(event.placement)
             case VersionComplete() if event.epoch >= self._epoch:
                 self._completed(event, entry.at_s)
+            case Rewound() if event.epoch >= self._epoch:
+                self._go_back(self._rank(event.rank), whole(event.version))
             case RecoveryPlanned() if event.epoch >= self._epoch:
                 self._planned(event)
             case RecoveryStep(step="retrieve") if event.epoch >= self._epoch:
@@ -147,6 +150,12 @@ class Copies:
         peers = 0 if self.placement is None else self.placement.replicas - 1
         if self.is_simulated and peers:
             self.shard_bytes[rank] = whole(event.sent_bytes) // peers
+
+    def _go_back(self, rank: int, version: int) -> None:
+        """A rank discards what it had after a version; in the tier it counts no more."""
+        self.complete[rank], self.next_version[rank] = version, version + 1
+        self._whole_at_s = {v: at_s for v, at_s in self._whole_at_s.items() if v <= version}
+        self.persistent = self.persistent if self.persistent <= version else NONE
 
     def _planned(self, plan: RecoveryPlanned) -> None:
         if len(plan.members) != (self.positions or len(plan.members)):

@@ -13,6 +13,7 @@ from gemini_lab.log.events import (
     NodeLost,
     RecoveryFinished,
     RecoveryStarted,
+    Rewound,
     WorkerExited,
     WorkerHung,
 )
@@ -50,6 +51,7 @@ class Marks:
         self.marks: list[Mark] = []
         self.changes = 0
         self._recoveries: dict[int, int] = {}
+        self._rewound = (-1, -1)  # epoch and number of the newest rewind: every rank says it
 
     def take(self, entry: Entry) -> None:
         """Take in one entry."""
@@ -75,6 +77,11 @@ class Marks:
             case LossNotFinite():
                 text = f"NOT FINITE: {event}"
                 self._mark(Mark(kind="noticed", start_s=at_s, text=text))
+            case Rewound() as said if (said.epoch, said.rewinds) > self._rewound:
+                self._rewound = said.epoch, said.rewinds
+                text = f"WENT BACK: {said}"
+                started_s = at_s - seconds(said.duration_s)
+                self._mark(Mark(kind="recovery", start_s=started_s, end_s=at_s, text=text))
             case RecoveryStarted(recovery=number):
                 started_s = seconds(event.failed_at_s)
                 self._recoveries[number] = len(self.marks)

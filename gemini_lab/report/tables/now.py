@@ -182,14 +182,14 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """CPU memory for checkpoints on one position; every kept shard has two buffers.
+    """CPU memory for checkpoints on one position; every kept shard has two buffers or more.
 
     Attributes:
         node: Its name.
         own_bytes: The own shard, whole.
         peers_bytes: Replicas of peers' shards, whole.
         writing_bytes: Buffers into which a newer version goes right now.
-        free_bytes: Buffers that are taken, but hold no whole or newer version.
+        free_bytes: Buffers that are taken, but hold no newer version: older ones, or nothing.
     """
 
     node: str

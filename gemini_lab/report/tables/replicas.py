@@ -207,6 +207,7 @@ def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:
             whole[row.position].add(row.shard)
     newer = {row.position for row in rows if row.is_writing}
     sizes = _sizes(copies)
+    buffers = int(run.course.settings.get("keep_in_memory", 1)) + 1
     return tuple(
         _memory_row(
             nodes.members[p] or "no node",
@@ -214,6 +215,7 @@ def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:
             copies.placement.kept_by(p),
             sizes,
             whole[p],
+            buffers=buffers,
             is_writing=p in newer,
             is_gone=p in nodes.gone,
         )
@@ -238,6 +240,7 @@ def _memory_row(
     sizes: Sequence[int],
     whole: set[int],
     *,
+    buffers: int,
     is_writing: bool,
     is_gone: bool,
 ) -> MemoryRow:
@@ -250,5 +253,5 @@ def _memory_row(
         own_bytes=own,
         peers_bytes=peers,
         writing_bytes=writing,
-        free_bytes=2 * total - own - peers - writing,
+        free_bytes=buffers * total - own - peers - writing,
     )

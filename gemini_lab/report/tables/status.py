@@ -50,6 +50,9 @@ def _diverged(run: RunReducer) -> Iterable[str]:
     """What was noticed first, and what is likely behind it; losses that are no numbers now."""
     if run.finite.under_way is not None:
         yield f"NOT FINITE: {run.finite.under_way.began}"
+    if run.rewinds.found:
+        times = f" (time {run.rewinds.total})" if run.rewinds.total > 1 else ""
+        yield f"WENT BACK{times}: {run.rewinds.found[-1]}"
     found = run.divergences.found
     if found:
         first = min(found, key=lambda one: (one.epoch, one.iteration, one.rank))

@@ -58,6 +58,7 @@ _IN_ORDER = (
     (("tier_down",), ("kill_group", 4), ("tier_up",)),
 )  # what must come one after the other
 DRAINS_EVERY = 3  # schedules, in one some nodes are to go
+REWINDS_EVERY = 2  # schedules, one has training go back
 RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
 
@@ -74,6 +75,17 @@ class Found:
 
 def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     """A world and what happens in it: stretches of work, with faults at random moments."""
+    shape, actions = _failing(seed)
+    if seed % REWINDS_EVERY:
+        return shape, actions
+    rng, with_rewinds = random.Random(-1 - seed), list(actions)
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randrange(len(with_rewinds)) + 1
+        with_rewinds.insert(place, ("rewind", rng.randrange(3)))
+    return shape, tuple(with_rewinds)
+
+
+def _failing(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     rng = random.Random(seed)
     if seed % RETURNS_EVERY == 0:
         return Shape(nodes=2, standbys=2, has_tier=False, iterations=20), _returning(rng)

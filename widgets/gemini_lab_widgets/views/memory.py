@@ -21,7 +21,7 @@ PARTS: Final = (
     ("own shard, whole", "own_bytes", BLUE, None),
     ("peers' shards, whole", "peers_bytes", SKY, None),
     ("newer version, being written", "writing_bytes", ORANGE, "right_diagonal_line"),
-    ("second buffers, free", "free_bytes", None, None),
+    ("other buffers: free, or older", "free_bytes", None, None),
 )
 """Label, column, colour and hatch of each part of a bar."""
 
