@@ -161,7 +161,13 @@ def describe(entry: Entry) -> str | None:
             return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
         case events.WorkerHung(seen=seen) if seen:
             return f"    hung: {seen}"
-        case _OfNumbers() as told:
+        case (
+            events.Diverged()
+            | events.LossNotFinite()
+            | events.LossFinite()
+            | events.Rewound()
+            | events.RewindFailed()
+        ) as told:
             return _of_numbers(told)
         case events.NodeLeaving() | events.DrainWaiting() | events.NodeDrained() as told:
             return _of_leaving(told)

@@ -27,7 +27,7 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerPulse,
 )
-from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source, Stored
+from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source, Stored, VersionId
 from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
@@ -41,6 +41,7 @@ from gemini_lab.recovery.protocol import (
     Tick,
     WriteState,
 )
+from gemini_lab.recovery.rewinds import left_of
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
@@ -76,6 +77,8 @@ class Story:
         self.deaf: set[str] = set()  # whose inventories take long
         self.importing: set[str] = set()  # whose warm parents cannot hold a port yet
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
+        self.left: dict[str, list[VersionId]] = {}  # what agents know of rewinds
+        self.rewinds: dict[int, int] = {}  # how many there were, by epoch
         self.persistent: list[int] = []
         self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
@@ -165,6 +168,7 @@ class Story:
                     else None,
                     unread="" if url is None else self.unread,
                     iterations=self.remembered.get(sent.to, []),
+                    left=self.left.get(sent.to, []),
                 )
                 self.say(sent.to, said)
             case HoldPort() if sent.to not in self.importing:
@@ -221,8 +225,33 @@ class Story:
             for position in holders:
                 kept = self.copies[members[position]]
                 kept[:] = [c for c in kept if c.shard != shard or c.version == iteration - 1]
-                kept.append(KeptCopy(shard, iteration, self.root.state.lineage))
+                kept.append(KeptCopy(shard, iteration, self.lineage))
         self.say_complete(iteration)
+
+    def go_back(self, version: int, *, from_iteration: int, is_heard: bool = True) -> None:
+        """All ranks go back, and discard what they had since; agents keep it in mind.
+
+        Args:
+            version: To which.
+            from_iteration: The newest that they had done.
+            is_heard: Whether the root agent hears of it.
+        """
+        rewinds = self.rewinds[self.epoch] = self.rewinds.get(self.epoch, 0) + 1
+        for rank, node in enumerate(self.members()):
+            said = events.Rewound(
+                rank=rank,
+                epoch=self.epoch,
+                iteration=from_iteration,
+                version=version,
+                rewinds=rewinds,
+                skips=True,
+                cause="guard",
+                duration_s=0.1,
+            )
+            self.left.setdefault(node, []).append(left_of(said, run=RUN))
+            self.copies[node][:] = [c for c in self.copies[node] if c.version <= version]
+            if is_heard:
+                self.event(node, said)
 
     def say_complete(self, version: int) -> None:
         """All ranks say that a version is whole."""
@@ -260,6 +289,11 @@ class Story:
     def epoch(self) -> int:
         return self.root.state.epoch
 
+    @property
+    def lineage(self) -> Lineage:
+        """In which versions are made now."""
+        return replace(self.root.state.lineage, rewinds=self.rewinds.get(self.epoch, 0))
+
     def members(self) -> list[str]:
         return [str(node) for node in self.root.state.members]
 
@@ -279,7 +313,7 @@ class Story:
                 for t in told.transfers
             ),
             reason=told.reason,
-            lineage=Lineage(run=RUN, epoch=told.made_in) if told.made_in else NO_LINEAGE,
+            lineage=Lineage(RUN, told.made_in, told.made_after) if told.made_in else NO_LINEAGE,
         )
         sent = [s for s in self.orders if isinstance(s.order, StartWorkers)]
         got = {s.to: s.order.plan for s in sent if s.order.epoch == told.epoch}

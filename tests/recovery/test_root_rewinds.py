@@ -1,0 +1,209 @@
+"""Stories of rewinds: whatever fails around them, nobody goes on from what was left."""
+
+import math
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import KeptCopy
+from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.saver import Saver
+from gemini_lab.shard.lineage import Lineage
+
+from .story import RUN, Story
+
+TIER = {"persistent_url": "memory://runs", "persist_every_s": None}
+
+
+def went_back(**settings) -> Story:
+    """Five iterations; then back to version 4, and iteration 5 is done with another batch."""
+    story = Story().start(5, **settings)
+    story.go_back(4, from_iteration=5)
+    return story
+
+
+def said(story: Story, iteration: int, loss: float) -> None:
+    for rank, node in enumerate(story.members()):
+        values = {"loss": loss}
+        done = events.Iteration(
+            rank=rank,
+            epoch=story.epoch,
+            iteration=iteration,
+            duration_s=1.0,
+            waited_s=0.0,
+            values=values,
+        )
+        story.event(node, done)
+
+
+def test_a_failure_right_after_a_rewind_goes_on_from_where_it_went():
+    story = went_back()
+    story.lose("node-1")
+    plan = story.plan()
+    assert (plan.version, plan.tier, plan.lineage) == (4, "memory", Lineage(RUN, 1))
+    story.protect()
+    story.iterate(5)
+    (end,) = story.of(events.RecoveryFinished)
+    assert (end.version, end.lost_iterations) == (4, 0)
+
+
+def test_a_failure_after_the_next_version_goes_on_from_that():
+    story = went_back()
+    story.iterate(5)
+    story.exit(2, -9)
+    assert (story.plan().version, story.plan().lineage) == (5, Lineage(RUN, 1, 1))
+
+
+def test_a_left_version_that_a_rank_had_no_time_to_discard_is_not_gone_on_from():
+    """Its agent knows, because the event is said before the memory is let go."""
+    story = went_back()
+    for kept in story.copies.values():
+        kept += [KeptCopy(shard, 5, Lineage(RUN, 1)) for shard in {copy.shard for copy in kept}]
+    story.exit(0, -9)
+    assert story.plan().version == 4
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["root heard of it", "only agents know"])
+def test_a_left_version_in_the_tier_is_not_gone_on_from(is_heard):
+    """It is newer by its number than all that memory has."""
+    story = Story().start(5, **TIER)
+    story.persistent = [3, 5]
+    story.go_back(3, from_iteration=5, is_heard=is_heard)
+    for node in ("node-2", "node-3"):  # with them all copies of some shards go
+        story.lose(node)
+    story.join("node-5")
+    assert (story.plan().version, story.plan().tier) == (3, "persistent")
+    assert story.root.state.left
+
+
+def test_one_agent_that_knows_is_enough():
+    story = Story().start(5, **TIER)
+    story.persistent = [5]
+    story.go_back(4, from_iteration=5, is_heard=False)
+    for node in ("node-1", "node-2", "node-3"):
+        del story.left[node]
+    story.exit(1, -9)
+    assert (story.plan().version, story.plan().tier) == (4, "memory")
+
+
+def test_a_new_root_knows_from_the_state_that_the_last_one_stored():
+    story = went_back(**TIER)
+    story.persistent = [5]
+    story.left.clear()
+    stored = RootState.from_text(story.states[-1].to_text())
+    assert stored.left == story.root.state.left
+    again = Story(state=stored)
+    again.persistent, again.copies = [5], story.copies
+    again.root = RootAgent(state=stored, at_s=0.0)
+    for number in range(5):
+        again.join(f"node-{number}")
+    again.do(again.root.take_over(0.0))
+    again.exit(1, -9)
+    assert again.plan().version == 4
+
+
+def test_what_was_left_is_not_waited_for():
+    """A silent node may have version 5; but that is not what training was at."""
+    story = went_back()
+    story.lose("node-1", cause="connection")
+    assert story.root.state.phase == "starting"
+    assert story.of(events.RecoveryWaiting) == []
+
+
+def test_an_iteration_that_is_done_with_another_batch_has_not_diverged():
+    story = Story().start(4)
+    said(story, 5, math.nan)
+    story.go_back(4, from_iteration=5)
+    said(story, 5, 2.5)
+    assert story.of(events.Diverged) == []
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["the same root", "another root"])
+def test_a_rewind_that_is_done_again_after_a_failure_has_not_diverged(is_heard):
+    """From version 4 the bad batch comes once more, and then the guard rejects it once more."""
+    story = Story().start(4)
+    said(story, 5, math.nan)
+    story.go_back(4, from_iteration=5, is_heard=is_heard)
+    said(story, 5, 2.5)
+    story.exit(1, -9)
+    story.protect()
+    said(story, 5, math.nan)
+    story.go_back(4, from_iteration=5)
+    said(story, 5, 2.5)
+    assert story.of(events.Diverged) == []
+
+
+def test_what_is_done_again_after_it_is_compared_as_ever():
+    story = went_back()
+    said(story, 5, 2.5)
+    story.iterate(5)
+    said(story, 6, 2.25)
+    story.exit(1, -9)
+    assert story.plan().version == 5
+    story.protect()
+    said(story, 6, 2.125)
+    assert [one.iteration for one in story.of(events.Diverged)] == [6] * 4
+
+
+def test_a_version_that_is_being_saved_is_given_up_when_training_goes_back_to_before_it():
+    story = Story().start(4, **{**TIER, "persist_every_iterations": 5})
+    story.tick(story.now_s + 0.1)
+    assert [one.version for one in story.of(events.PersistStarted)] == [5]
+    story.go_back(3, from_iteration=4)
+    (given_up,) = story.of(events.PersistFailed)
+    assert (given_up.version, given_up.reason) == (5, "training went back to before it")
+
+
+def test_versions_are_saved_again_when_training_has_come_as_far_again():
+    saver = Saver(last_s=0.0)
+    for rank in range(2):
+        saver.note_complete(rank, 9, next_version=10)
+    saver.note_rewound(0, 6)
+    assert saver.newest_whole(range(2)) == 6
+    saver.note_rewound(1, 6)
+    assert saver.complete == 6
+    saver.note_complete(0, 7, next_version=8)
+    assert saver.newest_whole(range(2)) == 6
+
+
+def test_a_guard_that_has_no_version_to_go_back_to_ends_the_run():
+    story = Story().start(3)
+    failed = events.RewindFailed(rank=2, epoch=story.epoch, iteration=4, reason="nan everywhere")
+    story.event("node-2", failed)
+    (ending,) = story.of(events.RunFailed)
+    assert (ending.reason, ending.cause) == ("nan everywhere", "not_finite")
+
+
+def test_a_slow_rank_that_says_late_what_it_had_done_does_not_make_it_count():
+    story = Story().start(5)
+    members = story.members()
+    rewinds = [
+        events.Rewound(
+            rank=rank,
+            epoch=story.epoch,
+            iteration=6,
+            version=4,
+            rewinds=1,
+            skips=True,
+            cause="script",
+            duration_s=0.1,
+        )
+        for rank in range(4)
+    ]
+    for rank in (0, 1, 2):
+        story.event(members[rank], rewinds[rank])
+    late = events.VersionComplete(
+        rank=3,
+        epoch=story.epoch,
+        version=6,
+        sent_bytes=1,
+        local_s=0.0,
+        duration_s=0.0,
+        next_version=7,
+    )
+    story.event(members[3], late)
+    assert story.root.state.newest == 4
+    story.event(members[3], rewinds[3])
+    assert story.root.state.newest == 4
+    assert len(story.root.state.left) == 1
