@@ -486,10 +486,16 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
     duration_s: float
 
     def __str__(self) -> str:
-        data = "their batches are skipped" if self.skips else "their batches come again"
-        taken = _span(self.version + 1, self.iteration)
         why = f"{self.reason}: " if self.reason else ""
-        return f"{why}back to version {self.version}, iterations {taken} are taken back, {data}"
+        taken = self.iteration - self.version
+        if not taken:
+            return f"{why}back to version {self.version}"
+        which, batches = f"iteration {self.iteration} is", "its batch is" if self.skips else ""
+        if taken > 1:
+            which = f"iterations {self.version + 1} to {self.iteration} are"
+            batches = "their batches are" if self.skips else ""
+        data = f"{batches} skipped" if self.skips else "the same data come again"
+        return f"{why}back to version {self.version}; {which} taken back, {data}"
 
 
 class RewindFailed(OfWorker, frozen=True, kw_only=True):
@@ -983,10 +989,6 @@ KINDS: Final[dict[str, type[Event]]] = {
     _kind_of(kind.__name__): kind for kind in get_args(AnyEvent)
 }
 """Every class by its kind's name."""
-
-
-def _span(first: int, last: int) -> str:
-    return "none" if last < first else f"{first}" if last == first else f"{first} to {last}"
 
 
 def _as_number(number: float) -> Number:
