@@ -47,8 +47,8 @@ OLD_RULES = {
     "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 108),
     "nobody is waited for": (Rules(root=WaitsForNobody), 12),
     "what any node has counts": (Rules(root=TrustsAnyMemory), 312),
-    "versions do not count rewinds": (Rules(counts_rewinds=False), 64),
-    "agents forget rewinds": (Rules(keeps_rewinds=False), 957),
+    "versions do not count rewinds": (Rules(counts_rewinds=False), 60),
+    "agents forget rewinds": (Rules(keeps_rewinds=False), 590),
     "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
 }
 """The rules, each with a seed from which on a schedule soon breaks the protocol by it."""
