@@ -6,6 +6,7 @@ torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # un
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -53,6 +54,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--link-bytes-per-s", type=float, help="emulated link of each rank, outside a lab"
+    )
+    parser.add_argument(
+        "--bad-batches",
+        type=lambda text: {int(number) for number in text.split(",") if number},
+        default=set(),
+        metavar="N,N...",
+        help="micro-batches, counted from 0, whose losses are made NaN: to see a guard at work",
     )
     parser.add_argument("--times", type=Path, help="write when iterations ended here, as JSON")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
@@ -116,8 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended_s = [time.monotonic()]
     for step in protected.steps(options.iterations):
         for _ in range(options.accumulate):
+            is_bad = batches.position in options.bad_batches
             tokens, targets = (part.to(engine.device) for part in next(batches))
-            loss = engine(tokens, targets)
+            loss = engine(tokens, targets) * (math.nan if is_bad else 1.0)
             engine.backward(loss)
             protected.log(loss=loss.item())
             engine.step()  # updates after the last micro-batch

@@ -1,5 +1,7 @@
 """Real nodes: a batch makes no numbers, a node is lost meanwhile, and no bit differs."""
 
+import pytest
+
 from gemini_lab import Job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
@@ -51,6 +53,7 @@ for step in protected.steps(14):
 """
 
 
+@pytest.mark.long  # tests/engine and tests/recovery show each half of it sooner
 def test_a_guarded_run_that_loses_a_node_has_the_numbers_of_one_without_the_bad_batches(
     lab, script
 ):
