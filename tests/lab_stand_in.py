@@ -32,6 +32,7 @@ class ClusterStandIn:
         self.jobs: list[JobOrder] = []
         self.orders: list[Order] = []
         self.stopped: list[int] = []
+        self.rewinds: list[tuple[int, int, bool]] = []
         self.drained: list[tuple[int, str]] = []
         self.given_up: list[int] = []
         self.saved: list[int] = []
@@ -49,6 +50,9 @@ class ClusterStandIn:
 
     def save(self, number: int) -> None:
         self.saved.append(number)
+
+    def rewind(self, number: int, *, steps: int, skip: bool) -> None:
+        self.rewinds.append((number, steps, skip))
 
     def drain(self, number: int, node: str) -> None:
         self.drained.append((number, node))

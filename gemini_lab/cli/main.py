@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("gemini_lab.cli.runs:status_command", "how a run is now, on one screen"),
     "top": ("gemini_lab.cli.top:command", "the same, live, for as long as it goes on"),
     "metrics": ("gemini_lab.cli.metrics:command", "a run's metrics, served or sent"),
+    "rewind": ("gemini_lab.cli.rewind:command", "have training take back iterations"),
     "drain": ("gemini_lab.cli.drain:command", "move a node's ranks before its machine goes"),
     "stop": ("gemini_lab.cli.runs:stop_command", "end a run that is under way"),
     "check": ("gemini_lab.cli.check:command", "does your script come back bit-identical?"),

@@ -20,7 +20,7 @@ from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps
+from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
@@ -98,6 +98,8 @@ class LiveProtection:
         self._epoch = epoch
         self._rewinder = rewinder
         self._wish: Wish | None = None
+        self._order_back = 0  # of those to go back, the last that was carried out
+        self._is_asked_back = False
         self._is_in_loop = False
         self._is_computing = False
         self._is_judged = True  # whether the guard has seen the newest iteration
@@ -187,6 +189,7 @@ class LiveProtection:
         self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
         waited_s = self._traffic.wait()
         self._is_to_hold = self._traffic.is_hold_agreed
+        self._is_asked_back = self._traffic.agreed_back[0] > self._order_back
         return waited_s
 
     def after_update(self, waited_s: float) -> None:
@@ -209,7 +212,9 @@ class LiveProtection:
         """The script is at the top of its loop: what follows is of the next iteration."""
         self._state.restore_small_again()
         if self._rewinder is not None and self._is_in_loop:
-            wish = self._wish or (None if self._is_judged else self._judged(self._rewinder))
+            wish = self._wish or self._asked_back()
+            if wish is None and not self._is_judged:
+                wish = self._rewinder.judge(self._iterations.newest)
             self._is_judged, self._wish = True, None
             if wish is not None:
                 self._go_back(self._rewinder, wish)
@@ -217,14 +222,21 @@ class LiveProtection:
             self._unsealed = Unsealed(drawn=None)  # what was kept of it is older than this moment
             self._seal(at_top=True)
 
-    def _judged(self, rewinder: Rewinder) -> Wish | None:
-        return rewinder.judge(self._iterations.newest)
+    def _asked_back(self) -> Wish | None:
+        """What a person has asked for, as all ranks know by now."""
+        if not self._is_asked_back:
+            return None
+        self._is_asked_back = False
+        self._order_back, how = self._traffic.agreed_back
+        return wish_of(how, version=self._state.version)
 
     def _go_back(self, rewinder: Rewinder, wish: Wish) -> None:
         """Be at the top of an earlier iteration; nothing is sealed of the newest one."""
         went = rewinder.go_back(
             wish, lineage=self._lineage, epoch=self._epoch, is_computing=self._is_computing
         )
+        if went is None:
+            return
         self._unsealed, self._is_computing = None, False
         self._lineage = went.lineage
         self._iterations.go_back(iteration_in(went.extra))

@@ -25,7 +25,7 @@ from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
-from gemini_lab.engine.rewinding import Rewinder
+from gemini_lab.engine.rewinding import Rewinder, encode_order
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.surroundings import gather
@@ -295,6 +295,7 @@ def _open_traffic(
         device=torch.device(engine.device),
         emit=emit,
         wants_hold=lambda: session.wants_hold,
+        order_back=lambda: encode_order(session.order_back),
     )
 
 

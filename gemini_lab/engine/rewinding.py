@@ -19,6 +19,7 @@ from gemini_lab.log import events
 from gemini_lab.memory.slab import ReadBuffer, Slab
 from gemini_lab.recovery.finite import LOSS
 from gemini_lab.recovery.guard import Guard, Sight
+from gemini_lab.recovery.messages import GoBack
 from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 
 _NOTHING: Final = -1
@@ -52,7 +53,7 @@ class Wish:
 
     version: int
     skips: bool
-    cause: Literal["script", "guard"]
+    cause: Literal["script", "guard", "person"]
     reason: str = ""
 
 
@@ -118,8 +119,12 @@ class Rewinder:
             reason=f"iteration {iteration}: {reason}",
         )
 
-    def go_back(self, wish: Wish, *, lineage: Lineage, epoch: int, is_computing: bool) -> WentBack:
+    def go_back(
+        self, wish: Wish, *, lineage: Lineage, epoch: int, is_computing: bool
+    ) -> WentBack | None:
         """Put the newest version back that will do, and leave what came after it.
+
+        A person who asks for what cannot be is told so, and training goes on.
 
         Args:
             wish: Which will do.
@@ -136,7 +141,10 @@ class Rewinder:
         self._state.framework.drop_gradients(is_computing=is_computing)
         copy = self._find(wish, run=lineage.run, epoch=epoch)
         if copy is None:
-            raise self._refusal(wish, epoch)
+            refusal = self._refusal(wish, epoch)
+            if wish.cause == "person":
+                return None
+            raise refusal
         if lineage.rewinds == MOST_REWINDS:
             raise GeminiError(
                 f"training went back {MOST_REWINDS} times since its workers were started; they are "
@@ -168,13 +176,15 @@ class Rewinder:
     def _refusal(self, wish: Wish, epoch: int) -> GeminiError:
         """Nothing will do: the same on all ranks."""
         mine = sorted({c.version for c in self._slab.copies() if c.shard == self._rank})
+        why = wish.reason or f"the {wish.cause} asked for it"
         text = (
-            f"{wish.reason or 'the script asked for it'}, but no version up to {wish.version} that "
+            f"{why}, but no version up to {wish.version} that "
             f"was sealed at the loop's top is whole on every rank (in memory here: {mine}, of this "
             f"loop's epoch {epoch} or earlier ones); raise keep_in_memory to keep more"
         )
-        if wish.cause == "guard":
-            self._emit(events.RewindFailed(iteration=self._state.version, reason=text))
+        if wish.cause != "script":  # which gets the error
+            iteration = self._state.version
+            self._emit(events.RewindFailed(iteration=iteration, cause=wish.cause, reason=text))
         return GeminiError(text)
 
     # -- which version ---------------------------------------------------------------------------
@@ -217,6 +227,17 @@ class Rewinder:
                 continue
             if wish.skips or self._state.script.can_move_back(small["data"]):
                 yield info.version, _signed(info.lineage.word)
+
+
+def encode_order(order: GoBack | None) -> tuple[int, int]:
+    """An order to go back as two numbers: which one, and how."""
+    return (0, 0) if order is None else (order.number, order.steps << 1 | order.skip)
+
+
+def wish_of(how: int, *, version: int) -> Wish:
+    """What a person wants, at the end of an iteration that made a version."""
+    steps, skips = how >> 1, bool(how & 1)
+    return Wish(version=version - steps, skips=skips, cause="person")
 
 
 def require_loop(*, is_in_loop: bool) -> None:

@@ -17,6 +17,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
     EventSaid,
+    GoBack,
     Held,
     Hold,
     Learned,
@@ -45,6 +46,7 @@ class WorkerSession:
         pulse: Says what the training thread does.
         on_finish: Called when the script has ended, to let the last version become whole.
         wants_hold: Whether the node's agent has asked to stop where a version is whole.
+        order_back: What it has told last of going back; `None` for nothing.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class WorkerSession:
         self._channel = channel
         self._imports = imports
         self.wants_hold = False
+        self.order_back: GoBack | None = None
         self._held: Held | None = None
         self._listener: threading.Thread | None = None
 
@@ -138,8 +141,8 @@ class WorkerSession:
         )
         self._channel.send(request)
         answer = self._channel.receive()
-        while answer is not None and isinstance(answer[0], Hold):
-            self.wants_hold = True
+        while answer is not None and isinstance(answer[0], Hold | GoBack):
+            self._obey(answer[0])
             answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
@@ -180,10 +183,17 @@ class WorkerSession:
 
     def _hear(self) -> None:
         while (answer := self._channel.receive()) is not None:
-            if isinstance(answer[0], Hold):
-                self.wants_hold = True
-                if self._held is not None:  # another root asks
-                    self._channel.send(self._held)
+            if isinstance(answer[0], Hold | GoBack):
+                self._obey(answer[0])
+
+    def _obey(self, order: Hold | GoBack) -> None:
+        """What is asked of all ranks is done where they agree on it."""
+        if isinstance(order, GoBack):
+            self.order_back = order
+            return
+        self.wants_hold = True
+        if self._held is not None:  # another root asks
+            self._channel.send(self._held)
 
     def outlast(self) -> None:
         """Return when the node's agent lets this worker go."""

@@ -357,6 +357,11 @@ class AgentCluster:
         word = time.time_ns()  # rises also from owner to owner
         patiently(lambda: self._store.put("give_up", f"{number} {word}"))
 
+    def rewind(self, number: int, *, steps: int, skip: bool) -> None:
+        """Have training of the run with this number go back."""
+        word = time.time_ns()
+        patiently(lambda: self._store.put("rewind", f"{number} {word} {steps} {skip:d}"))
+
     def drain(self, number: int, node: str) -> None:
         """Have the ranks that the run with this number has on a node move to another machine."""
         word = time.time_ns()

@@ -22,6 +22,7 @@ from gemini_lab.recovery.messages import (
     InjectFailure,
     LogSaid,
     OutputSaid,
+    RewindRun,
     SaveVersion,
     StopRun,
 )
@@ -107,6 +108,10 @@ class AttachedRun(FollowedRun):
     def drain(self, node: str) -> str:
         """Move a node's ranks to a standby; as `Run.drain`."""
         return self._ask(DrainNode(node=node))
+
+    def rewind(self, steps: int, *, skip: bool = True) -> str:
+        """Have training take back iterations; as `Run.rewind`."""
+        return self._ask(RewindRun(steps=steps, skip=skip))
 
     def inject(self, failure: Failure) -> str:
         """Make a failure happen now; as `Run.inject`."""

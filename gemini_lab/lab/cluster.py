@@ -33,6 +33,9 @@ class RunOwner(Protocol):
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
 
+    def rewind(self, number: int, *, steps: int, skip: bool) -> None:
+        """Have training of the run with this number go back."""
+
     def drain(self, number: int, node: str) -> None:
         """Have the ranks that the run with this number has on a node move to another machine."""
 

@@ -27,12 +27,13 @@ from gemini_lab.recovery.messages import (
     Message,
     OutputSaid,
     Refused,
+    RewindRun,
     SaveVersion,
     StopRun,
 )
 from gemini_lab.wire.tcp import Channel, connect, serve
 
-Request = StopRun | SaveVersion | GiveUpProgress | DrainNode | InjectFailure
+Request = StopRun | SaveVersion | GiveUpProgress | DrainNode | RewindRun | InjectFailure
 
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""

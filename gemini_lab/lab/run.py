@@ -123,6 +123,25 @@ class Run(FollowedRun):
                 raise ConfigError(f"{node} cannot be drained: {reason}")
         self._owner.drain(self.number, node)
 
+    def rewind(self, steps: int, *, skip: bool = True) -> None:
+        """Have training take back iterations, without a restart of any process.
+
+        Returns at once. The ranks agree on an iteration, at whose end they go back; the log says to
+        which version (`rewound`), or why not (`rewind_failed`). See `protected.rewind`.
+
+        Args:
+            steps: How many of the iterations that are done by then.
+            skip: Whether their batches do not come again.
+
+        Raises:
+            ConfigError: The run is over, or `steps` is no number of iterations.
+        """
+        if self.is_over:
+            raise ConfigError(f"{self} is over: no iteration of it can be taken back")
+        if steps < 1:
+            raise ConfigError(f"steps={steps} takes no iteration back; give 1 or more")
+        self._owner.rewind(self.number, steps=steps, skip=skip)
+
     def inject(self, failure: Failure) -> list[Order]:
         """Make a failure happen now; returns which node was told to do what to itself.
 

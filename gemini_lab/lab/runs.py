@@ -27,6 +27,7 @@ from gemini_lab.recovery.messages import (
     GiveUpProgress,
     JobOrder,
     OutputSaid,
+    RewindRun,
     SaveVersion,
     StopRun,
 )
@@ -104,6 +105,9 @@ class Runs:
         if isinstance(request, GiveUpProgress):
             run.give_up_progress()
             return f"{run.folder.name} waits no more for versions that may come back"
+        if isinstance(request, RewindRun):
+            run.rewind(request.steps, skip=request.skip)
+            return f"{run.folder.name} goes back when its ranks have agreed on where"
         if isinstance(request, DrainNode):
             run.drain(request.node)
             return f"{request.node} leaves {run.folder.name} as soon as its ranks can move"

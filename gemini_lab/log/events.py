@@ -472,7 +472,7 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
         rewinds: How often that has happened since the workers were started, this time included.
         skips: Whether data go on: the batches of the iterations that were taken back do not come
             again. What these were, `iteration_begun` says.
-        cause: Who wanted it: the script, or the guard that the settings ask for.
+        cause: Who wanted it: the script, the guard that the settings ask for, or a person.
         reason: Why, for people.
         duration_s: From the top of the script's loop until the state was back.
     """
@@ -481,7 +481,7 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
     version: int
     rewinds: int
     skips: bool
-    cause: Literal["script", "guard"]
+    cause: Literal["script", "guard", "person"]
     reason: str = ""
     duration_s: float
 
@@ -499,14 +499,16 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
 
 
 class RewindFailed(OfWorker, frozen=True, kw_only=True):
-    """The guard rejected an iteration, and no memory has a version to go back to: the run ends.
+    """No memory has a version that training could go back to.
 
     Attributes:
-        iteration: Which.
-        reason: Why it was rejected, and what there was to go back to, for people.
+        iteration: The newest that had ended.
+        cause: Who wanted it: the guard, and then the run ends, or a person.
+        reason: Why it was wanted, and what there was to go back to, for people.
     """
 
     iteration: int
+    cause: Literal["guard", "person"]
     reason: str
 
 

@@ -26,6 +26,7 @@ from gemini_lab.recovery.protocol import (
     JobSubmitted,
     ProgressGivenUp,
     RequestNodes,
+    RewindWanted,
     RootState,
     SaveWanted,
     Send,
@@ -85,6 +86,7 @@ class RootShell:
         self._cancelled: int | None = None
         self._given_up: int | None = None
         self._save: str | None = None  # the last word to save that was heard
+        self._asked_back: int | None = None  # likewise, to go back
         self._drains: dict[str, str] = {}  # and to drain, by node
 
     async def run(self) -> None:
@@ -152,7 +154,14 @@ class RootShell:
                 self._given_up = number
                 self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=number))
 
+        self._observe_rewind(items)
         self._observe_drains(items, now=now)
+
+    def _observe_rewind(self, items: Mapping[str, str]) -> None:
+        job, number, steps, skip = map(int, items.get("rewind", "-1 0 0 0").split())
+        if job == self._job_number and number != self._asked_back:
+            self._asked_back = number
+            self._happenings.put_nowait(RewindWanted(number=number, steps=steps, skip=bool(skip)))
 
     def _observe_drains(self, items: Mapping[str, str], *, now: float) -> None:
         drains = {

@@ -42,6 +42,7 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
     Fenced,
+    GoBack,
     Held,
     Hold,
     HoldPort,
@@ -198,7 +199,7 @@ class Supervisor:
                 self.root.send(Fenced(epoch=order.epoch))
             case TakeInventory():  # it may take minutes, and a fence must not wait for it
                 self._inventory = self._tasks.begin(self._take_inventory(order))
-            case Hold():
+            case Hold() | GoBack():
                 for worker in self.host.workers.values():
                     worker.channel.send(order)
             case Drained() if self._leaves_at_s is not None:

@@ -172,6 +172,13 @@ class DrainNode(Message, frozen=True, kw_only=True):
     node: str
 
 
+class RewindRun(Message, frozen=True, kw_only=True):
+    """To the lab: have training take back so many iterations; the same data again, or not."""
+
+    steps: int
+    skip: bool
+
+
 class InjectFailure(Message, frozen=True, kw_only=True):
     """To the lab: make this failure happen; `failure` is `Failure.to_json`'s."""
 
@@ -351,6 +358,22 @@ class Hold(RootOrder, frozen=True, kw_only=True):
 
     All ranks agree on the version: the word goes round with one.
     """
+
+
+class GoBack(RootOrder, frozen=True, kw_only=True):
+    """Have training go back; handed on to each of your workers.
+
+    All ranks agree on the iteration at whose end they do: the word goes round with a version.
+
+    Attributes:
+        number: Which such order of the run this is, from 1.
+        steps: How many of the iterations that are done by then are taken back.
+        skip: Whether their batches do not come again.
+    """
+
+    number: int
+    steps: int
+    skip: bool
 
 
 class Drained(RootOrder, frozen=True, kw_only=True):

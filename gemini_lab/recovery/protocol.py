@@ -119,6 +119,21 @@ class DrainWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewindWanted:
+    """A person wants training to go back.
+
+    Attributes:
+        number: Rises with each such word.
+        steps: How many iterations are to be taken back.
+        skip: Whether their batches do not come again.
+    """
+
+    number: int
+    steps: int
+    skip: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time went by."""
 
@@ -145,6 +160,7 @@ Happening = (
     | ProgressGivenUp
     | SaveWanted
     | DrainWanted
+    | RewindWanted
     | Tick
 )
 
@@ -233,6 +249,7 @@ class RootState:
         holding: The one of them for which the ranks are stopping; empty for none.
         moved: Those whose ranks have moved, or do now: they too are used again only where there is
             no other.
+        asked_back: The last number of a `RewindWanted` that was heard, and how many there were.
         drains: The last number of a `DrainWanted` that was heard.
         recoveries: Failures so far, this one included.
         trouble: What the recovery under way answers.
@@ -264,6 +281,7 @@ class RootState:
     leaving: tuple[str, ...] = ()
     holding: str = ""
     moved: tuple[str, ...] = ()
+    asked_back: tuple[int, int] = (0, 0)
     drains: int = 0
     recoveries: int = 0
     trouble: Trouble | None = None

@@ -36,6 +36,7 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
     Fenced,
+    GoBack,
     Held,
     HoldPort,
     Inventory,
@@ -73,6 +74,7 @@ from gemini_lab.recovery.protocol import (
     NodeLost,
     Phase,
     ProgressGivenUp,
+    RewindWanted,
     RootState,
     SaveWanted,
     Send,
@@ -151,6 +153,8 @@ class RootAgent:
             case SaveWanted():
                 self._saver.want()
                 return []
+            case RewindWanted():
+                return list(self._on_rewind_wanted(happening))
             case DrainWanted():
                 return list(self._on_drain(happening))
             case Tick():
@@ -573,7 +577,7 @@ class RootAgent:
                     yield from self._on_iteration(at_s, event)
             case events.Rewound():
                 yield from self._on_rewound(event)
-            case events.RewindFailed():
+            case events.RewindFailed(cause="guard"):
                 if self.state.phase in ACTIVE:
                     yield from self._fail(at_s, event.reason, cause="not_finite")
             case events.VersionComplete():
@@ -644,6 +648,24 @@ class RootAgent:
             yield from self._resumed(at_s, done)
         elif self.state.phase == "running" and done > self.state.iteration:
             self.state = replace(self.state, iteration=done, attempts=0, offences=())
+
+    def _on_rewind_wanted(self, wanted: RewindWanted) -> Iterator[Instruction]:
+        """A person asks; a new root hears again what the last one did."""
+        before, count = self.state.asked_back
+        if wanted.number <= before:
+            return
+        self.state = replace(self.state, asked_back=(wanted.number, count + 1))
+        yield WriteState(state=self.state)
+        if self.state.phase != "running":
+            text = "training does not go back, as asked, for it is not under way; ask again then"
+            yield Emit(event=events.Note(text=text))
+            return
+        order = GoBack(
+            epoch=self.state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip
+        )
+        for node in dict.fromkeys(self.state.members):
+            if node in self.living:
+                yield Send(to=str(node), order=order)
 
     def _on_rewound(self, said: events.Rewound) -> Iterator[Instruction]:
         """A rank went back, and so do all: what they had done since is left behind."""

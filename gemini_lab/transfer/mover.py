@@ -40,8 +40,10 @@ class VersionMover:
         on_moved: Called when a version is whole everywhere.
         mark: What this rank tells the others with each version; see `take_marks`.
         wants_hold: Whether this rank was asked to stop; see `is_hold_agreed`.
+        order_back: What this rank was told last of going back, in two numbers; see `agreed_back`.
 
     Attributes:
+        agreed_back: The newest of what the ranks told of going back: its number, and how.
         is_hold_agreed: Whether, by what was told with the versions that were waited for, a rank
             was asked to stop: all ranks learn that with the same version.
     """
@@ -55,13 +57,15 @@ class VersionMover:
         on_moved: Callable[[MovedVersion], None],
         mark: Callable[[], int] = lambda: 0,
         wants_hold: Callable[[], bool] = lambda: False,
+        order_back: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self._wire = wire
         self._peers = peers
         self._slab = slab
         self._on_moved = on_moved
-        self._mark, self._wants_hold = mark, wants_hold
+        self._mark, self._wants_hold, self._order_back = mark, wants_hold, order_back
         self.is_hold_agreed = False
+        self.agreed_back = (0, 0)
         self._marks: tuple[int, ...] = ()
         self._route: Route = BackgroundRoute(wire, peers)
         self._thread = ThreadPoolExecutor(
@@ -163,9 +167,11 @@ class VersionMover:
             buffer.commit(sizes_bytes[rank])
         buffers.own.commit(version.payload_bytes)
         # Also a barrier: nobody begins to overwrite version v-1 before all have version v.
-        told = self._wire.group.all_gather([self._mark(), self._wants_hold()])
-        self._marks = tuple(mark for mark, _ in told)
-        self.is_hold_agreed |= any(wants for _, wants in told)
+        ours = [self._mark(), self._wants_hold(), *self._order_back()]
+        told = self._wire.group.all_gather(ours)
+        self._marks = tuple(mark for mark, *_ in told)
+        self.is_hold_agreed |= any(wants for _, wants, *_ in told)
+        self.agreed_back = max((number, how) for *_, number, how in told)
         self._on_moved(
             MovedVersion(
                 version=version.version,

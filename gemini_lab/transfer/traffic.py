@@ -65,6 +65,11 @@ class CheckpointTraffic:
         """Whether all ranks know, since the version that was waited for last, that they stop."""
         return self._mover.is_hold_agreed
 
+    @property
+    def agreed_back(self) -> tuple[int, int]:
+        """What all ranks know of going back, since then: the newest order's number, and how."""
+        return self._mover.agreed_back
+
     def wait(self) -> float:
         """Training has come to its update: let everything go, and wait until it is whole.
 
@@ -156,6 +161,7 @@ def open_traffic(
     device: torch.device,
     emit: Emit,
     wants_hold: Callable[[], bool] = lambda: False,
+    order_back: Callable[[], tuple[int, int]] = lambda: (0, 0),
 ) -> CheckpointTraffic:
     """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
 
@@ -170,6 +176,7 @@ def open_traffic(
         device: Where training runs.
         emit: Says an event.
         wants_hold: Whether this rank was asked to stop.
+        order_back: What it was told last of going back: a number that rises, and how.
 
     Raises:
         ConfigError: It is a GPU, and not the current one.
@@ -191,6 +198,7 @@ def open_traffic(
         ),
         mark=lambda: planner.mark,
         wants_hold=wants_hold,
+        order_back=order_back,
     )
     seam = _open_seam(settings, link=link, node_of=node_of, on_device=on_device)
     conductor = None

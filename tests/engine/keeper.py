@@ -11,6 +11,7 @@ class Keeper:
     """Keeps some versions, read as late as traffic may: when the next update waits for them."""
 
     is_hold_agreed = False  # no node ever leaves
+    agreed_back = (0, 0)  # nor does anybody ask to go back
 
     def __init__(self, wanted):
         self.wanted = wanted

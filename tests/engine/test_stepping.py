@@ -195,6 +195,7 @@ class Traffic:
         self.told, self.leaves_out = told, leaves_out
         self.newest = None
         self.is_hold_agreed = False
+        self.agreed_back = (0, 0)
 
     def wait(self) -> float:
         self.told.append("wait")

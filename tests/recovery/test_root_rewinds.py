@@ -169,10 +169,12 @@ def test_versions_are_saved_again_when_training_has_come_as_far_again():
 
 def test_a_guard_that_has_no_version_to_go_back_to_ends_the_run():
     story = Story().start(3)
-    failed = events.RewindFailed(rank=2, epoch=story.epoch, iteration=4, reason="nan everywhere")
+    failed = events.RewindFailed(
+        rank=2, epoch=story.epoch, iteration=4, cause="guard", reason="nan"
+    )
     story.event("node-2", failed)
     (ending,) = story.of(events.RunFailed)
-    assert (ending.reason, ending.cause) == ("nan everywhere", "not_finite")
+    assert (ending.reason, ending.cause) == ("nan", "not_finite")
 
 
 def test_a_slow_rank_that_says_late_what_it_had_done_does_not_make_it_count():
