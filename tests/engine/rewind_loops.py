@@ -9,8 +9,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from gemini_lab.engine.rewinding import encode_order
 from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.log.events import Rewound
 from gemini_lab.recovery.guard import Guard
+from gemini_lab.recovery.messages import GoBack
 
 STEPS = 9
 EPOCH = 24  # batches
@@ -132,10 +135,15 @@ def rewound(job):
         job.note(step + 1, loss, made.rate(), seen["passes"], torch.rand(()))
         if case["how"] == "script" and any_rank(not loss.isfinite()):
             protected.rewind(1)
+        if case["how"] == "person" and passes == 5:
+            order = GoBack(epoch=1, number=1, steps=case["steps"], skip=True)
+            job.keeper.agreed_back = encode_order(order)  # as the others tell with version 5
         if case["how"] == "return" and passes == 6:
             protected.rewind(2, skip=False)
     job.found["passes"] = passes
-    job.found["rewinds"] = [[one.iteration, one.version] for one in job.rewinds]
+    went = [one for one in job.rewinds if isinstance(one, Rewound)]
+    job.found["rewinds"] = [[one.iteration, one.version] for one in went]
+    job.found["refusals"] = [one.cause for one in job.rewinds if one not in went]
 
 
 def any_rank(is_so):

@@ -63,3 +63,21 @@ def test_batches_that_come_back_give_the_same_numbers_again(run, engine):
         assert one["rewinds"] == [[6, 4]]
         assert one["passes"] == other["passes"] + 2
         assert one["losses"] == other["losses"]
+
+
+def test_on_a_persons_word_training_goes_back_at_the_end_of_the_iteration_under_way(run):
+    case = {"engine": "FSDP2", "how": "person", "keep": 3}
+    asked = run(**case, steps=2)
+    never = run(**{**case, "how": "none"}, without=[4, 5])
+    for one, other in zip(asked, never, strict=True):
+        assert one["rewinds"] == [[6, 4]]
+        assert one["losses"] == other["losses"]
+
+
+def test_training_goes_on_where_a_person_asks_for_what_no_memory_has(run):
+    asked = run(engine="DDP", how="person", keep=1, steps=4)
+    never = run(engine="DDP", how="none", keep=1)
+    for one, other in zip(asked, never, strict=True):
+        assert one["rewinds"] == []
+        assert one["refusals"] == ["person"]
+        assert one["losses"] == other["losses"]

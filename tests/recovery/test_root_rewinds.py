@@ -5,8 +5,8 @@ import math
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import KeptCopy
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.messages import GoBack, KeptCopy
+from gemini_lab.recovery.protocol import RewindWanted, RootState
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.shard.lineage import Lineage
@@ -209,3 +209,26 @@ def test_a_slow_rank_that_says_late_what_it_had_done_does_not_make_it_count():
     story.event(members[3], rewinds[3])
     assert story.root.state.newest == 4
     assert len(story.root.state.left) == 1
+
+
+def test_a_persons_word_goes_to_all_members_once_whoever_is_root():
+    story = Story().start(3)
+    wanted = RewindWanted(number=17, steps=2, skip=True)
+    story.do(story.root.handle(wanted))
+    told = [sent for sent in story.orders if isinstance(sent.order, GoBack)]
+    assert [sent.to for sent in told] == story.members()
+    assert {(sent.order.number, sent.order.steps, sent.order.skip) for sent in told} == {
+        (1, 2, True)
+    }
+    again = RootAgent(state=RootState.from_text(story.states[-1].to_text()), at_s=story.now_s)
+    again.living = story.root.living
+    assert again.handle(wanted) == []
+
+
+def test_what_is_not_under_way_does_not_go_back_later():
+    story = Story().start(3)
+    story.deaf = set(story.root.living)
+    story.exit(1, -9)
+    story.do(story.root.handle(RewindWanted(number=17, steps=2, skip=True)))
+    assert not any(isinstance(sent.order, GoBack) for sent in story.orders)
+    assert "ask again then" in story.of(events.Note)[-1].text

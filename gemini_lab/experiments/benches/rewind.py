@@ -33,10 +33,10 @@ def bench(repeats: int) -> list[Row]:
         Lab(NODES, folder=Path(folder)) as lab,
     ):
         lab.wait_until_ready()
-        plain = gpt_job(size="small", iterations=iterations)
+        plain = gpt_job(size="tiny", iterations=iterations)
         unguarded = lab.train(plain, persistent_url=None).wait(LIMIT_S).report()
         job = gpt_job(
-            size="small",
+            size="tiny",
             iterations=iterations,
             gemini={"on_not_finite": "rewind"},
             bad_batches=",".join(map(str, bad)),
