@@ -9,8 +9,8 @@ class Rewinds:
     """Each time once, though every rank says it.
 
     Attributes:
-        found: In order of the log; what the first rank said.
-        total: How many there were, also beyond those that are kept.
+        found: The newest, in order of the log; what the first rank said.
+        total: How many there were, also before those that are kept.
     """
 
     def __init__(self) -> None:
@@ -24,5 +24,5 @@ class Rewinds:
             case Rewound() as said if (whole(said.epoch), whole(said.rewinds)) > self._newest:
                 self._newest = (said.epoch, said.rewinds)
                 self.total += 1
-                if len(self.found) < MOST_KEPT:
-                    self.found.append(said)
+                self.found.append(said)
+                del self.found[:-MOST_KEPT]

@@ -40,19 +40,23 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         wasted_s=losses.wasted_s,
         conditions=tuple(_conditions(run)),
         diverged=tuple(_diverged(run)),
-        notes=tuple(f"{node}: {text}" for _, node, text in course.notes),
+        notes=(*(f"{node}: {text}" for _, node, text in course.notes), *_went_back(run)),
         unread=run.unread,
         is_past=is_past,
     )
+
+
+def _went_back(run: RunReducer) -> Iterable[str]:
+    """The newest of the times that training went back to a version in memory."""
+    if run.rewinds.found:
+        times = f" ({run.rewinds.total} times by now)" if run.rewinds.total > 1 else ""
+        yield f"training went back{times}; {run.rewinds.found[-1]}"
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:
     """What was noticed first, and what is likely behind it; losses that are no numbers now."""
     if run.finite.under_way is not None:
         yield f"NOT FINITE: {run.finite.under_way.began}"
-    if run.rewinds.found:
-        times = f" (time {run.rewinds.total})" if run.rewinds.total > 1 else ""
-        yield f"WENT BACK{times}: {run.rewinds.found[-1]}"
     found = run.divergences.found
     if found:
         first = min(found, key=lambda one: (one.epoch, one.iteration, one.rank))
