@@ -1,18 +1,20 @@
 """How long a loss of NaN holds training up where a guard takes the iteration back.
 
-One run meets bad batches, one every few iterations. Another one of the same length has neither bad
-batches nor a guard: what an iteration takes in both says what the guard costs.
+Guarded runs meet bad batches, one every few iterations. In turn with them go runs of the same length
+with neither bad batches nor a guard: what an iteration takes in both says what the guard costs.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, Rewound
 from gemini_lab.log.file import read_log
@@ -25,41 +27,38 @@ LIMIT_S: Final = 600.0
 
 
 def bench(repeats: int) -> list[Row]:
-    """Have `repeats` bad batches in one run of a lab."""
-    bad = [FIRST + number * (BETWEEN + 1) for number in range(repeats)]
-    iterations = FIRST + repeats * BETWEEN + BETWEEN
+    """Have `repeats` bad batches in two guarded runs of a lab, in turn with runs without a guard."""
+    took: list[tuple[float, float]] = []
+    guarded: list[RunReport] = []
+    unguarded: list[RunReport] = []
     with (
         tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
         Lab(NODES, folder=Path(folder)) as lab,
     ):
         lab.wait_until_ready()
-        plain = gpt_job(size="tiny", iterations=iterations)
-        unguarded = lab.train(plain, persistent_url=None).wait(LIMIT_S).report()
-        job = gpt_job(
-            size="tiny",
-            iterations=iterations,
-            gemini={"on_not_finite": "rewind"},
-            bad_batches=",".join(map(str, bad)),
-        )
-        run = lab.train(job, persistent_url=None).wait(LIMIT_S)
-        return rows_of(read_log(run.log), guarded=run.report(), unguarded=unguarded)
+        for count in (repeats - repeats // 2, repeats // 2):
+            iterations = FIRST + count * BETWEEN + BETWEEN
+            unguarded.append(_finished(lab, gpt_job(size="tiny", iterations=iterations)).report())
+            bad = [FIRST + number * (BETWEEN + 1) for number in range(count)]
+            job = gpt_job(
+                size="tiny",
+                iterations=iterations,
+                gemini={"on_not_finite": "rewind"},
+                bad_batches=",".join(map(str, bad)),
+            )
+            run = _finished(lab, job)
+            guarded.append(run.report())
+            took += rewinds_in(read_log(run.log))
+    return rows_of(took, guarded=guarded, unguarded=unguarded)
 
 
-def rows_of(log: Iterable[Entry], *, guarded: RunReport, unguarded: RunReport) -> list[Row]:
-    """What the runs came to.
-
-    Args:
-        log: The guarded run's.
-        guarded: The same run's report.
-        unguarded: That of the other one.
-
-    Raises:
-        GeminiError: A run failed.
-    """
-    for report in (guarded, unguarded):
-        if report.outcome != "finished":
-            raise GeminiError(f"{report.name} did not finish: {report.reason}")
-    took = [*_rewinds(log)]
+def rows_of(
+    took: Sequence[tuple[float, float]],
+    *,
+    guarded: Sequence[RunReport],
+    unguarded: Sequence[RunReport],
+) -> list[Row]:
+    """What the runs came to; `took` is what `rewinds_in` gave."""
     return [
         Row(name="NaN to the end of the next good iteration", values=tuple(s for s, _ in took)),
         Row(name="of it, going back", values=tuple(s for _, s in took)),
@@ -68,12 +67,19 @@ def rows_of(log: Iterable[Entry], *, guarded: RunReport, unguarded: RunReport) -
         Row(
             name="processes that were started anew, in all",
             unit="",
-            values=(float(len(guarded.recoveries)),),
+            values=(float(sum(len(one.recoveries) for one in guarded)),),
         ),
     ]
 
 
-def _rewinds(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
+def _finished(lab: Lab, job: Job) -> Run:
+    run = lab.train(job, persistent_url=None).wait(LIMIT_S)
+    if run.report().outcome != "finished":
+        raise GeminiError(f"{run} did not finish: {run.report().reason}")
+    return run
+
+
+def rewinds_in(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
     """Of each rewind the seconds between the two iterations around it, and those it took."""
     ended_s, going_back = 0.0, None
     for entry in log:
@@ -86,7 +92,7 @@ def _rewinds(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
                 ended_s, going_back = entry.at_s, None
 
 
-def _steady(report: RunReport) -> tuple[float, ...]:
-    """What iterations of rank 0 took, but for the first ones."""
-    of_rank = (one for one in report.iterations if one.rank == 0)
+def _steady(reports: Iterable[RunReport]) -> tuple[float, ...]:
+    """What iterations of rank 0 took, but for the first ones of each run."""
+    of_rank = (one for report in reports for one in report.iterations if one.rank == 0)
     return tuple(one.duration_s for one in of_rank if one.number > FIRST // 2)
