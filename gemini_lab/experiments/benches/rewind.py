@@ -1,7 +1,8 @@
 """How long a loss of NaN holds training up where a guard takes the iteration back.
 
-Guarded runs meet bad batches, one every few iterations. In turn with them go runs of the same length
-with neither bad batches nor a guard: what an iteration takes in both says what the guard costs.
+Guarded runs meet bad batches, one every few iterations. In turn with them go runs of the same
+length with neither bad batches nor a guard: what an iteration takes in both says what the guard
+costs.
 """
 
 import tempfile
@@ -27,7 +28,7 @@ LIMIT_S: Final = 600.0
 
 
 def bench(repeats: int) -> list[Row]:
-    """Have `repeats` bad batches in two guarded runs of a lab, in turn with runs without a guard."""
+    """Have `repeats` bad batches in two guarded runs of a lab, in turn with unguarded ones."""
     took: list[tuple[float, float]] = []
     guarded: list[RunReport] = []
     unguarded: list[RunReport] = []
