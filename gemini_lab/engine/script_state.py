@@ -98,13 +98,13 @@ class ScriptState:
     def can_move_back(self, positions: Sequence[Any]) -> bool:
         """Whether training can go on from these positions with the iterators that it has."""
         return len(positions) == len(self.sources) and all(
-            source.can_move_back(position)
+            position is not None and source.can_move_back(position)
             if isinstance(source, LoaderWatch)
             else not isinstance(source, KINDS)  # such as torchdata's, which tell no iterator
             for source, position in zip(self.sources, positions, strict=True)
         )
 
-    def putsources(self, positions: Sequence[Any], *, in_place: bool = False) -> None:
+    def put_data(self, positions: Sequence[Any], *, in_place: bool = False) -> None:
         """Go to these positions in the data; random numbers may be drawn for it.
 
         Args:
