@@ -49,6 +49,13 @@ job = gpt_job(size="tiny", iterations=1000, **emulated)
 AS_IF_LARGE
 
 # %% [markdown]
+# The dashboard shows live what the lab does: the grey bars of its timeline are what you are about
+# to profile.
+
+# %%
+lab.dashboard()
+
+# %% [markdown]
 # ## 2. Profile it
 # **Predict**, with paper and pencil: ZeRO-3 gathers the weights of each layer before it is used, in
 # the forward and again in the backward pass, and adds up gradients over all nodes in the backward

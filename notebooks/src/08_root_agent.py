@@ -130,12 +130,18 @@ with Verdict():
 
 # %% [markdown]
 # ## 3. For real
-# What withstood the model now leads recoveries of a job that really runs. First without failures:
+# What withstood the model now leads recoveries of a job that really runs; the dashboard shows it.
+# First without failures:
 
 # %%
 lab = Lab(nodes=nodes, standbys=standbys)
+lab.dashboard()
+
+# %%
 job = gpt_job(size=size, iterations=iterations)
-quiet = lab.train(job, name="quiet").progress(iterations).report()
+run = lab.train(job, name="quiet")
+run.progress(iterations)
+quiet = run.wait().report()
 
 # %% [markdown]
 # Then a worker is killed after a quarter of the iterations, and the node of rank 1 after three
@@ -148,7 +154,8 @@ def train_with(root):
     crash = Scenario().add(WorkerCrash("rank-0"), iteration=iterations // 4)
     failures = crash.add(NodeLoss("rank-1"), iteration=3 * iterations // 4)
     run = lab.train(job, root=root, scenario=failures, name="with-mine")
-    return run.progress(iterations).report()
+    run.progress(iterations)
+    return run.wait().report()
 
 
 # %% [markdown]
