@@ -1,8 +1,8 @@
 import js from "@eslint/js";
 
 const BROWSER = [
-  "Blob", "DecompressionStream", "Element", "MutationObserver", "ResizeObserver",
-  "Response", "atob",
+  "Blob", "CustomEvent", "DecompressionStream", "Element", "MutationObserver", "ResizeObserver",
+  "Response", "TextDecoder", "URLSearchParams", "atob",
   "cancelAnimationFrame", "document", "fetch", "getComputedStyle", "location", "performance",
   "requestAnimationFrame", "setTimeout", "window",
 ];

@@ -96,6 +96,12 @@ export class Timeline {
     this.dirty();
   }
 
+  // Mark a moment, seconds since the run's start; none with null.
+  lookBack(at) {
+    this.run.meta.moment_s = at === null ? null : at + this.run.origin;
+    this.dirty();
+  }
+
   dirty() {
     this.pending ??= requestAnimationFrame(() => {
       this.pending = null;
