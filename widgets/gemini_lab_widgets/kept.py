@@ -55,9 +55,10 @@ class Tape:
     _changed: dict[tuple[str, str], Model] = field(default_factory=dict)
     _first: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def start(self) -> None:
-        """From now on what changes is news."""
-        self._first = {model.id: _values(model) for model in self.document.models}
+    def start(self, *, from_blank: bool = False) -> None:
+        """From now on what changes is news; `from_blank` where how it was before is of no use."""
+        if not from_blank:
+            self._first = {model.id: _values(model) for model in self.document.models}
         self.document.on_change(self._note)
 
     def stop(self) -> None:
@@ -200,7 +201,7 @@ def _along(
 def _room_for(sheet: Sheet, document: Document, tables: Tables) -> int:
     """How many moments a page can take, by what the views hold at the end."""
     tape = Tape(document)
-    tape.start()
+    tape.start(from_blank=True)
     sheet.update(tables)
     tape.take(0)
     tape.stop()

@@ -40,6 +40,12 @@ test("a moment is the kept one before it", () => {
     [0, 0, 0, 1, 2, 3, 3]);
 });
 
+test("a small step of the slider leads on, either way", () => {
+  const { moments } = made();
+  moments.show(1);
+  assert.deepEqual([9.9, 10, 10.1, 20].map((at) => moments.near(at)), [0, 1, 2, 2]);
+});
+
 test("one goes from failure to failure", () => {
   const { moments } = made();
   assert.deepEqual([moments.failure(-1), moments.failure(1)], [2, -1]);

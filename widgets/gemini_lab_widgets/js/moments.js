@@ -58,6 +58,13 @@ export class Moments {
     return this.place === this.moments.length - 1;
   }
 
+  // Where a slider at `at` leads: a step to the right is one to the next moment at least.
+  near(at) {
+    const place = placeOf(this.moments, at);
+    const isOn = place === this.place && at > this.moments[place] + 1e-9;
+    return isOn ? Math.min(place + 1, this.moments.length - 1) : place;
+  }
+
   // The place of the next failure, or of the one before where `direction` is -1; -1 for none.
   failure(direction) {
     const { failures, place } = this;
@@ -70,8 +77,7 @@ export class Moments {
 class Hands {
   constructor(moments, { slider, before, after, newest }) {
     Object.assign(this, { moments, slider, before, after, newest });
-    document.addEventListener("gemini-slide", ({ detail }) =>
-      this.go(placeOf(moments.moments, detail)));
+    document.addEventListener("gemini-slide", ({ detail }) => this.go(moments.near(detail)));
     document.addEventListener("gemini-jump", ({ detail }) => this.go(moments.failure(detail)));
     document.addEventListener("gemini-newest", () => this.go(moments.moments.length - 1));
     window.addEventListener("hashchange", () => this.arrive());
