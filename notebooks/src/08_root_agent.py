@@ -91,8 +91,8 @@ found
 # ## Exercise 1
 # Write `decide`. Some questions that the attack will ask: who may start while somebody has not
 # answered? What if a node is lost before it answers? Is a version whole if one shard of it is
-# missing, or of another epoch, or on a node that now keeps others? What if there are too few machines? What does a newly elected root
-# agent know? Who is worth waiting for?
+# missing, or of another epoch, or on a node that now keeps others? What if there are too few
+# machines? What does a newly elected root agent know? Who is worth waiting for?
 
 
 # %% tags=["exercise"]

@@ -13,6 +13,7 @@ from gemini_lab import Placement, attack, plan_placement
 from gemini_lab.exercises import WrongAnswerError
 from gemini_lab.exercises.attacks import chunks, placements, recoveries
 from gemini_lab.exercises.attacks.asking import by_name
+from gemini_lab.exercises.verdict import WIDE
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.recovery.plan import RecoveryPlan, plan_recovery
