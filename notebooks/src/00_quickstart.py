@@ -19,6 +19,8 @@ from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash
 from gemini_lab.experiments.quickstart import gpt_job, loss_table
 from gemini_lab.units import format_bytes
 
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # The settings. `size="tiny"` is a GPT of half a million parameters. For the 25 million of the
 # command `gemini-lab quickstart`, take `size="small"` and `iterations=24`: that takes about five
@@ -113,7 +115,7 @@ for report in (quiet, failed):
     axes.plot(since_s, [each.number for each in mine], label=report.name)
 axes.legend(frameon=False)
 for each in failed.recoveries:
-    axes.axvspan(each.failed_at_s - begin_s, each.resumed_at_s - begin_s, color="0.88")
+    axes.axvspan(each.failed_at_s - begin_s, each.resumed_at_s - begin_s, color="C4", alpha=0.3)
 
 # %% [markdown]
 # ## 5. What did a recovery do?

@@ -21,6 +21,8 @@ from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.training.gpt import named_size, parameter_count
 
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # The paper's profile takes 20 iterations; eight are enough here. `papermill 02_profiling.ipynb
 # out.ipynb -p profile_iterations 20 -p link "20 MB/s"` runs the whole notebook with other values.

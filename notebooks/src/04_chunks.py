@@ -24,6 +24,9 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.units import KIB, format_bytes
 
+# %%
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # Each of the runs below has `iterations` iterations; those after the first `iterations - counted`
 # are compared. With twice as many the medians are steadier, and the notebook takes twice as long.
