@@ -14,6 +14,8 @@ from gemini_lab.units import format_seconds
 
 CELL_LINES: Final = 200
 """Lines that stay below a cell."""
+INDENT: Final = "    "
+"""Of lines that a terminal has among those that a script prints."""
 PACED: Final = 32
 """Iterations by which it is told how long the rest will take."""
 CELL: Final = "font: 13px/1.6 var(--jp-ui-font-family, system-ui), sans-serif"
@@ -126,7 +128,7 @@ class CellBar:
         """Add lines; the newest stay."""
         for each in line.splitlines():
             self._left_out += len(self._newest) == CELL_LINES
-            self._newest.append(each)
+            self._newest.append(each.removeprefix(INDENT))
 
     def show(self, run: Followed) -> None:
         """Show it, if it is news."""
