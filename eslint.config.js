@@ -4,7 +4,7 @@ const BROWSER = [
   "Blob", "CustomEvent", "DecompressionStream", "Element", "MutationObserver", "ResizeObserver",
   "Response", "TextDecoder", "URLSearchParams", "atob",
   "cancelAnimationFrame", "document", "fetch", "getComputedStyle", "location", "performance",
-  "requestAnimationFrame", "setTimeout", "window",
+  "history", "queueMicrotask", "requestAnimationFrame", "setTimeout", "URL", "window",
 ];
 
 export default [

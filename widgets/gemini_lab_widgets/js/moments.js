@@ -1,8 +1,8 @@
 // A saved page's slider of time: at each moment that was kept, what of the views differs.
 //
-// `told.at_s` are the moments, the last of them the run's end. A track is a model's property and the
-// places among the moments from which it has another value: a number in `told.pool`, or one for each
-// column of a table.
+// `told.at_s` are the moments, the last of them the run's end. A track is a model's property and
+// the places among the moments from which it has another value: a number in `told.pool`, or one for
+// each column of a table.
 
 import { nameHandles } from "./handles.js";
 import { unpacked } from "./packed.js";
