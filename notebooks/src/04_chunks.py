@@ -330,8 +330,9 @@ from gemini_lab.pipeliner.schedule import Chunk
 
 
 # %%
-def in_one_piece(*, checkpoint_bytes):
-    return [Chunk(span=None, replica=1, offset_bytes=0, size_bytes=checkpoint_bytes)]
+def in_one_piece(*, checkpoint_bytes, replicas):
+    whole = {"span": None, "offset_bytes": 0, "size_bytes": checkpoint_bytes}
+    return [Chunk(**whole, replica=n) for n in range(1, replicas) if checkpoint_bytes]
 
 
 attack(in_one_piece, stage="chunks")

@@ -176,7 +176,7 @@ WRONG = [
         "lab_05",
         3,
         f"{ANEW}\nplanner = start_anew",
-        "1 node, 1 replica, no node lost, 0 copies of version 8 there: training starts anew",
+        "1 node, 1 replica, no node lost: training starts anew",
     ),
     ("lab_05", 3, "def planner(**_): return 7", "has to be a RecoveryPlan, and it is a int"),
     ("lab_06", 1, "iterations = 1", "over a point more can be had"),
