@@ -1,10 +1,10 @@
 import js from "@eslint/js";
 
 const BROWSER = [
-  "Blob", "DecompressionStream", "Element", "MutationObserver", "ResizeObserver",
-  "Response", "atob",
+  "Blob", "CustomEvent", "DecompressionStream", "Element", "MutationObserver", "ResizeObserver",
+  "Response", "TextDecoder", "URLSearchParams", "atob",
   "cancelAnimationFrame", "document", "fetch", "getComputedStyle", "location", "performance",
-  "requestAnimationFrame", "setTimeout", "window",
+  "history", "queueMicrotask", "requestAnimationFrame", "setTimeout", "URL", "window",
 ];
 
 export default [

@@ -23,6 +23,7 @@ from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.metrics import check_places, telling
 from gemini_lab.lab.notice import save_within
+from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.run import Run
 from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
@@ -208,7 +209,8 @@ def follow(run: Run, notice_s: float) -> Exit:
     """Show how a run goes until it ends, or until this process is told to end."""
     with noticed():
         try:
-            run.progress(show_output=True)
+            show_progress(run, show_output=True)
+            run.wait()
         except RunFailedError as error:
             print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
             return EXIT_OF[run.cause or "machines"]

@@ -21,6 +21,7 @@ from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import RunGoneError, way_in
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
+from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.watched import watched
 from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
@@ -103,7 +104,8 @@ def attach_command(arguments: Sequence[str]) -> int:
     finder.check()
     with AttachedRun(finder.name, finder.way, finder.folder) as run:
         try:
-            run.progress(show_output=True)
+            show_progress(run, show_output=True)
+            run.wait()
         except RunFailedError as error:
             print(f"gemini-lab attach: {error}", file=sys.stderr)  # noqa: T201
             return EXIT_OF[run.cause or "machines"]

@@ -59,7 +59,7 @@ def exercise_3(planner: object) -> str:
     """
     words = "a function of `profile` and more"
     result = withstood(planner, name="planner", stage="chunks", words=words)
-    return f"right: {result}; {compared(result)}"
+    return f"right: {result}\n{compared(result)}"
 
 
 def _machine(harder: object) -> dict[str, float]:

@@ -1,23 +1,29 @@
 """How every check talks: one sentence about the answer that it was given."""
 
 import math
+import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Real
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gemini_lab.errors import GeminiError
 
 Kind = TypeVar("Kind")
+WIDE: Final = 110
+"""Characters of a line below a cell."""
 
 
 class WrongAnswerError(Exception):
     """There is no answer, or it is not right; the message says what about it is not."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in place of a traceback: IPython asks for it by this name."""
-        return [str(self)]
+        """What a notebook shows in place of a traceback: IPython asks for it by this name.
+
+        In lines, as a notebook breaks longer ones within a word.
+        """
+        return [textwrap.fill(str(self), WIDE, break_long_words=False, break_on_hyphens=False)]
 
 
 class Verdict(AbstractContextManager[None]):

@@ -16,6 +16,7 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.progress import show_progress
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.report import Comparison, RunReport
 from gemini_lab.report.text import BLOCKS, Ink, ink_for, render
@@ -94,11 +95,13 @@ def summary(result: Result, *, ink: Ink = BLOCKS) -> str:
 def run_main_job(lab: Lab, job: Job, scenario: Scenario, *, iterations: int) -> Result:
     """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
     print("first, a run that never fails:")  # noqa: T201
-    undisturbed = lab.train(job, name="undisturbed", persistent_url=None).progress(iterations)
+    undisturbed = lab.train(job, name="undisturbed", persistent_url=None)
+    show_progress(undisturbed, total=iterations)
+    undisturbed.wait()
     print("\nnow the same job with failures:")  # noqa: T201
-    disturbed = lab.train(
-        job, name="with-failures", scenario=scenario, persist_every_iterations=10
-    ).progress(iterations)
+    disturbed = lab.train(job, name="with-failures", scenario=scenario, persist_every_iterations=10)
+    show_progress(disturbed, total=iterations)
+    disturbed.wait()
     reports = undisturbed.report(), disturbed.report()
     return Result(
         undisturbed=reports[0], disturbed=reports[1], comparison=reports[1].losses_match(reports[0])

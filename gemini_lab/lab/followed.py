@@ -1,12 +1,14 @@
 """A run as its log tells it so far, wherever the log comes from."""
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, Self
 
 from gemini_lab.errors import RunFailedError
-from gemini_lab.lab.progress import show_progress
+from gemini_lab.lab.progress import Shown
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause
@@ -27,6 +29,11 @@ PHASES: Final[dict[Phase, str]] = {
 """What `phase` calls a phase, where it has a word of its own."""
 
 
+GLANCE_S: Final = 0.05
+"""Between two looks at how far a run has come."""
+LONG_S: Final = 3600.0
+SHOWN_S: Final = 5.0
+"""So long a bar may take for its last lines."""
 MOST_EXITS: Final = 4096
 """Newest workers that ended early, of which is known how."""
 
@@ -63,6 +70,7 @@ class FollowedRun:
         self._nodes, self._reached = Nodes(), Reached()
         self._exits: deque[WorkerExit] = deque(maxlen=MOST_EXITS)
         self._over = threading.Event()
+        self._showing: list[threading.Thread] = []
         self._watchers: list[Callable[[Entry], None]] = []
         self._listeners: list[Callable[[int, list[str]], None]] = []
 
@@ -85,38 +93,46 @@ class FollowedRun:
         """Whether the run is over; waits for that, but not longer than `timeout_s`."""
         return self._over.wait(timeout_s)
 
-    def wait(self, timeout_s: float | None = None) -> Self:
-        """Wait for the end.
+    def wait(self, timeout_s: float | None = None, *, until: int | None = None) -> Self:
+        """Wait for the end, or until every rank has finished so many iterations.
+
+        Args:
+            timeout_s: Wait no longer than this.
+            until: The iterations; by default those of the whole job.
 
         Raises:
-            TimeoutError: It is not over in time.
+            TimeoutError: It has not come so far in time.
             RunFailedError: The run was given up; the message says why.
         """
-        if not self._over.wait(timeout_s):
-            raise TimeoutError(f"{self} is not over after {timeout_s:.0f} s")
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self.is_over and (until is None or self.iteration < until):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                what = "over" if until is None else f"at iteration {until}"
+                raise TimeoutError(f"{self} is not {what} after {timeout_s:.0f} s")
+            self._over.wait(min(left_s, GLANCE_S if until is not None else LONG_S))
+        if self.is_over:
+            self._finish_showing()
         if self.failure is not None:
             said = [f"{self.name} failed: {self.failure}"]
             said += [f"  | {line}" for line in last_lines(self.course.output)]
             raise RunFailedError("\n".join([*said, *self._culprits()]))
         return self
 
-    def progress(
-        self, total: int | None = None, *, until: int | None = None, show_output: bool = False
-    ) -> Self:
-        """Show a bar, and failures as they come, from the cell that calls this.
+    def progress(self, total: int | None = None, *, show_output: bool = False) -> None:
+        """Show a bar, and failures as they come, from now until the end; returns at once.
 
-        An interrupt ends the bar, not the run.
+        In a notebook all of it stands below the cell that calls this, while other cells run. `wait`
+        waits for the end.
 
         Args:
             total: Iterations of the job, the bar's full length.
-            until: Return once every rank has finished so many; by default at the end.
             show_output: Show what rank 0 prints, too.
-
-        Raises:
-            RunFailedError: The run was given up; the message says why.
         """
-        show_progress(self, total=total, until=until, show_output=show_output)
-        return self.wait() if self.is_over else self
+        shown = Shown(self, total=total, show_output=show_output)
+        thread = threading.Thread(target=shown.follow, name="gemini-progress", daemon=True)
+        self._showing.append(thread)
+        thread.start()
 
     def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
         """Call `watcher` with every event from now on, on the thread that follows the log.
@@ -176,6 +192,12 @@ class FollowedRun:
 
     def _end(self) -> None:
         self._over.set()
+
+    def _finish_showing(self) -> None:
+        """Have bars say their last, so that what is printed from here on stands below it."""
+        showing, self._showing = self._showing, []
+        for each in showing:
+            each.join(SHOWN_S)
 
     def _forget(self, callback: object) -> None:
         self._watchers = [each for each in self._watchers if each is not callback]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
-from gemini_lab.lab.progress import Followed
+from gemini_lab.lab.bars import Followed
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import PersistFailed, PersistFinished, PersistStarted
 from gemini_lab.report.reducers.course import Course

@@ -1,14 +1,11 @@
 """A run as it goes, on a terminal or below a cell: a bar, and a line for what goes wrong."""
 
-import math
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
-from tqdm.auto import tqdm
-
+from gemini_lab.lab.bars import Followed, bar_for
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.culprits import part_of
@@ -20,78 +17,60 @@ LINES: Final = 6
 """Of a worker's last lines, those that are shown when it ends."""
 
 
-class Followed(Protocol):
-    """What can be followed as it goes: a `Run`."""
+class Shown:
+    """A run that is shown from now on.
 
-    @property
-    def iteration(self) -> int:
-        """Newest iteration that every rank has finished."""
-
-    @property
-    def phase(self) -> str:
-        """What is going on."""
-
-    @property
-    def members(self) -> Sequence[str]:
-        """The node on each position."""
-
-    def is_over_within(self, timeout_s: float) -> bool:
-        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
-
-    def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
-        """Call `watcher` with every event from now on; gives what ends this."""
-
-    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
-        """Call `listener` with a rank and the lines it prints; gives what ends this."""
-
-
-def show_progress(
-    run: Followed, *, total: int | None, until: int | None, show_output: bool, glance_s: float = 0.1
-) -> None:
-    """Follow `run` from this thread; see `Run.progress`.
-
-    A file that a terminal's output was sent to gets the lines without the bar.
+    Args:
+        run: The run.
+        total: Its iterations, the bar's full length.
+        show_output: Whether to show what rank 0 prints.
     """
-    goal = math.inf if until is None else until
-    lines: SimpleQueue[str] = SimpleQueue()
 
-    shown: set[str] = set()
+    def __init__(self, run: Followed, *, total: int | None, show_output: bool) -> None:
+        self._run = run
+        self._bar = bar_for(run, total)
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._said: set[str] = set()
+        self._endings = [run.watch(self._see)]
+        if show_output:
+            self._endings.append(run.listen(self._hear))
 
-    def see(entry: Entry) -> None:
+    def follow(self, *, glance_s: float = 0.1) -> None:
+        """Show it until it is over."""
+        is_last = False
+        try:
+            while not is_last:
+                is_last = self._run.is_over_within(glance_s)
+                while not self._lines.empty():
+                    self._bar.write(self._lines.get())
+                sys.stdout.flush()  # who follows a file sees a line when it is said
+                self._bar.show(self._run)
+        finally:
+            for end in self._endings:
+                end()
+            self._bar.close(self._run)
+
+    def _see(self, entry: Entry) -> None:
         """Say it; what was said once with more lines beneath is said again without them."""
         if told := describe(entry):
             head, *beneath = told.splitlines()
             below = "\n".join(beneath)
-            lines.put(head if below in shown or not below else told)
-            shown.add(below)
+            self._lines.put(head if below in self._said or not below else told)
+            self._said.add(below)
 
-    def hear(rank: int, said: list[str]) -> None:
+    def _hear(self, rank: int, said: list[str]) -> None:
         for line in said if rank == 0 else ():
-            lines.put(line)
+            self._lines.put(line)
 
-    endings = [run.watch(see)]
-    if show_output:
-        endings.append(run.listen(hear))
-    is_cell = type(sys.stderr).__module__.startswith("ipykernel")
-    try:
-        with tqdm(
-            total=total,
-            initial=run.iteration,
-            unit="iteration",
-            dynamic_ncols=True,
-            disable=False if is_cell else None,
-        ) as bar:
-            is_last = False
-            while not is_last:
-                is_last = run.is_over_within(glance_s) or run.iteration >= goal
-                while not lines.empty():
-                    bar.write(lines.get())
-                sys.stdout.flush()  # who follows a file sees a line when it is said
-                bar.set_postfix_str(f"{run.phase}, nodes {' '.join(run.members)}")
-                bar.update(run.iteration - bar.n)
-    finally:
-        for end in endings:
-            end()
+
+def show_progress(
+    run: Followed, *, total: int | None = None, show_output: bool = False, glance_s: float = 0.1
+) -> None:
+    """Show `run` from this thread until it is over; see `FollowedRun.progress`.
+
+    A file that a terminal's output was sent to gets the lines without the bar.
+    """
+    Shown(run, total=total, show_output=show_output).follow(glance_s=glance_s)
 
 
 _OfNumbers = (

@@ -103,6 +103,8 @@ class Cluster:
     Attributes:
         members: The node that trains on each position from now on, by what was heard so far;
             `None` where there is no machine. Only what they have in memory can be loaded.
+        keeps: The shards that each position has room for. What else its node has, from when it
+            trained on another one, cannot be loaded.
         living: The nodes that are connected, standbys among them.
         silent: Nodes that went without a sign that their memory is gone: they may come back.
         newest: The newest version that is known to have been whole, 0 for none; `None` where a
@@ -111,6 +113,7 @@ class Cluster:
     """
 
     members: tuple[str | None, ...]
+    keeps: tuple[tuple[int, ...], ...]
     living: tuple[str, ...]
     silent: tuple[str, ...]
     newest: int | None

@@ -198,16 +198,20 @@ class GuidedRoot(RootAgent):
 
     def _lacking(self, version: int | None) -> str:
         """Why a version is not whole on those who train."""
-        members = self._members()
+        members, keeps = self._members(), self._keeps()
+        held = [c for c in self._good_copies() if c.version == version and c.node in members]
         shards: defaultdict[Lineage, set[int]] = defaultdict(set)
-        for copy in self._good_copies():
-            if copy.version == version and copy.node in members:
+        for copy in held:
+            if copy.shard in keeps[members.index(copy.node)]:
                 shards[copy.lineage].add(copy.shard)
         every = set(self.state.ranks)
         if set().union(*shards.values()) == every:
             return "whose shards are of different epochs and do not fit together"
-        has = max(shards.values(), key=len, default=set())
-        return f"and no node that trains and was heard has shard {min(every - has)} of it"
+        missing = min(every - max(shards.values(), key=len, default=set()))
+        elsewhere = next((copy.node for copy in held if copy.shard == missing), None)
+        if elsewhere is not None:
+            return f"and {elsewhere}, which has shard {missing} of it, trains where others are kept"
+        return f"and no node that trains and was heard has shard {missing} of it"
 
     def _good_copies(self) -> list[Copy]:
         return good_copies(self.state, self._inventory)
@@ -216,10 +220,19 @@ class GuidedRoot(RootAgent):
         """Who sits where, from now on."""
         return make_plan(self.state, self.living, self._inventory).members
 
+    def _keeps(self) -> tuple[tuple[int, ...], ...]:
+        """The shards that each position keeps."""
+        seats = self.state.seats
+        return tuple(
+            tuple(sorted({s for rank in seats.ranks_at(position) for s in seats.kept_shards(rank)}))
+            for position in range(seats.nodes)
+        )
+
     def _cluster(self) -> Cluster:
         known = hopes(self.state, self._inventory)
         return Cluster(
             members=self._members(),
+            keeps=self._keeps(),
             living=tuple(in_order(self.living)),
             silent=tuple(in_order(self.state.silent)),
             newest=None if known.unheard else known.newest,

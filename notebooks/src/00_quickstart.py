@@ -19,6 +19,8 @@ from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash
 from gemini_lab.experiments.quickstart import gpt_job, loss_table
 from gemini_lab.units import format_bytes
 
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # The settings. `size="tiny"` is a GPT of half a million parameters. For the 25 million of the
 # command `gemini-lab quickstart`, take `size="small"` and `iterations=24`: that takes about five
@@ -33,21 +35,29 @@ iterations = 100
 
 # %% [markdown]
 # ## 1. Start a lab
-# MPI starts the agents, etcd keeps them in step. This notebook only holds the handle. Whenever you
-# like, a cell with `lab.dashboard()` shows live what goes on.
+# MPI starts the agents, etcd keeps them in step. This notebook only holds the handle.
 
 # %%
 lab = Lab(nodes=nodes, standbys=standbys)
 lab
 
 # %% [markdown]
+# The dashboard shows live what goes on, run after run: keep it in sight, or open it in a tab of its
+# own. When the lab closes, a picture stays in its place.
+
+# %%
+lab.dashboard()
+
+# %% [markdown]
 # ## 2. Train without failures
-# `train` returns at once; `progress` shows the run from the cell it stands in.
+# `train` returns at once, and so does `progress`: its bar goes on below its cell while other cells
+# run. `wait` waits.
 
 # %%
 job = gpt_job(size=size, iterations=iterations)
 quiet_run = lab.train(job, name="undisturbed")
 quiet_run.progress(iterations)
+quiet = quiet_run.wait().report()
 
 # %% [markdown]
 # ## 3. Train again, with failures
@@ -70,15 +80,15 @@ failures = (
     .add(RootLoss(), iteration=3 * iterations // 4)
 )
 run = lab.train(job, scenario=failures, name="with-failures")
-run.progress(iterations // 2, until=iterations // 2)
+run.progress(iterations)
 
 # %% [markdown]
-# The run goes on while you read, so take the next cell without delay. Whichever node runs rank 2
-# dies now, with its agent, its worker and its memory.
+# The run goes on while you read. The next cell waits for its middle; then whichever node runs rank
+# 2 dies, with its agent, its worker and its memory. Watch the bar above, and the dashboard.
 
 # %%
-run.inject(NodeLoss("rank-2"))
-run.progress(iterations)
+(order,) = run.wait(until=iterations // 2).inject(NodeLoss("rank-2"))
+print(f"{order.node} dies, after iteration {run.iteration}")
 
 # %% [markdown]
 # ## 4. Are the losses the same?
@@ -86,7 +96,7 @@ run.progress(iterations)
 # every rank.
 
 # %%
-quiet, failed = quiet_run.report(), run.report()
+failed = run.wait().report()
 print(loss_table(quiet, failed, rows=5))
 print(failed.losses_match(quiet))
 again.came_out(sum(each.lost_iterations for each in failed.recoveries))
@@ -105,7 +115,7 @@ for report in (quiet, failed):
     axes.plot(since_s, [each.number for each in mine], label=report.name)
 axes.legend(frameon=False)
 for each in failed.recoveries:
-    axes.axvspan(each.failed_at_s - begin_s, each.resumed_at_s - begin_s, color="0.88")
+    axes.axvspan(each.failed_at_s - begin_s, each.resumed_at_s - begin_s, color="C4", alpha=0.3)
 
 # %% [markdown]
 # ## 5. What did a recovery do?
@@ -155,6 +165,14 @@ print("paper, formula:       1.5 iterations wasted by a failure")
 print(f"here, measured:      {wasted.measured_mean_s / wasted.interval_s:4.1f} iterations")
 
 # %% [markdown]
+# ## 7. Break it yourself
+# Start the job again, choose what fails and where, and press the button; the dashboard shows what
+# follows. A lab has one run at a time: before you go on, let this one end, or stop it.
+
+# %%
+lab.controls(job, total=iterations)
+
+# %% [markdown]
 # ## Exercise
 # Replicas are kept in groups of two nodes: those of ranks 0 and 1 keep each other's shards, and so
 # do those of ranks 2 and 3. Write a `Scenario` in which **two nodes die in the same moment and
@@ -164,7 +182,8 @@ print(f"here, measured:      {wasted.measured_mean_s / wasted.interval_s:4.1f} i
 # %%
 def attempt(scenario):
     run = lab.train(job, scenario=scenario, name="exercise")
-    return run.progress(iterations).report()
+    run.progress(iterations)
+    return run.wait().report()
 
 
 # %% tags=["exercise"]

@@ -21,6 +21,9 @@ from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
 from gemini_lab.units import format_seconds, parse_bandwidth
 
+# %%
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # The settings. `model` is a name such as `"MT-NLG"`, `"PaLM"` or `"GPT-2 100B"`, or a size such as
 # `"70B"`. With papermill: `papermill 01_wasted_time.ipynb out.ipynb -p model 70B`.
@@ -107,8 +110,8 @@ mean_min = expected_wasted_s(workload, policy, replaced=False) / 60
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-axes.hist(wasted_min, bins=24, color="#0b6fb8", label=f"simulation, {failures} failures")
-axes.axvline(mean_min, color="#d1600a", linewidth=2, label=f"Eq. (1): {mean_min:.1f} min")
+axes.hist(wasted_min, bins=24, color="C0", label=f"simulation, {failures} failures")
+axes.axvline(mean_min, color="C1", linewidth=2, label=f"Eq. (1): {mean_min:.1f} min")
 axes.set(xlabel="minutes wasted by a failure", ylabel="failures", ylim=(0, None))
 axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=2)
 axes.grid(axis="y", alpha=0.3)
@@ -172,7 +175,7 @@ def curve(checkpoint_s, shortest_s, retrieval_s, stop_s=3 * 3600):
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.8), layout="constrained")
-for (name, times), colour in zip(kinds.items(), ("#d1600a", "#0b6fb8"), strict=True):
+for (name, times), colour in zip(kinds.items(), ("C1", "C0"), strict=True):
     points = curve(*times)
     axes.loglog(*zip(*points, strict=True), color=colour, label=f"{name} (model)")
     axes.plot(*points[0], "o", color=colour)

@@ -21,6 +21,8 @@ from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.training.gpt import named_size, parameter_count
 
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # The paper's profile takes 20 iterations; eight are enough here. `papermill 02_profiling.ipynb
 # out.ipynb -p profile_iterations 20 -p link "20 MB/s"` runs the whole notebook with other values.
@@ -47,6 +49,13 @@ lab = Lab(nodes=2, standbys=0)
 emulated = {"layer_s": layer_ms / 1000, "zero": AS_IF_LARGE}
 job = gpt_job(size="tiny", iterations=1000, **emulated)
 AS_IF_LARGE
+
+# %% [markdown]
+# The dashboard shows live what the lab does: the grey bars of its timeline are what you are about
+# to profile.
+
+# %%
+lab.dashboard()
 
 # %% [markdown]
 # ## 2. Profile it

@@ -18,6 +18,8 @@ from gemini_lab import Placement, attack, plan_placement
 from gemini_lab import placement as chances
 from gemini_lab.experiments.figures import fig09
 
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # The settings. N machines, m copies of each shard (the owner's own among them), and racks of equal
 # size.
@@ -139,11 +141,11 @@ tried = [chances.sampled_probability(placement, k, trials=trials, seed=k) for k 
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-axes.plot(lost, exact, color="#0b6fb8", label="exact (model)")
-axes.plot(lost, bound, "--", color="#d1600a", label="Corollary 1, a bound (model)")
+axes.plot(lost, exact, color="C0", label="exact (model)")
+axes.plot(lost, bound, "--", color="C1", label="Corollary 1, a bound (model)")
 spread = [[t.value - t.low for t in tried], [t.high - t.value for t in tried]]
 label = f"{trials} random losses each (simulation)"
-axes.errorbar(lost, [t.value for t in tried], spread, fmt="o", color="#2b8a3e", label=label)
+axes.errorbar(lost, [t.value for t in tried], spread, fmt="o", color="C2", label=label)
 axes.set(xlabel="machines lost at once, k", ylabel="chance that memory is enough", xticks=lost)
 axes.set_title(f"N = {nodes}, m = {replicas}", loc="left", fontsize=11)
 axes.legend(frameon=False)

@@ -39,6 +39,13 @@ lab = Lab(nodes=nodes, standbys=1)
 plan_placement(nodes=nodes, replicas=2)
 
 # %% [markdown]
+# The dashboard shows each run live. When you have seen one, go back in it with the slider, to the
+# moment of its failure.
+
+# %%
+lab.dashboard()
+
+# %% [markdown]
 # First the run that never fails. Its losses are what all others will be held against, bit by bit.
 # About every tenth iteration a version goes to the persistent tier, a folder here; the paper's goes
 # to a shared file system every three hours.
@@ -55,7 +62,8 @@ def train(name, scenario=None, **settings):
     lab.wait_until_ready(timeout_s=300)  # until the standby is there again
     given = {"persist_every_iterations": 10, **settings}
     runs[name] = lab.train(job, scenario=scenario, name=name, **given)
-    return runs[name].progress(iterations).report()
+    runs[name].progress(iterations)
+    return runs[name].wait().report()
 
 
 # %%
@@ -291,6 +299,13 @@ with Verdict():
 
 # %% [markdown]
 # ## Further
+# Break it as you like: start the job, choose what fails and where, and explain from the dashboard
+# what follows.
+
+# %%
+lab.controls(job, total=iterations, persist_every_iterations=10)
+
+# %% [markdown]
 # - What an attack finds in a placement can be done for real: `found = attack(mine)`, then `train`
 #   with `placement=mine` and `found.scenario(iteration=when)`.
 # - A worker that *hangs* sends no signal. Try `WorkerHang("rank-1")` with `min_progress_s=5`, and a

@@ -22,6 +22,9 @@ from gemini_lab.simulator import FailureRate, poisson_failures, simulate
 from gemini_lab.simulator.peers import shrink
 from gemini_lab.simulator.policy import gemini
 
+# %%
+plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
+
 # %% [markdown]
 # Your cluster. Replace these by your own, here or with `papermill ... -p params 13B -p nodes 32`.
 
@@ -122,7 +125,7 @@ links = [10 * 1.1**i for i in range(34)]
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-for replicas, colour in ((2, "#0b6fb8"), (3, "#d1600a"), (4, "#2b8a3e")):
+for replicas, colour in ((2, "C0"), (3, "C1"), (4, "C2")):
     slower = [100 * delay_s(link, replicas) / job.iteration_s for link in links]
     axes.semilogx(links, slower, color=colour, label=f"m = {replicas} (model)")
 axes.set(xlabel="a machine's link, Gbit/s", ylabel="iteration longer by, %")

@@ -54,6 +54,7 @@ seconds = 100  # that an attack may take
 # |---|---|
 # | `cluster.living` | the nodes that are connected |
 # | `cluster.members` | who trains on each position from now on; `None` where there is no machine |
+# | `cluster.keeps` | the shards that each position keeps: what else its node has cannot be loaded |
 # | `cluster.silent` | nodes that fell silent; with their memory, they may come back |
 # | `cluster.newest` | the newest version known to have been whole; `None`: nobody knows |
 # | `cluster.has_given_up` | a person would rather go on than wait for who is silent |
@@ -90,8 +91,8 @@ found
 # ## Exercise 1
 # Write `decide`. Some questions that the attack will ask: who may start while somebody has not
 # answered? What if a node is lost before it answers? Is a version whole if one shard of it is
-# missing, or of another epoch? What if there are too few machines? What does a newly elected root
-# agent know? Who is worth waiting for?
+# missing, or of another epoch, or on a node that now keeps others? What if there are too few
+# machines? What does a newly elected root agent know? Who is worth waiting for?
 
 
 # %% tags=["exercise"]
@@ -108,9 +109,9 @@ def decide(state, event, cluster):
     if not state["told"].keys() >= set(cluster.living):
         return None
     shards = defaultdict(set)
-    for node in cluster.members:
+    for node, keeps in zip(cluster.members, cluster.keeps, strict=True):
         for shard, version, epoch in state["told"].get(node, ()):
-            shards[version, epoch].add(shard)
+            shards[version, epoch] |= {shard} & {*keeps}
     everything = len(cluster.members)
     whole = max((v for (v, _), has in shards.items() if len(has) == everything), default=None)
     if None in cluster.members:
@@ -130,12 +131,18 @@ with Verdict():
 
 # %% [markdown]
 # ## 3. For real
-# What withstood the model now leads recoveries of a job that really runs. First without failures:
+# What withstood the model now leads recoveries of a job that really runs; the dashboard shows it.
+# First without failures:
 
 # %%
 lab = Lab(nodes=nodes, standbys=standbys)
+lab.dashboard()
+
+# %%
 job = gpt_job(size=size, iterations=iterations)
-quiet = lab.train(job, name="quiet").progress(iterations).report()
+run = lab.train(job, name="quiet")
+run.progress(iterations)
+quiet = run.wait().report()
 
 # %% [markdown]
 # Then a worker is killed after a quarter of the iterations, and the node of rank 1 after three
@@ -148,7 +155,8 @@ def train_with(root):
     crash = Scenario().add(WorkerCrash("rank-0"), iteration=iterations // 4)
     failures = crash.add(NodeLoss("rank-1"), iteration=3 * iterations // 4)
     run = lab.train(job, root=root, scenario=failures, name="with-mine")
-    return run.progress(iterations).report()
+    run.progress(iterations)
+    return run.wait().report()
 
 
 # %% [markdown]

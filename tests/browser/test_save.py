@@ -89,3 +89,15 @@ def test_a_missing_log_or_folder_is_named(tmp_path: Path) -> None:
     log = write(tmp_path / "a-run" / "events.jsonl", lines_of_a_run())
     with pytest.raises(ConfigError, match=r"missing"):
         save(log, tmp_path / "missing" / "run.html")
+
+
+def test_a_saved_run_goes_back_to_a_failure_and_to_its_end(saved: Path, page: Any) -> None:
+    """All views show the moment, the address names it, and nothing is asked of anybody."""
+    open_alone(page, saved)
+    page.wait_for_function("() => document.documentElement.dataset.moment !== undefined")
+    page.get_by_role("button", name="◀ failure").click()
+    page.get_by_text("everything here is as it was").wait_for()
+    page.get_by_text("recovering", exact=True).first.wait_for()
+    page.wait_for_function("() => location.hash.includes('at=')")
+    page.get_by_role("button", name="newest").click()
+    page.get_by_text("saved: this is the whole run").wait_for()

@@ -45,7 +45,7 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     assert started.returncode == 0, started.stderr
     assert f"gemini-lab attach {folder}" in started.stdout
     with attach(folder) as run:
-        run.progress(until=4)
+        run.wait(until=4)
         opens = access_in(folder)
         assert len({opens.token, opens.etcd.password, ""}) == 3
         assert who_shows(opens.token, opens.etcd.password) == []
@@ -82,7 +82,7 @@ def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, m
         job = gpt_job(size="tiny", iterations=2000)
         with train_detached(job, name="one", **lab) as run:
             assert "2 of 2" in shell("list", "--store", store).stdout
-            run.progress(until=2)
+            run.wait(until=2)
             assert attach("exp", store=store).catch_up().iteration >= 2
             stopped = shell("stop", "exp", "--store", store)
         assert stopped.returncode == 0, stopped.stderr

@@ -10,7 +10,7 @@ ITERATIONS = 24
 def test_a_drained_nodes_ranks_go_on_elsewhere_and_nothing_is_done_again(lab, undisturbed):
     lab.wait_until_ready()
     run = lab.train(gpt_job(size="tiny", iterations=ITERATIONS), persistent_url=None)
-    run.progress(until=5)
+    run.wait(until=5)
     node = run.members[2]
     run.drain(node)
     report = run.wait(200).report()
@@ -21,7 +21,7 @@ def test_a_drained_nodes_ranks_go_on_elsewhere_and_nothing_is_done_again(lab, un
     assert (moved.cause, moved.lost_by_any) == (DRAIN, 0)
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
     last = lab.train(gpt_job(size="tiny", iterations=3), persistent_url=None)
-    last.progress(until=1)
+    last.wait(until=1)
     last.inject(NodeLoss(node))  # its machine is taken
     last.wait(200)
     assert last.report().recoveries == ()

@@ -9,7 +9,7 @@ from gemini_lab_widgets.pictures import view
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises import WrongAnswerError
 from gemini_lab.exercises.attacks import attack
-from gemini_lab.exercises.attacks.roots import SMALL, SPARE, cases
+from gemini_lab.exercises.attacks.roots import GROUPS, RETURN, SMALL, SPARE, cases
 from gemini_lab.exercises.attacks.stories import of_function, of_the_lab, tell
 from gemini_lab.node.own_root import MOST_BYTES, packed, successor, unpacked
 from gemini_lab.recovery.deciding import (
@@ -39,6 +39,26 @@ FALL_SILENT = (
     ("wait", 30),
     ("go", 2, 115),
 )
+HALFWAY = ("go_halfway", 1, 900)
+COMES_BACK = (
+    *(HALFWAY, ("freeze", 0), ("kill_worker", 1), ("wait", 30)),
+    *(HALFWAY, ("thaw", 0), ("kill_worker", 1), ("kill", 3, 1)),
+)
+ELSEWHERE = (
+    *(HALFWAY, ("freeze", 2), ("wait", 30), ("go", 1, 150), ("thaw", 2)),
+    *(("go", 1, 150), ("kill", 0, 1)),
+)
+COUNTED = (
+    ("go", 1, 310),
+    ("freeze", 0),
+    ("wait", 30),
+    ("go", 1, 300),
+    ("thaw_all",),
+    ("go", 1, 150),
+    ("freeze_group", 0),
+    ("wait", 30),
+    ("go", 1, 160),
+)
 SCHEDULES = [
     TWO_LOST,
     FALL_SILENT,
@@ -49,14 +69,25 @@ SCHEDULES = [
 ]
 
 
-def make(*, asks_all=True, needs_whole=True, waits=True, counts_machines=True, ends_old=True):
+def make(
+    *,
+    asks_all=True,
+    needs_whole=True,
+    waits=True,
+    counts_machines=True,
+    ends_old=True,
+    knows_epochs=True,
+    knows_who=True,
+    knows_seats=True,
+):
     """A root agent's decisions, with what it takes care of."""
 
     def choose(told, cluster):
         shards = defaultdict(set)
-        for node in cluster.members:
+        for node, keeps in zip(cluster.members, cluster.keeps, strict=True):
             for shard, version, epoch in told.get(node, ()):
-                shards[version, epoch].add(shard)
+                if shard in keeps or not knows_seats:
+                    shards[version, epoch if knows_epochs else 0].add(shard)
         least = len(cluster.members) if needs_whole else 1
         whole = max((v for (v, _), has in shards.items() if len(has) >= least), default=None)
         if counts_machines and None in cluster.members:
@@ -73,7 +104,10 @@ def make(*, asks_all=True, needs_whole=True, waits=True, counts_machines=True, e
                 return Ask() if {*state["fenced"]} >= {*cluster.living} else None
             case Told(node=node, copies=copies):
                 state["told"][node] = copies
-                is_enough = {*state["told"]} >= {*cluster.living} or not asks_all
+                has_all = {*state["told"]} >= {*cluster.living}
+                if not knows_who:  # as many answers as there are places, whoever gave them
+                    has_all = len(state["told"]) >= len(cluster.members)
+                is_enough = has_all or not asks_all
                 return choose(state["told"], cluster) if is_enough else None
             case _:
                 state.update(fenced=[], told={})
@@ -121,6 +155,14 @@ def test_a_right_one_brings_the_run_back_as_the_labs_own_does(schedule):
         ({"asks_all": False}, HEARD_LATE, SMALL, "progress is thrown away"),
         ({"counts_machines": False}, TWO_LOST, SMALL, "has no machine"),
         ({"waits": False}, FALL_SILENT, SPARE, "progress is thrown away: training goes on from"),
+        ({"knows_who": False}, COUNTED, SPARE, "progress is thrown away: training goes on"),
+        ({"knows_epochs": False}, COMES_BACK, RETURN, "shards are of different epochs and do not"),
+        (
+            {"knows_seats": False},
+            ELSEWHERE,
+            GROUPS,
+            "node-2, which has shard 2 of it, trains where",
+        ),
     ],
 )
 def test_each_thing_that_is_not_taken_care_of_breaks_a_run(wrong, schedule, shape, why):
@@ -144,7 +186,7 @@ def test_what_it_did_not_store_is_gone_with_its_node():
     """Every root agent has the function anew, as on another node."""
     first = unpacked(packed(lambda state, *_: state.setdefault("calls", []).append(1)))
     kept: dict[str, object] = {}
-    cluster = Cluster(members=(), living=(), silent=(), newest=0, has_given_up=False)
+    cluster = Cluster(members=(), keeps=(), living=(), silent=(), newest=0, has_given_up=False)
     first(kept, Failed(cause="node_lost"), cluster)
     assert kept == {"calls": [1]}
     world = {"__name__": "__main__"}
@@ -154,6 +196,13 @@ def test_what_it_did_not_store_is_gone_with_its_node():
     exec(source, world)
     text = packed(world["decide"])
     assert [unpacked(text)({}, Failed(cause=""), cluster) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize(("schedule", "shape"), [(COMES_BACK, RETURN), (ELSEWHERE, GROUPS)])
+def test_what_the_rare_moments_ask_is_among_the_cases_and_a_right_one_knows_it(schedule, shape):
+    assert schedule in [case.schedule for case in cases() if case.shape == shape]
+    assert told_of(right, schedule, shape).broken == ""
+    assert tell(shape, schedule, of_the_lab).broken == ""
 
 
 # -- what is found ---------------------------------------------------------------------------------

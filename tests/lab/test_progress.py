@@ -6,8 +6,9 @@ import time
 import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
 
-from gemini_lab.lab.progress import describe
-from gemini_lab.log.events import Note, RunFinished, WorkerExited
+from gemini_lab.lab.bars import CELL_LINES, CellBar, Pace
+from gemini_lab.lab.progress import describe, show_progress
+from gemini_lab.log.events import Note, RunFailed, RunFinished, WorkerExited
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def once_followed(run, *acts):
 def test_what_rank_0_prints_is_shown_where_it_is_wanted(run, capsys):
     said = lambda: (printed(run, 0, "from rank 0"), printed(run, 1, "from rank 1"))  # noqa: E731
     once_followed(run, said)
-    run.progress(show_output=True)
+    show_progress(run, show_output=True)
     told = capsys.readouterr()
     assert "from rank 0" in told.out
     assert "from rank 1" not in told.out
@@ -41,7 +42,7 @@ def test_what_rank_0_prints_is_shown_where_it_is_wanted(run, capsys):
 
 def test_failures_are_told_and_a_file_gets_no_bar(run, capsys):
     once_followed(run, lambda: tell(run, Note(text="something odd")))
-    run.progress(10, show_output=True)
+    show_progress(run, total=10, show_output=True)
     told = capsys.readouterr()
     assert told.out.strip() == "something odd"
     assert "iteration" not in told.err
@@ -77,7 +78,7 @@ def test_a_worker_that_ends_is_told_with_its_last_lines_once(run, capsys):
         output=("Traceback (most recent call last):", "ValueError: no such layer"),
     )
     once_followed(run, lambda: tell(run, gone), lambda: tell(run, gone))
-    run.progress(10, show_output=True)
+    show_progress(run, total=10, show_output=True)
     told = capsys.readouterr().out.splitlines()
     first = [line for line in told if "rank 1" in line]
     assert first == 2 * ["    rank 1 on node-0 ended (exit code 1): ValueError: no such layer"]
@@ -85,3 +86,58 @@ def test_a_worker_that_ends_is_told_with_its_last_lines_once(run, capsys):
         "    | Traceback (most recent call last):",
         "    | ValueError: no such layer",
     ]
+
+
+# -- below a cell ----------------------------------------------------------------------------------
+
+
+class Cell:
+    """What stands below a cell."""
+
+    def display(self, data, *, raw):
+        assert raw
+        self.now, self.times = data, 0
+
+    def update(self, data, *, raw):
+        assert raw
+        self.now, self.times = data, self.times + 1
+
+
+def test_a_cells_bar_shows_how_far_the_run_is_and_only_what_is_new(run):
+    cell = Cell()
+    bar = CellBar(cell, 10)
+    tell(run, *(step(rank, 3) for rank in range(len(NODES))))
+    bar.show(run)
+    bar.show(run)
+    assert cell.times == 1
+    assert "max=10 value=3" in cell.now["text/html"]
+    assert cell.now["text/plain"].startswith("3 of 10 iterations · ")
+    assert all(node in cell.now["text/plain"] for node in NODES)
+
+
+def test_a_cells_bar_keeps_the_newest_lines_and_says_how_a_run_failed(run):
+    cell = Cell()
+    bar = CellBar(cell, None)
+    for number in range(CELL_LINES + 5):
+        bar.write(f"<b>line {number}</b>")
+    tell(run, RunFailed(reason="no <i>script</i>"))
+    bar.close(run)
+    html = cell.now["text/html"]
+    assert "(5 lines before)" in html
+    assert "line 4&" not in html
+    assert f"&lt;b&gt;line {CELL_LINES + 4}&lt;/b&gt;" in html
+    assert "failed: no &lt;i&gt;script&lt;/i&gt;" in html
+
+
+def test_the_rest_is_told_by_the_newest_iterations_and_not_by_what_a_failure_cost():
+    pace = Pace()
+    assert pace.left_s(10) is None
+    for second in (0, 1, 2):
+        pace.note(second, float(second), is_training=True)
+    assert pace.left_s(10) == pytest.approx(8.0)
+    pace.note(2, 50.0, is_training=False)
+    assert pace.left_s(10) is None
+    pace.note(3, 60.0, is_training=True)
+    pace.note(5, 61.0, is_training=True)
+    assert pace.left_s(9) == pytest.approx(2.0)
+    assert pace.left_s(None) is None

@@ -1,27 +1,34 @@
-"""What a cell sees of a run: a bar until an iteration or the end, and names as they are."""
+"""What a cell sees of a run: how far it is, until an iteration or the end, and names."""
 
 import pytest
 from full_disk import full_at
 from lab_stand_in import NODES, begin, printed, run_in, seated, step, tell
 
 from gemini_lab.errors import RunFailedError
-from gemini_lab.log.events import RunFailed, RunFinished
+from gemini_lab.log.events import Note, RunFailed, RunFinished
 
 
-def test_progress_returns_at_the_iteration_it_was_given_and_else_at_the_end(tmp_path):
+def test_who_waits_gets_the_run_back_at_an_iteration_or_at_the_end(tmp_path):
     run = run_in(tmp_path / "run")
     begin(run)
-    assert run.progress(9, until=3) is run
+    assert run.wait(until=3) is run
     assert not run.is_over
+    with pytest.raises(TimeoutError, match="is not at iteration 4 after 0 s"):
+        run.wait(0, until=4)
+    with pytest.raises(TimeoutError, match="is not over after 0 s"):
+        run.wait(0)
     tell(run, RunFinished(iteration=9))
-    assert run.progress(9).is_over
+    assert run.wait(until=100).is_over
 
 
-def test_progress_says_why_a_run_was_given_up(tmp_path):
+def test_a_run_is_shown_while_others_go_on_and_who_waits_says_why_it_was_given_up(tmp_path, capsys):
     run = run_in(tmp_path / "run")
-    tell(run, RunFailed(reason="no such script"))
+    run.progress(9)
+    assert not run.is_over
+    tell(run, Note(text="something odd"), RunFailed(reason="no such script"))
     with pytest.raises(RunFailedError, match="no such script"):
-        run.progress()
+        run.wait()
+    assert "something odd" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_when_its_disk_is_full_and_says_so_also_afterwards(tmp_path):

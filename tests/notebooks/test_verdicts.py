@@ -176,7 +176,7 @@ WRONG = [
         "lab_05",
         3,
         f"{ANEW}\nplanner = start_anew",
-        "1 node, 1 replica, no node lost, 0 copies of version 8 there: training starts anew",
+        "1 node, 1 replica, no node lost: training starts anew",
     ),
     ("lab_05", 3, "def planner(**_): return 7", "has to be a RecoveryPlan, and it is a int"),
     ("lab_06", 1, "iterations = 1", "over a point more can be had"),
@@ -242,7 +242,7 @@ def judged(lab: str, number: int, answer: str) -> tuple[str, dict[str, Any]]:
             exec(check, names)
         except WrongAnswerError as error:
             assert said.getvalue() == ""
-            return "".join(error._render_traceback_()), names
+            return "".join(error._render_traceback_()).replace("\n", " "), names
     return said.getvalue().strip(), names
 
 
@@ -273,8 +273,9 @@ def spellings(answer: object) -> list[str]:
 @each_exercise
 def test_the_solution_is_right(lab, number):
     said, _ = solved(lab, number)
-    assert said.startswith("right: ")
-    assert "\n" not in said
+    verdict, *figures = said.splitlines()
+    assert verdict.startswith("right: ")
+    assert not figures or figures[0].split() == ["yours", "reference", "bound"]
 
 
 @each_exercise

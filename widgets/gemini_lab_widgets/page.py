@@ -11,12 +11,13 @@ import panel as pn
 from bokeh.document import Document
 
 from gemini_lab.report.moments import Moments, Way
-from gemini_lab.report.tables import Tables, losses_of, tables_of
+from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.follow import Follower
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.pulse import Pulse
-from gemini_lab_widgets.sheet import Sheet
+from gemini_lab_widgets.sheet import Sheet, looking_back
+from gemini_lab_widgets.store import tables_at
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab_widgets.tools import Tools
 
@@ -204,15 +205,8 @@ class Page:
             self._way = moments, moments.way(moment_s, after=after)
         if not self._way[1].go():
             return None
-        run = self._way[1].run
         beside = [] if self._beside is None else [self._beside.store]
-        return tables_of(
-            run,
-            losses=losses_of(run),
-            earlier=[(one.run, one.losses()) for one in beside],
-            now_s=moment_s,
-            is_past=True,
-        )
+        return tables_at(self._way[1].run, moment_s, beside=beside)
 
     def _reach(self) -> None:
         run = self._shown.store.run
@@ -252,10 +246,10 @@ class Page:
         return kind, "live", f"this page is {_delay(self._pulse.behind_s)} behind"
 
     def _past(self, at_s: float) -> tuple[str, str, str]:
-        when = format_seconds(round(at_s, 1))
         if self._state() != self._drawn:
+            when = format_seconds(round(at_s, 1))
             return "late", "looking back", f"on the way to {when} after the start"
-        return "late", "looking back", f"everything here is as it was {when} after the start"
+        return looking_back(at_s)
 
 
 def _asked(document: Document) -> dict[str, str]:

@@ -7,6 +7,8 @@ from typing import ClassVar, Final
 import param
 from panel.custom import JSComponent
 
+from gemini_lab_widgets.modules import joined
+
 AHEAD: Final = 2
 """Beats that may be on their way; with more, the page is sent nothing."""
 STYLE: Final = """
@@ -27,7 +29,7 @@ class Pulse(JSComponent):  # type: ignore[misc]
     title = param.String(default="", doc="What the browser's tab says.")
     address = param.Dict(default={}, doc="Parts of the address that say what is looked at.")
 
-    _esm = Path(__file__).with_name("pulse.js")
+    _esm = joined(Path(__file__).parent / "js" / "pulse.js")
     _stylesheets: ClassVar = [STYLE]
 
     def __init__(self, **settings: object) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from bokeh.document import Document
@@ -10,8 +11,11 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.entry import Entry
-from gemini_lab.log.follow import log_of
+from gemini_lab.log.entry import Entry, encode_entry
+from gemini_lab.log.file import LOG_FILE
+from gemini_lab.log.follow import LogFeed, log_of
+from gemini_lab.report.moments import Moments
+from gemini_lab_widgets.kept import script_of
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.sheet import Sheet
 from gemini_lab_widgets.standalone import Window, standalone_html
@@ -42,9 +46,13 @@ def save(run: Path | Iterable[Entry], path: Path, *, window: Window | None = Non
     Raises:
         ConfigError: There is no log, the file cannot be written, or the window has too many bars.
     """
-    store = _loaded(log_of(run)) if isinstance(run, Path) else _store(run)
+    with TemporaryDirectory() as folder:
+        store = (
+            _loaded(log_of(run)) if isinstance(run, Path) else _store(run, Path(folder) / LOG_FILE)
+        )
+        text = page(store, window=window)
     try:
-        path.write_text(page(store, window=window), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the page {path}: {error.strerror}") from error
     return path
@@ -53,12 +61,11 @@ def save(run: Path | Iterable[Entry], path: Path, *, window: Window | None = Non
 def page(store: EventStore, *, window: Window | None = None) -> str:
     """All views of a run as a page that needs nothing beside itself."""
     sheet, document = Sheet(), Document()
-    tables = store.tables()
-    sheet.update(tables)
-    sheet.say(*STATES.get(tables.status.phase, UNFINISHED))
     sheet.put_on(document, title=f"{store.name or 'run'} · gemini_lab")
+    state = STATES.get(store.run.course.phase, UNFINISHED)
+    moments = script_of(store, sheet, document, state=state)
     timeline = standalone_html(store.traffic, window=window)
-    document.template_variables.update(is_live=False, timeline=timeline)
+    document.template_variables.update(is_live=False, timeline=timeline, moments=moments)
     html = file_html(
         document, INLINE, template=document.template, template_variables=document.template_variables
     )
@@ -70,7 +77,11 @@ def _loaded(log: Path) -> EventStore:
     return EventStore.load(log, earlier=[EventStore.load(partner)] if partner else ())
 
 
-def _store(entries: Iterable[Entry]) -> EventStore:
-    store = EventStore()
+def _store(entries: Iterable[Entry], log: Path) -> EventStore:
+    """The store of entries, which are written to `log`: its moments are read from there."""
+    entries = list(entries)
+    with log.open("wb") as file:
+        file.writelines(encode_entry(entry) + b"\n" for entry in entries)
+    store = EventStore(moments=Moments(LogFeed(log)))
     store.extend(entries)
     return store

@@ -9,6 +9,7 @@ from bokeh.models import CustomJS, Div, InlineStyleSheet, Toggle
 from bokeh.models.ui import UIElement
 
 from gemini_lab.report.tables import Tables
+from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import VIEWS, View
 from gemini_lab_widgets.views.palette import FONT, esc
 from gemini_lab_widgets.views.view import switch
@@ -46,11 +47,15 @@ class Sheet:
     """The views, a line on the page's state, and the switch between light and dark.
 
     The switch works in the browser, so it needs no server.
+
+    Attributes:
+        views: By slot.
+        state: The line.
     """
 
     def __init__(self) -> None:
         self.views: dict[str, View] = {_slot(kind): kind() for kind in VIEWS}
-        self._state = Div(name="state", stylesheets=[InlineStyleSheet(css=STATE_STYLE)])
+        self.state = Div(name="state", stylesheets=[InlineStyleSheet(css=STATE_STYLE)])
         self._dark = Toggle(
             name="dark", label="Dark", stylesheets=[InlineStyleSheet(css=TOGGLE_STYLE)]
         )
@@ -70,12 +75,12 @@ class Sheet:
     def say(self, kind: str, mark: str, text: str) -> None:
         """Tell what state the page is in: live, late, over or failed; then words about it."""
         line = f'<b class="{esc(kind)}">{esc(mark)}</b>' + (f" · {esc(text)}" if text else "")
-        if self._state.text != line:
-            self._state.text = line
+        if self.state.text != line:
+            self.state.text = line
 
     def put_on(self, document: Document, *, title: str) -> None:
         """Add all of it to a document, with the page around it."""
-        roots: list[UIElement] = [self._state, self._dark]
+        roots: list[UIElement] = [self.state, self._dark]
         for slot, view in self.views.items():
             view.root.name = slot
             roots.append(view.root)
@@ -89,6 +94,12 @@ class Sheet:
         document.template = TEMPLATE
         named = {*self.views, "state", "dark", "timeline", "tools"}
         document.template_variables.update(slots=self.slots, named=named)
+
+
+def looking_back(at_s: float) -> tuple[str, str, str]:
+    """What `Sheet.say` is told where the views show a moment, seconds after the run's start."""
+    when = format_seconds(round(at_s, 1))
+    return "late", "looking back", f"everything here is as it was {when} after the start"
 
 
 def _slot(kind: type[View]) -> str:

@@ -65,7 +65,7 @@ def standalone_html(
         "costs_s": [round(cost_s, 3) for cost_s in traffic.costs_s],
         "marks": [asdict(mark) for mark in traffic.marks],
     }
-    bars = _zipped(in_columns(rows))
+    bars = zipped(in_columns(rows))
     place = f"gl-timeline-{next(_ids)}"
     told = json.dumps(meta).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     return (
@@ -116,8 +116,9 @@ def _bins(traffic: Traffic) -> tuple[dict[str, Any] | None, str]:
     covered = coverage_of(pyramid, look, bars.between(pyramid.end, bars.end))
     window = {"from_s": covered.from_s, "to_s": covered.to_s, "upto": bars.end}
     size = {"rows": lanes, "bins": covered.seconds.shape[2]}
-    return window | size, _zipped(shades(covered, np.ones(lanes, np.int64)))
+    return window | size, zipped(shades(covered, np.ones(lanes, np.int64)))
 
 
-def _zipped(data: bytes) -> str:
+def zipped(data: bytes) -> str:
+    """Bytes as `js/packed.js` reads them."""
     return base64.b64encode(gzip.compress(data, mtime=0)).decode()

@@ -7,6 +7,7 @@ from typing import Final, Self
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.follow import log_of, name_of
+from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab.report.reopen import keep, reopened
@@ -24,9 +25,11 @@ class EventStore:
         name: What to call the run; by default what its job is called.
         earlier: Stores of earlier runs.
         run: What a log came to so far, to go on with.
+        moments: The run at any moment of it, where it has a log.
 
     Attributes:
         run: What its log comes to.
+        moments: See above.
     """
 
     def __init__(
@@ -35,9 +38,11 @@ class EventStore:
         name: str = "",
         earlier: Sequence["EventStore"] = (),
         run: RunReducer | None = None,
+        moments: Moments | None = None,
     ) -> None:
         self.earlier = tuple(earlier)
         self.run = run or RunReducer(name=name)
+        self.moments = moments
         self._losses: tuple[tuple[int, int], Losses] | None = None
 
     @classmethod
@@ -58,7 +63,7 @@ class EventStore:
         reading.run.unread += reading.feed.bad_lines - bad_lines
         if reading.is_worth_keeping:
             keep(reading)
-        return cls(earlier=earlier, run=reading.run)
+        return cls(earlier=earlier, run=reading.run, moments=reading.moments)
 
     @property
     def name(self) -> str:
@@ -107,3 +112,14 @@ class EventStore:
         """A snapshot for the views; see `gemini_lab.report.tables.tables_of`."""
         earlier = [(store.run, store.losses()) for store in self.earlier]
         return tables_of(self.run, losses=self.losses(), earlier=earlier, now_s=now_s)
+
+
+def tables_at(run: RunReducer, at_s: float, *, beside: Sequence[EventStore] = ()) -> Tables:
+    """A snapshot of a run as it was at a moment, on the log's clock, beside earlier runs."""
+    return tables_of(
+        run,
+        losses=losses_of(run),
+        earlier=[(one.run, one.losses()) for one in beside],
+        now_s=at_s,
+        is_past=True,
+    )

@@ -36,6 +36,55 @@ AFTER_S: Final = 0.1
 """So long after a failure was noticed, the log has told of it."""
 
 
+class MomentParts:
+    """A slider of time, and buttons that go from failure to failure and back to the end.
+
+    Attributes:
+        slider: Seconds since the run's start.
+        before: To the failure before.
+        after: To the next one.
+        newest: To the end.
+    """
+
+    def __init__(self) -> None:
+        self.slider = Slider(
+            title="Moment",
+            start=0,
+            end=1,
+            value=1,
+            step=0.001,
+            format=CustomJSTickFormatter(code=CLOCK),
+            min_width=240,
+            sizing_mode="stretch_width",
+        )
+        self.before = Button(label="◀ failure", width=84)
+        self.after = Button(label="failure ▶", width=84)
+        self.newest = Button(label="newest ▶▏", width=88)
+        for button in (self.before, self.after, self.newest):
+            button.styles = {"align-self": "flex-end"}
+
+    def reach(self, end_s: float, *, at_s: float | None) -> None:
+        """Let the slider reach to `end_s`, and stand at a moment, or there for `None`."""
+        end_s = max(end_s, 0.001)
+        if self.slider.end != end_s:
+            self.slider.update(end=end_s, step=end_s / STEPS)
+        stretch(self.slider, 0, end_s)
+        value = end_s if at_s is None else min(at_s, end_s)
+        if self.slider.value != value:
+            self.slider.value = value
+        self.newest.disabled = at_s is None
+
+    def in_row(self, *others: Any) -> Any:
+        """What a page shows: `others`, and then these."""
+        parts = [*others, self.slider, self.before, self.after, self.newest]
+        sheet = InlineStyleSheet(css=STYLE)
+        for part in parts:
+            part.stylesheets = [sheet]
+        root: Any = row(*parts, sizing_mode="stretch_width", name="tools")
+        root.styles = {"flex-wrap": "wrap", "gap": "4px 10px"}
+        return root
+
+
 class Tools:
     """Two lists, a slider of time, and buttons that go from failure to failure.
 
@@ -55,38 +104,21 @@ class Tools:
         beside: Callable[[str], None],
         move: Callable[[float | None], None],
     ) -> None:
-        sheet = InlineStyleSheet(css=STYLE)
         self._move = move
         self._failures: Sequence[float] = ()
         self._is_ours = False
         self.run = Select(title="Run", options=[("", NEWEST)], value="", width=210)
         self.beside = Select(title="Beside", options=[("", NOTHING)], value="", width=210)
-        self.slider = Slider(
-            title="Moment",
-            start=0,
-            end=1,
-            value=1,
-            step=0.001,
-            format=CustomJSTickFormatter(code=CLOCK),
-            min_width=240,
-            sizing_mode="stretch_width",
-        )
-        self.before = Button(label="◀ failure", width=84)
-        self.after = Button(label="failure ▶", width=84)
-        self.newest = Button(label="newest ▶▏", width=88)
+        self._parts = parts = MomentParts()
+        self.slider, self.newest = parts.slider, parts.newest
+        self.before, self.after = parts.before, parts.after
         self.run.on_change("value", lambda _, __, value: self._choose(run, value))
         self.beside.on_change("value", lambda _, __, value: self._choose(beside, value))
         self.slider.on_change("value", lambda _, __, value: self._slide(value))
         self.before.on_click(lambda: self._jump(-1))
         self.after.on_click(lambda: self._jump(1))
         self.newest.on_click(lambda: self._slide(self.slider.end))
-        parts = [self.run, self.beside, self.slider, self.before, self.after, self.newest]
-        for part in parts:
-            part.stylesheets = [sheet]
-        for button in (self.before, self.after, self.newest):
-            button.styles = {"align-self": "flex-end"}
-        self.root: Any = row(*parts, sizing_mode="stretch_width", name="tools")
-        self.root.styles = {"flex-wrap": "wrap", "gap": "4px 10px"}
+        self.root: Any = parts.in_row(self.run, self.beside)
 
     # -- what there is to choose ---------------------------------------------------------------
 
@@ -118,16 +150,9 @@ class Tools:
         """
         self._failures = failures
         self._is_ours = True
-        end_s = max(end_s, 0.001)
-        if self.slider.end != end_s:
-            self.slider.update(end=end_s, step=end_s / STEPS)
-        stretch(self.slider, 0, end_s)
-        value = end_s if at_s is None else min(at_s, end_s)
-        if self.slider.value != value:
-            self.slider.value = value
+        self._parts.reach(end_s, at_s=at_s)
         self.before.disabled = self._next(-1) is None
         self.after.disabled = self._next(1) is None
-        self.newest.disabled = at_s is None
         self._is_ours = False
 
     # -- what was chosen -----------------------------------------------------------------------

@@ -98,13 +98,17 @@ def withstood(
 
 
 def compared(result: Withstood) -> str:
-    """All figures in one line."""
-    told = (
-        f"{each.what} {each.said(each.yours)} (reference {each.said(each.reference)}, "
-        f"bound {each.said(each.optimum)})"
+    """All figures as a table in text, which no output cuts within a word."""
+    head = ("", "yours", "reference", "bound")
+    rows = [
+        (each.what, *map(each.said, (each.yours, each.reference, each.optimum)))
         for each in result.figures
+    ]
+    wide = max(len(what) for what, *_ in rows)
+    return "\n".join(
+        f"{what:<{wide}} " + "".join(f"{value:>11}" for value in values)
+        for what, *values in (head, *rows)
     )
-    return "; ".join(told)
 
 
 def _attack_placement(mine: Placement, *, within_s: float) -> Counterexample | Withstood:

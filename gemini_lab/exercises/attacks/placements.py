@@ -109,7 +109,8 @@ def _few_copies(case: PlacementCase, holders: Holders) -> Fault | None:
 def _many_copies(case: PlacementCase, holders: Holders) -> Fault | None:
     for shard, kept in enumerate(holders):
         if len(kept) > case.replicas:
-            why = f"shard {shard} is kept {len(kept)} times, and {case.replicas} were asked for"
+            were = "1 copy is" if case.replicas == 1 else f"{case.replicas} copies are"
+            why = f"shard {shard} is kept {len(kept)} times, and {were} asked for"
             return Fault(why=why, shards=(shard,))
     return None
 

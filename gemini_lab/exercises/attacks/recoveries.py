@@ -110,7 +110,7 @@ class RecoveryCase:
             counted(self.placement.replicas, "replica"),
             f"{lost} lost",
             *([counted(self.standbys, "standby")] if self.standbys else []),
-            f"{has} {'copy' if has == 1 else 'copies'} of version {NEW} there",
+            *([f"{has} {'copy' if has == 1 else 'copies'} of version {NEW} there"] if has else []),
             *(f"version {version} stored" for version in self.stored),
         ]
         return ", ".join(parts)

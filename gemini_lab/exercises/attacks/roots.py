@@ -32,6 +32,8 @@ from gemini_lab.recovery.model.world import Shape
 
 SMALL: Final = Shape(nodes=2, standbys=1, has_tier=False, iterations=3)
 SPARE: Final = Shape(nodes=2, standbys=2, has_tier=False, iterations=6)
+RETURN: Final = Shape(nodes=3, standbys=1, has_tier=False, iterations=6)
+GROUPS: Final = Shape(nodes=4, standbys=2, has_tier=False, iterations=6)
 LARGER: Final = (
     SMALL,
     Shape(nodes=3, standbys=1, has_tier=False, iterations=4),
@@ -74,6 +76,8 @@ RANDOM: Final[tuple[Fate, ...]] = (
 )
 ENDS: Final = {"kill": (1,), "fuse": (0,)}
 """How: a machine that is gone says so; and the root agent's dies."""
+HALFWAY: Final = 900
+"""Moves in which a version is halfway at the latest."""
 SEEDS: Final = 200
 """Random schedules."""
 
@@ -116,6 +120,10 @@ def cases() -> Iterator[RootCase]:
         yield RootCase(shape=SMALL, schedule=schedule)
     for schedule in _silences():
         yield RootCase(shape=SPARE, schedule=schedule)
+    for schedule in _returns():
+        yield RootCase(shape=RETURN, schedule=schedule)
+    for schedule in _elsewhere():
+        yield RootCase(shape=GROUPS, schedule=schedule)
     for seed in range(SEEDS):
         yield _random(seed)
 
@@ -140,6 +148,29 @@ def _silences() -> Iterator[tuple[Fate, ...]]:
             one, then = ("freeze", node), ("go", seed, later)
             until = ("go", seed, later // 2)
             yield go, one, LEASE, then, back, until, everybody, LEASE, ("go", seed, 160)
+
+
+def _returns() -> Iterator[tuple[Fate, ...]]:
+    """Who fell silent with part of a version comes back, and gets its place again.
+
+    Until then the others have part of the same version, made in a newer epoch: together that is all
+    of its shards, and it is whole in neither epoch.
+    """
+    nodes, spare = range(RETURN.nodes), RETURN.nodes
+    for seed, silent in itertools.product(range(SEED, SEED + 4), nodes):
+        halfway, others = ("go_halfway", seed, HALFWAY), [n for n in nodes if n != silent]
+        for first, second in itertools.product(others, others):
+            before = halfway, ("freeze", silent), ("kill_worker", first), LEASE
+            after = halfway, ("thaw", silent), ("kill_worker", second), ("kill", spare, 1)
+            yield *before, *after
+
+
+def _elsewhere() -> Iterator[tuple[Fate, ...]]:
+    """Who comes back gets a place where other shards are kept: its own cannot be loaded there."""
+    for seed, silent, later in itertools.product(range(SEED, SEED + 6), range(4), (150, 250)):
+        halfway, lost = ("go_halfway", seed, HALFWAY), (silent + 2) % 4
+        away = ("freeze", silent), LEASE, ("go", seed, 150), ("thaw", silent)
+        yield halfway, *away, ("go", seed, later), ("kill", lost, 1)
 
 
 def _random(seed: int) -> RootCase:

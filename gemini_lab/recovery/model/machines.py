@@ -159,6 +159,13 @@ class Job:
         return self.order.seats
 
     @property
+    def is_halfway(self) -> bool:
+        """Whether some ranks, but not all, have a version whole that was made in this start."""
+        newest = max(self.committed.values(), default=NEVER)
+        has = sum(moment == newest for moment in self.committed.values())
+        return newest[1] > (self.version or 0) and has < self.seats.world_size
+
+    @property
     def version(self) -> int | None:
         """The version that all ranks load."""
         return self.order.plan.version

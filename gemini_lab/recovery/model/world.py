@@ -97,6 +97,7 @@ class World:
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
         self.worker_kills = 0
+        self._halfway = 0  # the epoch in which `go_halfway` came there last
         self._fuses: dict[str, tuple[int, str]] = {}
         given: dict[str, SettingValue] = {"replicas": self.shape.replicas}
         if self.shape.has_tier:
@@ -132,6 +133,19 @@ class World:
             self._move(node, rng)
             self.now_s += STEP_S
             self.renew()
+
+    def do_go_halfway(self, seed: int, most: int) -> None:
+        """Go on until a version is on some nodes and not yet on all, in another epoch than before.
+
+        That is a rare moment, and one in which most can go wrong.
+        """
+        rng = random.Random(seed)
+        for _ in range(most):
+            newest = max(self.jobs.values(), key=lambda job: job.order.epoch, default=None)
+            if newest is not None and newest.order.epoch > self._halfway and newest.is_halfway:
+                self._halfway = newest.order.epoch
+                return
+            self.do_go(rng.randrange(10**6), 1)
 
     def make_root(self, node: Node, state: RootState) -> RootAgent:  # noqa: ARG002 - see `Watched`
         """The deciding half of a root agent that has been elected on this node."""

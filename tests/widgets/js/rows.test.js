@@ -39,7 +39,7 @@ test("a group that is opened has a row for each node, and closes again", () => {
 
 const labels = (rows) => rows.list.map((row) => row.label);
 
-test("the nodes that training felt most stand first, and the rest share a row where many are", () => {
+test("the nodes that training felt most stand first, the rest share a row where many are", () => {
   const rows = rowsOf(["a", "b", "c"]);
   Object.assign(rows, { order: WORST, costs: [1, 3, 2] });
   rows.arrange(1);

@@ -2,6 +2,7 @@
 
 import { Address } from "./address.js";
 import { savedLooks } from "./looks.js";
+import { unpacked } from "./packed.js";
 import { Timeline } from "./timeline.js";
 
 // Put a timeline into `element`; its `push(meta, buffer, drawn)` feeds it.
@@ -23,14 +24,9 @@ export async function mountSaved(element, meta, packed, cells) {
       timeline.push({ look }, buffer)));
   }
   timeline.keepAddress(new Address(window));
+  document.addEventListener("gemini-look-back", ({ detail }) => timeline.lookBack(detail));
   timeline.push(meta, await unpacked(packed));
   return timeline;
-}
-
-function unpacked(packed) {
-  const zipped = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-  const plain = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(plain).arrayBuffer();
 }
 
 // An aligned buffer of whatever the host hands over.

@@ -5,7 +5,8 @@ export const ITERATION = 0, COLLECTIVE = 1, WAIT = 2, TRANSFER = 3, VERSION = 4,
 
 export const COLUMNS = [
   ["start", Float64Array], ["size", Float64Array], ["duration", Float32Array],
-  ["new", Float32Array], ["number", Int32Array], ["part", Int32Array], ["rank", Int32Array], ["peer", Int32Array],
+  ["new", Float32Array], ["number", Int32Array], ["part", Int32Array], ["rank", Int32Array],
+  ["peer", Int32Array],
   ["lane", Uint16Array], ["name", Uint16Array], ["kind", Uint8Array],
 ];
 

@@ -43,7 +43,8 @@ export class Overview {
     for (let line = 0; line < cells.lines; line++) {
       const share = (cells.isByLane ? 1 : lanes) / 255;
       for (let layer = 0; layer < cells.layers; layer++) {
-        const sums = this.sums[SUM_OF_LAYER[layer]], at = (line * cells.layers + layer) * cells.bins;
+        const sums = this.sums[SUM_OF_LAYER[layer]];
+        const at = (line * cells.layers + layer) * cells.bins;
         if (!sums) continue;
         for (let bin = 0; bin < cells.bins; bin++) {
           spread(sums, bin * scale, (bin + 1) * scale, cells.shades[at + bin] * share);

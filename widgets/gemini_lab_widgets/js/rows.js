@@ -4,8 +4,8 @@ const MOST_ROWS = 64;
 export const NAME = "name", WORST = "worst", RACK = "rack";
 
 // One row a lane, or one for a group of neighbours when there are too many; groups open on a click.
-// `order` is by name, by what training felt (worst first), or by rack; only lanes whose name or rack
-// has `find` in it are shown.
+// `order` is by name, by what training felt (worst first), or by rack; only lanes whose name or
+// rack has `find` in it are shown.
 export class Rows {
   constructor() {
     this.lanes = [];

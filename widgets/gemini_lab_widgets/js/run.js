@@ -74,7 +74,8 @@ export class Run {
 
   // The moment that the page looks back at, in the run's time; null for the newest.
   moment() {
-    return this.meta.moment_s == null ? null : this.meta.moment_s - this.origin;
+    const at = this.meta.moment_s ?? null;
+    return at === null ? null : at - this.origin;
   }
 
   // From when to when there is something to see.

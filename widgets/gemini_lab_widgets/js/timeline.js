@@ -17,10 +17,9 @@ import { fontFor } from "./pen.js";
 import { Raster } from "./raster.js";
 import { NAME, RACK, WORST } from "./rows.js";
 import { Run } from "./run.js";
-import { bytes } from "./text.js";
 import { DARK, isDarkAround, LIGHT } from "./theme.js";
-import { barWords, basis, behindMs, cellWords, hiddenShare, HINT, lag, markWords, shareExplained,
-  summary } from "./words.js";
+import { barWords, basis, behindMs, hiddenShare, HINT, lag, shareExplained, summary, tipWords }
+  from "./words.js";
 
 // With more bars in the window than this, edges and words would only cover one another.
 const DETAILED = 6000;
@@ -93,6 +92,12 @@ export class Timeline {
       if (this.address) this.arrive();
     }
     if (drawn) this.waiting.push(drawn);
+    this.dirty();
+  }
+
+  // Mark a moment, seconds since the run's start; none with null.
+  lookBack(at) {
+    this.run.meta.moment_s = at === null ? null : at + this.run.origin;
     this.dirty();
   }
 
@@ -231,7 +236,8 @@ export class Timeline {
 
   lookFor(from, to, key, rows, bars) {
     const { run } = this;
-    return { from, to, key, rows, bars, total: run.total, extent: run.extent(), origin: run.origin };
+    const known = { total: run.total, extent: run.extent(), origin: run.origin };
+    return { from, to, key, rows, bars, ...known };
   }
 
   drawChosen(scene) {
@@ -277,19 +283,7 @@ export class Timeline {
   }
 
   hover(x, y) {
-    const { run, frame } = this, { bar, exposed } = this.at(x, y);
-    const lines = bar < 0 ? [] : barWords(run, bar), row = frame.rowAt(y);
-    if (this.cells && x > frame.gutter && row >= 0 && row < run.rows.list.length) {
-      lines.push(...cellWords(run, this.cells, row, frame.time(x)));
-    }
-    if (exposed >= 0) lines.push(`${bytes(run.seen.size[exposed])} of it exposed here`);
-    if (y < frame.bottom && x > frame.gutter) {
-      for (const mark of run.marks) {
-        const from = frame.x(mark.start_s), to = mark.end_s === null ? from : frame.x(mark.end_s);
-        if (mark.text && x >= from - 4 && x <= to + 4) lines.push(markWords(mark));
-      }
-    }
-    this.parts.showTip(lines, x, y, frame.width);
+    this.parts.showTip(tipWords(this, this.at(x, y), x, y), x, y, this.frame.width);
   }
 
   choose(i) {

@@ -58,7 +58,8 @@ export function hiddenShare(run) {
 export function shareExplained(run) {
   const open = run.meta.open_bytes ?? 0;
   return "Exposed: checkpoint bytes that left while a training collective of the same node was "
-    + "under way, or while the step waited for them. Hidden: all others; training did not feel them."
+    + "under way, or while the step waited for them. "
+    + "Hidden: all others; training did not feel them."
     + (open > 0 ? ` ${bytes(open)} are still to be judged.` : "");
 }
 
@@ -107,4 +108,19 @@ export function summary(run) {
     + `${counted(run.total, "bar", "bars")} in ${seconds(newest)}. `
     + `${hiddenShare(run)}. ${failures} injected, `
     + `${counted(count("recovery"), "recovery", "recoveries")}.`;
+}
+
+// What is said beside a point of the timeline, line by line; `bar` and `exposed` lie there.
+export function tipWords({ run, frame, cells }, { bar, exposed }, x, y) {
+  const lines = bar < 0 ? [] : barWords(run, bar), row = frame.rowAt(y);
+  if (cells && x > frame.gutter && row >= 0 && row < run.rows.list.length) {
+    lines.push(...cellWords(run, cells, row, frame.time(x)));
+  }
+  if (exposed >= 0) lines.push(`${bytes(run.seen.size[exposed])} of it exposed here`);
+  if (y >= frame.bottom || x <= frame.gutter) return lines;
+  for (const mark of run.marks) {
+    const from = frame.x(mark.start_s), to = mark.end_s === null ? from : frame.x(mark.end_s);
+    if (mark.text && x >= from - 4 && x <= to + 4) lines.push(markWords(mark));
+  }
+  return lines;
 }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from bokeh.models import CDSView, CustomJS, Div, GroupFilter, Range1d, Select
+from bokeh.models import CustomJS, Div, Range1d, Select
 
 from gemini_lab.report.tables import Curve, Curves, Match, Tables
 from gemini_lab_widgets.views import legend
@@ -20,38 +20,46 @@ p.differs {{ border-left-color: {RED}; font-weight: 600; }}
 p::before {{ content: "✓"; color: {GREEN}; font-weight: 700; margin-right: 8px; }}
 p.differs::before {{ content: "✕"; color: {RED}; }}
 """
+COPY: Final = """
+    for (const [all, some] of pairs) {
+        const is_chosen = (_, row) => all.data.name[row] === select.value
+        const columns = Object.entries(all.data)
+        const kept = columns.map(([one, values]) => [one, Array.from(values).filter(is_chosen)])
+        some.setv({data: Object.fromEntries(kept)}, {sync: false})
+    }
+"""
 LOOK: Final = """
     const {name, low, high} = spans.data
     const at = Array.from(name).indexOf(select.value)
-    filter.group = select.value
     axis.axis_label = select.value
     if (at >= 0) range.setv({start: low[at], end: high[at]})
 """
 
 
 class CurvesView(View):
-    """A line for each run; which value is chosen in the browser, so a saved page can, too."""
+    """A line for each run; which value is chosen in the browser, so a saved page can, too.
+
+    What is drawn is copied there from what there is. (A filter in its place fails in the browser
+    whenever a table becomes shorter.)
+    """
 
     title: ClassVar[str] = "Loss"
 
     def _build(self) -> Sequence[Any]:
-        self.lines = source("xs ys name run colour width dash alpha")
-        self.ends = source("x y name colour")
+        self.lines, self.drawn_lines = (source("xs ys name run colour width alpha") for _ in "ab")
+        self.ends, self.drawn_ends = (source("x y name colour") for _ in "ab")
         self.marks = source("x text")
         self.spans = source("name low high")
         self.verdict = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
         self.select = Select(title="value", options=[], value="", width=180, visible=False)
         self._follow(self.select, stylesheets="sheets")
-        self._filter = GroupFilter(column_name="name", group="")
         self.plot = self._drawn()
-        arguments = {
-            "select": self.select,
-            "spans": self.spans,
-            "filter": self._filter,
-            "axis": self.plot.yaxis[0],
-            "range": self.plot.y_range,
-        }
-        self.select.js_on_change("value", CustomJS(args=arguments, code=LOOK))
+        pairs = [[self.lines, self.drawn_lines], [self.ends, self.drawn_ends]]
+        copy = CustomJS(args={"select": self.select, "pairs": pairs}, code=COPY)
+        axes = {"axis": self.plot.yaxis[0], "range": self.plot.y_range}
+        look = CustomJS(args={"select": self.select, "spans": self.spans, **axes}, code=LOOK)
+        self.select.js_on_change("value", copy, look)
+        self.ends.js_on_change("data", copy)
         return (self.verdict, self.select, self._legend(), self.plot)
 
     def _drawn(self) -> Any:
@@ -63,18 +71,15 @@ class CurvesView(View):
             plot.segment(x0="x", x1="x", y0=0, y1=1, line_dash=[5, 4], line_width=1.5, **struck),
             plot.scatter("x", 0.97, marker="inverted_triangle", size=13, **struck),
         ]
-        chosen = CDSView(filter=self._filter)
         lines = plot.multi_line(
             "xs",
             "ys",
-            source=self.lines,
-            view=chosen,
+            source=self.drawn_lines,
             line_color="colour",
             line_width="width",
-            line_dash="dash",
             line_alpha="alpha",
         )
-        plot.scatter("x", "y", size=8, color="colour", source=self.ends, view=chosen)
+        plot.scatter("x", "y", size=8, color="colour", source=self.drawn_ends)
         hover(
             plot,
             [lines],
@@ -92,17 +97,13 @@ class CurvesView(View):
         found = [*(one for one in table.curves if one.run), *(c for c in table.curves if not c.run)]
         names = [shown(one.name) for one in table.curves if not one.run]
         self._choose(names)
-        put(self.lines, _lines(found))
-        ends = [one for one in found if one.numbers]
-        put(
-            self.ends,
-            {
-                "x": [one.numbers[-1] for one in ends],
-                "y": [one.means[-1] for one in ends],
-                "name": [shown(one.name) for one in ends],
-                "colour": [_colour(one, found) for one in ends],
-            },
-        )
+        chosen = [one for one in found if shown(one.name) == self.select.value]
+        for lines, ends, curves in (
+            (self.drawn_lines, self.drawn_ends, chosen),
+            (self.lines, self.ends, found),
+        ):
+            put(lines, _lines(curves, found))
+            put(ends, _ends(curves, found))
         put(
             self.marks,
             {
@@ -116,7 +117,7 @@ class CurvesView(View):
         low, high = zip(*bounds.values(), strict=True) if bounds else ((), ())
         put(self.spans, {"name": list(bounds), "low": low, "high": high})
         stretch(self.plot.y_range, *bounds.get(self.select.value, (0.0, 1.0)))
-        last = max((one.numbers[-1] for one in ends), default=1)
+        last = max((one.numbers[-1] for one in found if one.numbers), default=1)
         stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
         self.plot.visible = bool(names)
         runs = {_run(one): _colour(one, found) for one in found}
@@ -131,8 +132,8 @@ class CurvesView(View):
         if self.select.value not in names:
             self.select.value = names[0] if names else ""
         self.select.visible = len(names) > 1
-        if self._filter.group != self.select.value:
-            self._filter.group = self.plot.yaxis[0].axis_label = self.select.value
+        if self.plot.yaxis[0].axis_label != self.select.value:
+            self.plot.yaxis[0].axis_label = self.select.value
 
     def _verdict(self, matches: Sequence[Match]) -> None:
         kinds = [("" if one.first is None else " class=differs", said(one)) for one in matches]
@@ -142,16 +143,25 @@ class CurvesView(View):
         self.verdict.visible = bool(text)
 
 
-def _lines(found: Sequence[Curve]) -> dict[str, list[Any]]:
+def _lines(curves: Sequence[Curve], found: Sequence[Curve]) -> dict[str, list[Any]]:
     return {
-        "xs": [list(one.numbers) for one in found],
-        "ys": [list(one.means) for one in found],
-        "name": [shown(one.name) for one in found],
-        "run": [_run(one) for one in found],
-        "colour": [_colour(one, found) for one in found],
-        "width": [6 if one.run else 2 for one in found],
-        "dash": [[] for one in found],
-        "alpha": [0.55 if one.run else 1.0 for one in found],
+        "xs": [list(one.numbers) for one in curves],
+        "ys": [list(one.means) for one in curves],
+        "name": [shown(one.name) for one in curves],
+        "run": [_run(one) for one in curves],
+        "colour": [_colour(one, found) for one in curves],
+        "width": [6 if one.run else 2 for one in curves],
+        "alpha": [0.55 if one.run else 1.0 for one in curves],
+    }
+
+
+def _ends(curves: Sequence[Curve], found: Sequence[Curve]) -> dict[str, list[Any]]:
+    ends = [one for one in curves if one.numbers]
+    return {
+        "x": [one.numbers[-1] for one in ends],
+        "y": [one.means[-1] for one in ends],
+        "name": [shown(one.name) for one in ends],
+        "colour": [_colour(one, found) for one in ends],
     }
 
 

@@ -10,7 +10,7 @@ from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.views import legend, printed
 from gemini_lab_widgets.views.palette import shown
-from gemini_lab_widgets.views.view import CSS, View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import CSS, ROOM, View, hover, put, source, stretch
 
 ERRORS: Final = 2
 """Recoveries whose worker's last lines are shown."""
@@ -33,7 +33,7 @@ class RecoveryView(View):
         columns = "row start end step took cause origin alpha"
         self.steps = {step: source(columns) for step in STEPS}
         self.ends = source("row x text")
-        self.plot = self._figure(height=200, y=FactorRange(factors=[]))
+        self.plot = self._figure(height=200, y=FactorRange(factors=[], **ROOM))
         self.plot.xaxis.axis_label = "seconds since the failure"
         self.plot.ygrid.visible = False
         self._bars = {
@@ -90,7 +90,7 @@ class RecoveryView(View):
         put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 56 + 52 * max(1, len(names))
+            self.plot.height = 72 + 52 * max(1, len(names))
         self.plot.visible = bool(names)
         stretch(self.plot.x_range, 0.0, 1.02 * max(ends, default=1.0) or 1.0)
         text = "".join(

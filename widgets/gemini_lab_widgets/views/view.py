@@ -13,6 +13,8 @@ from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
 
 LONGEST_WORDS: Final = 2_000
+ROOM: Final[dict[str, Any]] = {"range_padding": 0.2, "range_padding_units": "absolute"}
+"""Of an axis of rows whose labels stand above their bars, the first one's, too."""
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
 h3 { font-size: 18px; font-weight: 650; margin: 0 0 2px 0; }

@@ -9,7 +9,7 @@ from gemini_lab.report.tables import Tables, Wasted, WastedRow
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
-from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import ROOM, View, hover, put, source, stretch
 
 PARTS: Final = {
     "lost progress": (RED, "right_diagonal_line"),
@@ -29,7 +29,7 @@ class WastedView(View):
         self.parts = {part: source("row start end took how alpha") for part in PARTS}
         self.ends = source("row x text")
         self.each = source("row x took")
-        self.plot = self._figure(height=180, y=FactorRange(factors=[]))
+        self.plot = self._figure(height=180, y=FactorRange(factors=[], **ROOM))
         self.plot.xaxis.axis_label = "seconds wasted by a failure"
         self.plot.ygrid.visible = False
         bars = [
@@ -94,7 +94,7 @@ class WastedView(View):
         self._tell([*keys, *dots])
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 56 + 52 * max(1, len(names))
+            self.plot.height = 72 + 52 * max(1, len(names))
         self.plot.visible = bool(names)
         stretch(self.plot.x_range, 0.0, 1.04 * max(reach, default=1.0) or 1.0)
         self._say(describe(table), notes=table.notes, brief=_brief(table))

@@ -2,15 +2,9 @@
 // what came with them, so a slow page, or one in a hidden tab, is sent nothing more until then.
 // When the connection is lost, the page says so, and comes back when the server does.
 
-const AGAIN_MS = 3000;
+import { nameHandles } from "./handles.js";
 
-// Bokeh's sliders give their handle no name.
-function nameHandles(root) {
-  for (const element of root?.querySelectorAll("*") ?? []) {
-    if (element.matches(".noUi-handle")) element.setAttribute("aria-label", "Moment of the run");
-    nameHandles(element.shadowRoot);
-  }
-}
+const AGAIN_MS = 3000;
 
 export function render({ model, view }) {
   const line = document.createElement("p");
@@ -19,7 +13,7 @@ export function render({ model, view }) {
 
   const answer = () => requestAnimationFrame(() => {
     model.seen = model.beat;
-    nameHandles(document.querySelector("header .tools"));
+    nameHandles();
   });
   model.on("beat", answer);
   answer();
