@@ -47,7 +47,7 @@ def test_the_slider_shows_the_run_as_it_was_and_its_end_the_whole(log: Path) -> 
     text = look(page)
     assert "training" in text
     assert "survivable then" in text
-    assert "looking back" in page._sheet._state.text
+    assert "looking back" in page._sheet.state.text
     page._tools.slider.value = page._tools.slider.end
     assert "finished" in look(page)
 
@@ -102,5 +102,5 @@ def test_a_finished_run_is_looked_at_seldom_until_somebody_moves(log: Path) -> N
 def test_without_a_run_the_page_waits() -> None:
     page = page_of(None)
     look(page)
-    assert "no run has begun yet" in page._sheet._state.text
+    assert "no run has begun yet" in page._sheet.state.text
     assert page._tools.run.options == [("", "the newest run")]
