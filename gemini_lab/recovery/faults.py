@@ -1,7 +1,7 @@
 """When to give up: a script that fails for its own reasons, a version that does not load."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -33,6 +33,8 @@ HANG_WAY_OUT: Final = (
 PAST_WAY_OUT: Final = "call gemini_lab.protect on every rank, and before the first collective"
 FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
 """Errors that the same script on the same machines would only raise again."""
+OF_THE_MACHINE: Final = frozenset({"CapacityError"})
+"""Those of them that another machine may not raise: once a run has trained, it tries one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,12 @@ def judge_exit(
         reason = reason_to_stop_repeating(exited, node=node, times=times, most=most)
         if reason is not None:
             return Verdict(state=state, reason=reason, cause=cause_of(exited))
-    reason = reason_to_give_up(exited, node=node, attempts=state.attempts)
+    final = FINAL_ERRORS - OF_THE_MACHINE if state.newest else FINAL_ERRORS
+    reason = reason_to_give_up(exited, node=node, attempts=state.attempts, final=final)
+    has_spare = any(spare not in state.excluded for spare in spares)
+    if reason is None and has_spare and exited.error and exited.error.error in OF_THE_MACHINE:
+        told = f"rank {exited.rank} on {node}: {exited.error.text}"
+        return Verdict(state=state, reason=told, cause="machines", left=node)
     if reason is None:
         return Verdict(state=state)
     left = node_to_leave(state, exited, spares=spares)
@@ -153,17 +160,20 @@ def reason_to_stop_repeating(
     )
 
 
-def reason_to_give_up(exited: WorkerExited, *, node: str, attempts: int) -> str | None:
+def reason_to_give_up(
+    exited: WorkerExited, *, node: str, attempts: int, final: Collection[str] = FINAL_ERRORS
+) -> str | None:
     """Why the run ends with this worker; `None` when it is worth another start.
 
     Args:
         exited: What its agent said.
         node: Where it ran.
         attempts: Workers that failed since the last new iteration, this one included.
+        final: Errors after which no start is worth it.
     """
     error = exited.error
     lacks = error is not None and _OF_THE_BUILD.search(error.text) is not None
-    is_final = lacks or (error is not None and error.error in FINAL_ERRORS)
+    is_final = lacks or (error is not None and error.error in final)
     if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
         return None
     told = f"{error.error}: {error.text}" if error is not None and is_final else _said_last(exited)

@@ -197,6 +197,35 @@ def test_a_node_that_was_left_is_used_again_only_where_there_is_no_other():
     assert story.members() == ["node-5", "node-4", "node-1", "node-3"]
 
 
+SHORT_OF_MEMORY = ScriptError(error="CapacityError", text="too little memory for the slab")
+
+
+def test_a_machine_that_is_too_small_is_left_at_once_when_the_run_has_trained():
+    story = Story().start(iterations=4)
+    story.lose("node-1")
+    assert story.members() == ["node-0", "node-4", "node-2", "node-3"]
+    story.join("node-5")
+    story.exit(1, 1, "", SHORT_OF_MEMORY)
+    assert story.members() == ["node-0", "node-5", "node-2", "node-3"]
+    assert story.of(events.NodeExcluded)[0].reason.endswith(SHORT_OF_MEMORY.text)
+    assert story.plan().version == 4
+
+
+def test_without_another_machine_a_start_is_tried_again_but_not_for_ever():
+    story = Story(nodes=4).start(iterations=4)
+    for _ in range(2):
+        story.exit(1, 1, "", SHORT_OF_MEMORY)
+        assert story.root.state.phase == "starting"
+    story.exit(1, 1, "", SHORT_OF_MEMORY)
+    assert story.root.state.phase == "failed"
+
+
+def test_a_run_that_never_fitted_ends_at_once():
+    story = Story().start(iterations=0)
+    story.exit(1, 1, "", SHORT_OF_MEMORY)
+    assert story.root.state.phase == "failed"
+
+
 def test_an_error_of_the_configuration_is_not_a_machines():
     story = Story().start(iterations=2)
     story.exit(1, 1, "", ScriptError(error="ConfigError", text="mu must be above 0"))

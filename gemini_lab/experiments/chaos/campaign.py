@@ -115,8 +115,14 @@ def campaign(
             if run.was_interrupted:
                 _say("  interrupted: this is what was found so far")
                 break
-            if found:
-                _report(run, smaller(run, plan, known) if plan.tries else schedule)
+            if not found:
+                continue
+            smallest, was_interrupted = (
+                smaller(run, plan, known) if plan.tries else (schedule, False)
+            )
+            _report(run, smallest)
+            if was_interrupted:
+                break
     result.duration_s = time.monotonic() - began_s
     return result
 
@@ -150,23 +156,30 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def smaller(failed: Suffered, plan: Plan, known: Losses) -> Schedule:
+def smaller(failed: Suffered, plan: Plan, known: Losses) -> tuple[Schedule, bool]:
     """The fewest faults of a run that did not hold with which it does not hold again.
 
     Only those that happened count; what fails by chance may need more tries than there are.
+
+    Returns:
+        Those that were found, and whether somebody ended the campaign meanwhile.
     """
-    left = plan.tries
+    left, was_interrupted = plan.tries, False
 
     def fails(faults: Sequence[Fault]) -> bool:
-        nonlocal left
+        nonlocal left, was_interrupted
         if not faults or left == 0:
             return False
         left -= 1
         _say(f"  again with {len(faults)} of its faults, {left} tries left")
-        return bool(one_run(failed.schedule.having(faults), plan, known)[1])
+        run, found = one_run(failed.schedule.having(faults), plan, known)
+        if run.was_interrupted:
+            left, was_interrupted = 0, True
+        return bool(found) and not run.was_interrupted
 
     happened = [one.fault for one in failed.struck if one.happened]
-    return failed.schedule.having(shrink(happened, fails))
+    smallest = failed.schedule.having(shrink(happened, fails))
+    return smallest, was_interrupted
 
 
 @contextlib.contextmanager

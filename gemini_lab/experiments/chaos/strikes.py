@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +16,14 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.faults import KINDS, Fault
 from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.told import Told
-from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, nodes_of, send
+from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, marked, nodes_of, send
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
 from gemini_lab.lab.control import ask
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.recovery.messages import DrainNode, InjectFailure
 
 Mend = Callable[[], object]
+SPARE_S: Final = 0.2
 SIGNALS: Final = {
     "kill": signal.SIGKILL,
     "hang": signal.SIGSTOP,
@@ -133,10 +135,20 @@ class Strikes:
         log, owner = self._folder / LOG_FILE, psutil.Process(self._owner.pid)
         _, most_bytes = owner.rlimit(psutil.RLIMIT_FSIZE)
         owner.rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, most_bytes))
+        is_over = threading.Event()
+
+        def spare_others() -> None:
+            """Nodes that the owner starts meanwhile have disks of their own, and memory."""
+            while not is_over.wait(SPARE_S):
+                lift([one for one in marked(self._mark) if one.pid != owner.pid])
+
+        watch = threading.Thread(target=spare_others, name="chaos-log-full", daemon=True)
+        watch.start()
 
         def empty() -> None:
-            with suppress(psutil.Error):  # it may be over
-                owner.rlimit(psutil.RLIMIT_FSIZE, (most_bytes, most_bytes))
+            is_over.set()
+            watch.join()
+            lift(marked(self._mark))
 
         return "the log", empty
 
@@ -179,6 +191,15 @@ class Strikes:
                 return self._scene.tier.flip(fault.bit), None
             case _:
                 return self._scene.tier.tear(), None
+
+
+def lift(processes: Sequence[psutil.Process]) -> None:
+    """Let the files of these grow again."""
+    for process in processes:
+        with suppress(psutil.Error, ProcessLookupError):  # it may be over
+            now_bytes, most_bytes = process.rlimit(psutil.RLIMIT_FSIZE)
+            if now_bytes != most_bytes:
+                process.rlimit(psutil.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
 
 def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
