@@ -2,9 +2,11 @@
 
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from test_chaos_oracles import LOG
@@ -92,6 +94,7 @@ def test_a_tier_thaws_when_the_program_that_froze_it_is_killed(tmp_path):
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from pathlib import Path
 import sys
+import time
 with BreakableTier(Path({str(tmp_path)!r})) as tier:
     tier.freeze(now_and_then=False)
     print("frozen", flush=True)
@@ -246,6 +249,7 @@ def test_a_partition_loses_what_a_node_sends_or_gets_until_it_is_mended(tmp_path
 
 WRITER = """
 import sys
+import time
 log = open(sys.argv[1], "ab", buffering=0)
 for line in sys.stdin.buffer:
     try:
@@ -275,6 +279,27 @@ def test_a_full_log_is_one_that_its_owner_cannot_write_for_a_while(tmp_path):
         assert add() == b"taken\n"
         owner.stdin.close()
     mend()  # of an owner that is gone: nothing to do
+
+
+def test_nodes_that_the_owner_of_a_full_log_starts_have_room_of_their_own(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b"begun\n")
+    waits, ours = [sys.executable, "-c", "input()"], {**os.environ, MARK: "mine"}
+    with (
+        subprocess.Popen(waits, stdin=subprocess.PIPE) as owner,
+        subprocess.Popen(waits, stdin=subprocess.PIPE, env=ours) as node,
+    ):
+        most = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
+        strikes = Strikes(mark="mine", folder=tmp_path, owner=owner, told=None, scene=None)
+        _, mend = strikes.strike(Fault(kind="log_full", lasts_s=1.0))
+        resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (6, most[1]))  # as one that it starts has
+        give_up_s = time.monotonic() + 30
+        while resource.prlimit(node.pid, resource.RLIMIT_FSIZE) != most:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+        assert resource.prlimit(owner.pid, resource.RLIMIT_FSIZE)[0] == 6
+        mend()
+        for process in (owner, node):
+            process.communicate(b"go on")
 
 
 def test_what_is_mended_later_is_mended_once():

@@ -148,7 +148,7 @@ class Strikes:
         def empty() -> None:
             is_over.set()
             watch.join()
-            lift(marked(self._mark))
+            lift([owner, *marked(self._mark)])
 
         return "the log", empty
 
