@@ -12,7 +12,8 @@ import torch
 import xxhash
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from gemini_lab.engine.sharding import is_dtensor
 
 SAMPLE: Final = 256
 """Elements of a tensor that are looked at."""
@@ -116,7 +117,7 @@ def _held(tensor: Any) -> torch.Tensor:
     """What this rank has of a tensor: its part, where ranks share it."""
     part = getattr(tensor, "ds_tensor", None)
     part = tensor if part is None else part
-    held: torch.Tensor = part.to_local() if isinstance(part, DTensor) else part
+    held: torch.Tensor = part.to_local() if is_dtensor(part) else part
     return held
 
 

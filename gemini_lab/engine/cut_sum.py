@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor
 
 from gemini_lab.engine.ranks import gather, rank_and_world_size
+from gemini_lab.engine.sharding import is_dtensor
 from gemini_lab.engine.weight_runs import place_of
 from gemini_lab.engine.weights import held_of, own_part
 
@@ -81,7 +81,7 @@ def _share(weight: Any) -> tuple[int, int]:
     """Which of how many shares of its part this rank is to count: others have the same part."""
     if hasattr(weight, "ds_tensor"):
         return 0, 1
-    if not isinstance(weight, DTensor):
+    if not is_dtensor(weight):
         return rank_and_world_size()
     mesh, number, of = weight.device_mesh, 0, 1
     for dimension, at in enumerate(mesh.get_coordinate() or ()):

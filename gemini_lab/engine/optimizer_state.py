@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from gemini_lab.engine.blocks import WEIGHT, Kept
+from gemini_lab.engine.sharding import is_dtensor
 from gemini_lab.engine.small_state import beside, numbers
 from gemini_lab.engine.stand_in import state_for
 from gemini_lab.engine.weight_runs import place_of
@@ -183,7 +183,7 @@ class OptimizerState:
             UnsupportedError: It is neither that nor small.
         """
         if isinstance(value, torch.Tensor):
-            return isinstance(value, DTensor) or value.numel() > 1
+            return is_dtensor(value) or value.numel() > 1
         require_plain(self._optimizer, name, value)
         return False
 
@@ -254,7 +254,7 @@ def _by_parameter(small: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of a tensor: all, or its shard; live."""
     part: Any = tensor.detach()
-    found: torch.Tensor = part.to_local() if isinstance(tensor, DTensor) else part
+    found: torch.Tensor = part.to_local() if is_dtensor(tensor) else part
     return found
 
 

@@ -10,18 +10,17 @@ from typing import Any, Final, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.engine.sharding import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
 Parallelism = Literal["DDP", "FSDP2", "none"]
 _REPLICATE: Final = "torch.distributed._composable.replicate"
-_TENSORS: Final = (torch.Tensor, nn.Parameter, DTensor)
+_TENSORS: Final = (torch.Tensor, nn.Parameter)
 
 
 def _nothing() -> None:
@@ -29,7 +28,10 @@ def _nothing() -> None:
 
 
 def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
-    """What `torch.compile` leaves as it is, also where a model or a step is compiled."""
+    """What `torch.compile` leaves as it is, also where a model or a step is compiled.
+
+    Called where there is an optimizer, which has imported the compiler: it takes a second.
+    """
     left: Callable[..., None] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return left
 
@@ -81,8 +83,8 @@ class TorchEngine:
         self.before_update: Callable[[], None] = _nothing
         self.after_update: Callable[[], None] = _nothing
         self._depth = 0
-        optimizer.register_step_pre_hook(self._enter)
-        optimizer.register_step_post_hook(self._leave)
+        optimizer.register_step_pre_hook(_uncompiled(self._enter))
+        optimizer.register_step_post_hook(_uncompiled(self._leave))
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +102,6 @@ class TorchEngine:
         """The model without what wraps it: its weights have their own names there."""
         return unwrapped(self.module)
 
-    @_uncompiled
     def _enter(self, *_: object) -> None:
         if self._depth and not self._is_nested():
             self._depth = 0  # a step before this one raised
@@ -108,7 +109,6 @@ class TorchEngine:
         if self._depth == 1:
             self.before_update()
 
-    @_uncompiled
     def _leave(self, *_: object) -> None:
         self._depth -= 1
         if not self._depth:
@@ -179,7 +179,7 @@ def reshard(model: nn.Module) -> None:
     As long as it keeps them, the model's parameters are not those that its optimizer has.
     """
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp2(module):
             module.reshard()
 
 
@@ -203,7 +203,7 @@ def replicated_by(model: nn.Module) -> DistributedDataParallel | None:
 def _parallelism(model: nn.Module) -> Parallelism:
     if replicated_by(model) is not None:
         return "DDP"
-    return "FSDP2" if any(isinstance(part, FSDPModule) for part in model.modules()) else "none"
+    return "FSDP2" if any(is_fsdp2(part) for part in model.modules()) else "none"
 
 
 def _require_kinds(model: object, optimizer: object, step: object) -> None:
@@ -234,7 +234,7 @@ def _require_kinds(model: object, optimizer: object, step: object) -> None:
 
 def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
     """What stands against protecting them: what was found, and the way out."""
-    if any(isinstance(part, FullyShardedDataParallel) for part in model.modules()):
+    if any(is_fsdp1(part) for part in model.modules()):
         yield (
             "it is wrapped in FullyShardedDataParallel (FSDP1)",
             "shard it with FSDP2: torch.distributed.fsdp.fully_shard(model)",
@@ -287,11 +287,12 @@ def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
 
 def _of_weight(weight: torch.Tensor, *, is_replicated: bool) -> Iterator[tuple[str, str]]:
     """A weight that is no plain tensor."""
-    if type(weight.data) not in _TENSORS or weight.layout != torch.strided or weight.is_meta:
+    is_known = type(weight.data) in _TENSORS or is_dtensor(weight.data)
+    if not is_known or weight.layout != torch.strided or weight.is_meta:
         kind = "meta" if weight.is_meta else type(weight.data).__name__
         yield (
             f"a parameter of shape {[*weight.shape]} is a {kind} tensor ({weight.layout})",
             "use dense parameters of torch's own kinds, materialised before `protect`",
         )
-    if is_replicated and isinstance(weight, DTensor):
+    if is_replicated and is_dtensor(weight):
         yield "its parameters are DTensors under DDP", "use fully_shard with a mesh of both"

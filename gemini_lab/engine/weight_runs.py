@@ -1,7 +1,8 @@
 """Where in a whole tensor the elements of a rank's part of it lie."""
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
+
+from gemini_lab.engine.sharding import is_dtensor
 
 
 def place_of(tensor: torch.Tensor) -> int | None:
@@ -11,8 +12,10 @@ def place_of(tensor: torch.Tensor) -> int | None:
     dimension than its first, or along several of a mesh's, can be restored by as many ranks, but
     be neither exported nor cut anew.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return 0
+    from torch.distributed.tensor import Shard  # noqa: PLC0415 - whoever has a DTensor has it, too
+
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
     if coordinate is None or not all(one.is_replicate() or one == Shard(0) for one in placements):

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor
 
 from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.sharding import is_dtensor
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:
@@ -34,7 +34,7 @@ def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
 def own_part(weight: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a weight, without padding: its part if it is sharded, or all."""
     part: Any = weight.detach()
-    if isinstance(part, DTensor):
+    if is_dtensor(part):
         part = part.to_local()
     elif hasattr(weight, "ds_tensor"):
         part = weight.ds_tensor[: held_of(weight)[1]]

@@ -1,0 +1,34 @@
+"""Sharded tensors and modules of PyTorch, told without importing what makes them.
+
+Their packages take a second of every process that imports them, and whoever has one of them has
+imported its package.
+"""
+
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(value: object) -> "TypeGuard[DTensor]":
+    """Whether this is a DTensor."""
+    return _is_a(value, "torch.distributed.tensor", "DTensor")
+
+
+def is_fsdp2(module: nn.Module) -> "TypeGuard[FSDPModule]":
+    """Whether `fully_shard` was applied to this module."""
+    return _is_a(module, "torch.distributed.fsdp", "FSDPModule")
+
+
+def is_fsdp1(module: nn.Module) -> bool:
+    """Whether this is a FullyShardedDataParallel."""
+    return _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel")
+
+
+def _is_a(value: object, package: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(value, kind)
