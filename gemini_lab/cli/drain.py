@@ -57,7 +57,7 @@ def _follow(run: AttachedRun, node: str, get: Callable[..., Entry], *, wait_s: f
                 say(f"{node} trains on: {reason}")
             case RecoveryFinished(lost_iterations=again):
                 took = f"after {event.duration_s:.1f} s, {again} iterations done again"
-                say(f"its ranks train elsewhere {took}")
+                say(f"training goes on {took}")
             case NodeDrained(name=name) if name == node:
                 say(f"{node} has no ranks any more: its machine may be taken")
                 return Exit.FINISHED
@@ -66,7 +66,7 @@ def _follow(run: AttachedRun, node: str, get: Callable[..., Entry], *, wait_s: f
                 return Exit.AGAIN
     raise ConfigError(
         f"{node} still has ranks after {wait_s:.0f} s; they move as soon as they can, and "
-        "`gemini-lab status` says what is waited for"
+        "the run's log says what is waited for"
     )
 
 

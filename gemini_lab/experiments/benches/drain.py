@@ -11,6 +11,7 @@ from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.waiting import LIMIT_S, wait_for
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
@@ -20,7 +21,6 @@ from gemini_lab.report.values import RunReport
 
 NODES: Final = 4
 BETWEEN: Final = 5  # iterations
-LIMIT_S: Final = 180.0
 
 
 def bench(repeats: int) -> list[Row]:
@@ -33,12 +33,12 @@ def bench(repeats: int) -> list[Row]:
         run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
         for number in range(repeats):
             lab.wait_until_ready()
-            _wait_for_iteration(run, run.iteration + BETWEEN)
+            wait_for(run, iteration=run.iteration + BETWEEN)
             node = run.members[number % NODES]
             run.drain(node)
             _wait_until_drained(run, node)
             run.inject(NodeLoss(node))
-        _wait_for_iteration(run, run.iteration + BETWEEN)
+        wait_for(run, iteration=run.iteration + BETWEEN)
         report = run.report()
         run.stop()
     return rows_of(report)
@@ -67,14 +67,6 @@ def rows_of(report: RunReport) -> list[Row]:
             values=(float(len(report.divergences)),),
         ),
     ]
-
-
-def _wait_for_iteration(run: Run, iteration: int) -> None:
-    give_up_s = time.monotonic() + LIMIT_S
-    while run.iteration < iteration:
-        if run.failure or time.monotonic() > give_up_s:
-            raise GeminiError(f"{run} does not reach iteration {iteration}: {run.failure}")
-        time.sleep(0.02)
 
 
 def _wait_until_drained(run: Run, node: str) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.waiting import LIMIT_S, wait_for
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import Failure, NodeFreeze, NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.lab.lab import Lab
@@ -22,7 +23,6 @@ FAILURES: Final[dict[str, Failure]] = {
     "root loss": RootLoss(),
     "silent node": NodeFreeze("rank-3"),
 }
-LIMIT_S: Final = 180.0
 
 
 def bench(repeats: int) -> list[Row]:
@@ -63,19 +63,11 @@ def one_round(folder: Path, *, warm: bool) -> dict[str, float]:
         run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
         for number, (name, failure) in enumerate(FAILURES.items(), start=1):
             lab.wait_until_ready()
-            _wait_for(run, iteration=run.iteration + 5)
+            wait_for(run, iteration=run.iteration + 5)
             run.inject(failure)
             took[name] = _recovery_s(run, number)
         run.stop()
     return took
-
-
-def _wait_for(run: Run, *, iteration: int) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while run.iteration < iteration:
-        if run.failure or time.monotonic() > deadline_s:
-            raise GeminiError(f"{run} does not reach iteration {iteration}: {run.failure}")
-        time.sleep(0.02)
 
 
 def _recovery_s(run: Run, number: int) -> float:

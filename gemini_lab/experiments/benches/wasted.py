@@ -14,6 +14,7 @@ from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.lab.lab import Lab
@@ -23,7 +24,6 @@ from gemini_lab.report.values import RunReport
 NODES: Final = 4
 SETTLED: Final = 4  # iterations after a start, before a failure may come
 WITHIN: Final = 3  # iterations from then, in which it comes
-LIMIT_S: Final = 180.0
 
 
 def bench(repeats: int) -> list[Row]:
@@ -37,11 +37,11 @@ def bench(repeats: int) -> list[Row]:
         run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
         pace_s = 0.0
         for number in range(1, repeats + 1):
-            _wait_for(run, iteration=run.iteration + SETTLED)
+            wait_for(run, iteration=run.iteration + SETTLED)
             pace_s = pace_s or _pace_s(run)
             time.sleep(rng.uniform(0.0, WITHIN * pace_s))
             run.inject(WorkerCrash(f"rank-{rng.randrange(NODES)}"))
-            _wait_for(run, recoveries=number)
+            wait_for(run, recoveries=number)
         report = run.report()
         run.stop()
     return rows_of(report)
@@ -89,12 +89,3 @@ def _pace_s(run: Run) -> float:
     """How long an iteration takes, as far as is known."""
     steps_s = [one.duration_s for one in run.report().iterations[NODES:]]
     return median(steps_s)
-
-
-def _wait_for(run: Run, *, iteration: int = 0, recoveries: int = 0) -> None:
-    """Wait until it trains, so many iterations and recoveries from its start on."""
-    give_up_s = time.monotonic() + LIMIT_S
-    while run.iteration < iteration or run.recoveries < recoveries or run.phase != "training":
-        if run.failure or time.monotonic() > give_up_s:
-            raise GeminiError(f"{run} does not get on: {run.failure or 'nothing is heard of it'}")
-        time.sleep(0.05)
