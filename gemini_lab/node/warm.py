@@ -159,7 +159,7 @@ class WarmParent:
         for fd in (channel_fd, listen_fd):
             if fd is not None:
                 os.set_inheritable(fd, True)
-        command = [sys.executable, "-m", "gemini_lab.node.worker"]
+        command = [sys.executable, "-m", "gemini_lab.node.cold"]
         told = msgspec.json.encode(start).decode()
         os.execv(command[0], [*command, str(channel_fd), str(listen_fd), told])
 
@@ -193,7 +193,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)
     if warm:
+        gc.disable()  # it would only find that what is being imported is in use
         import_heavy()
+        gc.enable()
         gc.collect()
         gc.freeze()
     WarmParent(channel, warm=warm).serve()

@@ -1,5 +1,6 @@
 """A worker: one training process, from its start by the warm parent to the end of its script."""
 
+import gc
 import os
 import re
 import runpy
@@ -13,8 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
-
-import msgspec
 
 from gemini_lab.engine import session
 from gemini_lab.engine.imports import Imports
@@ -67,6 +66,12 @@ def avoid_shared_memory_collectives() -> None:
     import deepspeed.ops  # noqa: PLC0415
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def settle_imports() -> None:
+    """Take what is there, which stays for good, out of what the collector looks at from now on."""
+    gc.freeze()
+    gc.enable()
 
 
 def run_script(job: Job, *, local_rank: int) -> None:
@@ -141,6 +146,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     try:
         avoid_shared_memory_collectives()
+        settle_imports()
         store = join_rendezvous(start.rendezvous, listen_fd)
         session.current = session.WorkerSession(
             start=start, channel=channel, store=store, pulse=pulse, imports=imports
@@ -181,14 +187,3 @@ def finish() -> None:
     if session.current is not None:
         session.current.pulse.enter("finishing")
         session.current.finish()
-
-
-if __name__ == "__main__":
-    _channel, _listener, _start = sys.argv[1:]
-    os._exit(
-        work(
-            msgspec.json.decode(_start, type=WorkerStart),
-            int(_channel),
-            None if _listener == "None" else int(_listener),
-        )
-    )

@@ -91,3 +91,20 @@ def test_only_the_scripts_own_exit_without_an_error_is_its_end(how, said, code):
     command = [sys.executable, "-c", textwrap.dedent(LEAVING), how]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (said, code), done.stderr
+
+
+SETTLING = """
+    import gc
+
+    gc.disable()
+    from gemini_lab.node.worker import settle_imports
+
+    settle_imports()
+    print(gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()))
+"""
+
+
+def test_a_script_finds_the_collector_on_and_what_was_imported_out_of_its_way():
+    command = [sys.executable, "-c", textwrap.dedent(SETTLING)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "True True\n", done.stderr
