@@ -20,6 +20,9 @@ ON_DIVERGENCE: Final = ("warn", "stop")
 DATA_ON_RESIZE: Final = ("refuse", "restart")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 
+LOGGED_RANKS: Final = 64
+"""Of more ranks the log has no training collectives, unless a person asks for them."""
+
 LAYERS: Final = ("lab", "config block", "command line")
 """Who may say a setting; what comes later wins. What nobody says has its default."""
 
@@ -104,8 +107,9 @@ class Settings:
         max_overhead: Largest tolerated mean delay as a share of the iteration; where sending every
             version would cost more, every j-th is sent. `None`: every version, at any cost.
         link_bytes_per_s: Paces each node's link to this rate, training and checkpoints alike.
-        log_collectives: Whether the log has every training collective, for the traffic timeline.
-            On CUDA only the schemes that profile the job can say them.
+        log_collectives: Whether the log has every training collective, for the traffic timeline:
+            two thirds of a log. `None`: where at most `LOGGED_RANKS` train. On CUDA only the
+            schemes that profile the job can say them.
         import_ahead: Whether warm parents import what the script's libraries were seen to be, so
             that a later start does not wait for that.
         copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
@@ -137,7 +141,7 @@ class Settings:
     max_overhead: float | None = None
     link_bytes_per_s: float | None = None
     copy_bytes_per_s: float | None = None
-    log_collectives: bool = True
+    log_collectives: bool | None = None
     import_ahead: bool = True
 
     def __post_init__(self) -> None:

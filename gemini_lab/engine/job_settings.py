@@ -7,14 +7,15 @@ from gemini_lab.engine.framework import Framework
 from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.settings import SCHEDULED, Settings
+from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
 
 
 def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
     """The job's settings: the lab's defaults, the script's own, what the launcher was told.
 
     What comes later replaces what comes before. Where nobody sees training's collectives, versions
-    leave at once, and the settings say so.
+    leave at once, and the settings say so. Whether the log has them is settled by the job's size
+    where nobody has said it.
 
     Args:
         framework: Has the script's own.
@@ -25,6 +26,8 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
         ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
     """
     settings = Settings.layered(order.defaults, framework.settings(), order.settings)
+    if settings.log_collectives is None:
+        settings = replace(settings, log_collectives=order.seats.world_size <= LOGGED_RANKS)
     if isinstance(framework.engine, TorchEngine):
         if settings.link_bytes_per_s is not None:
             raise ConfigError(

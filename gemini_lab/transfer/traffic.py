@@ -51,7 +51,7 @@ class CheckpointTraffic:
         self._mover = mover
         self._seam = seam
         self._conductor = conductor
-        self._logs_collectives = settings.log_collectives
+        self._logs_collectives = settings.log_collectives is not False
         self._emit = emit
         self._newest_sent: int | None = None
 
@@ -250,7 +250,7 @@ def _open_seam(
 ) -> CommSeam | None:
     """A seam in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
     # Only profiling is worth it on CUDA: to ask for a collective's times is to wait for the device.
-    is_logged = settings.log_collectives and not on_device
+    is_logged = settings.log_collectives is not False and not on_device
     recording = settings.scheme in SCHEDULED or is_logged
     if link is None and not recording:
         return None

@@ -1,5 +1,7 @@
 """What a job is told to do, as far as its framework can do it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -20,12 +22,12 @@ def plain(**settings):
     )
 
 
-def order(**told):
+def order(nodes=2, **told):
     return JobOrder(
         number=1,
         run=1,
         job=Job(script="train.py"),
-        seats=Seats(nodes=2),
+        seats=Seats(nodes=nodes),
         defaults={"replicas": 3},
         settings=told,
     )
@@ -51,3 +53,19 @@ def test_without_sight_of_collectives_versions_leave_at_once_and_the_settings_sa
 def test_a_link_that_nobody_could_pace_is_refused():
     with pytest.raises(ConfigError, match="link_bytes_per_s paces training's collectives"):
         read_settings(plain(link_bytes_per_s="1 MB/s"), order(), [].append)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told", "is_logged"),
+    [
+        (64, {}, True),
+        (65, {}, False),
+        (65, {"log_collectives": True}, True),
+        (2, {"log_collectives": False}, False),
+    ],
+)
+def test_the_log_of_many_ranks_leaves_their_collectives_out_unless_they_are_asked_for(
+    nodes, told, is_logged
+):
+    job = SimpleNamespace(engine=None, settings=dict)
+    assert read_settings(job, order(nodes, **told), [].append).log_collectives is is_logged
