@@ -89,6 +89,18 @@ def test_who_writes_to_a_frozen_tier_stands_still_until_it_thaws(tier, now_and_t
 
 
 @needs_disk
+def test_a_full_tier_that_is_frozen_is_emptied_where_it_thaws(tier):
+    reader = PersistentTier(str(tier.url))
+    tier.fill()
+    tier.freeze(now_and_then=False)
+    tier.empty()  # who removed a file there now would wait for itself
+    with pytest.raises(ConfigError, match="frozen"):
+        tier.fill()
+    tier.thaw()
+    reader.check()
+
+
+@needs_disk
 def test_a_tier_thaws_when_the_program_that_froze_it_is_killed(tmp_path):
     freeze = f"""
 from gemini_lab.experiments.chaos.tier import BreakableTier

@@ -41,6 +41,7 @@ class BreakableTier:
         self._disk = folder / "disk"
         self._data = self._disk / "tier"
         self._is_mounted = False
+        self._is_to_empty = False
         self._freezers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -90,8 +91,13 @@ class BreakableTier:
                         pass
 
     def empty(self) -> None:
-        """Give the space back."""
-        self._ballast.unlink(missing_ok=True)
+        """Give the space back: of a disk that is frozen, where that thaws.
+
+        Whoever removes a file there now would stand still, too, and could not let it thaw.
+        """
+        self._is_to_empty = bool(self._freezers)
+        if not self._is_to_empty:
+            self._ballast.unlink(missing_ok=True)
 
     def freeze(self, *, now_and_then: bool) -> Callable[[], None]:
         """Have who writes stand still in the kernel; what ends that.
@@ -119,6 +125,8 @@ class BreakableTier:
         for freezer in self._freezers:
             freezer.communicate()
         self._freezers.clear()
+        if self._is_to_empty:
+            self.empty()
 
     def flip(self, bit: int) -> str:
         """Turn one bit in a shard of the newest version; says where.
