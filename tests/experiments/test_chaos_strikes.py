@@ -75,8 +75,10 @@ def test_a_full_tier_takes_nothing_until_it_is_emptied(tier):
 @pytest.mark.parametrize("now_and_then", [False, True])
 def test_who_writes_to_a_frozen_tier_stands_still_until_it_thaws(tier, now_and_then):
     file = tier.url / "new"
-    with subprocess.Popen(["sh", "-c", 'sleep 0.1; echo . > "$0"', file]) as writer:
+    write = ["sh", "-c", 'read _; echo . > "$0"', file]
+    with subprocess.Popen(write, stdin=subprocess.PIPE) as writer:
         tier.freeze(now_and_then=now_and_then)
+        writer.stdin.close()
         with pytest.raises(ConfigError, match="frozen"):
             tier.flip(0)  # nothing of the campaign's own may stand still there
         if not now_and_then:
