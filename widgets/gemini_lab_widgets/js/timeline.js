@@ -1,38 +1,36 @@
 // The traffic timeline: one lane a node, training collectives above, checkpoint chunks below.
 //
-// It joins what a viewer knows (run.js), where that lies (frame.js), what is drawn (raster.js,
-// lanes.js, marks.js, axis.js), what is said (words.js), the page's elements (parts.js) and the
-// viewer's hands (hands.js). It asks nothing of the network.
+// It joins what a viewer knows (run.js), where that lies (frame.js), what of it a window shows
+// (sight.js, raster.js), what is drawn (lanes.js, marks.js, axis.js), what is said (words.js), the
+// page's elements (parts.js), the room around them (room.js) and the viewer's hands (hands.js). It
+// asks nothing of the network.
 
 import { drawAxis, drawStrip } from "./axis.js";
 import { Frame } from "./frame.js";
-import { Bars } from "./bars.js";
 import { Hands } from "./hands.js";
 import { TRANSFER } from "./kinds.js";
 import { drawDetails, drawLanes } from "./lanes.js";
-import { Looks } from "./looks.js";
 import { drawChosen, drawMarks } from "./marks.js";
 import { Parts } from "./parts.js";
 import { fontFor } from "./pen.js";
 import { Raster } from "./raster.js";
+import { Room } from "./room.js";
 import { NAME, RACK, WORST } from "./rows.js";
 import { Run } from "./run.js";
+import { Sight } from "./sight.js";
 import { DARK, isDarkAround, LIGHT } from "./theme.js";
 import { barWords, basis, behindMs, hiddenShare, HINT, lag, shareExplained, summary, tipWords }
   from "./words.js";
 
 // With more bars in the window than this, edges and words would only cover one another.
 const DETAILED = 6000;
-const NO_BARS = new Bars();
 
 export class Timeline {
   constructor(root) {
     this.run = new Run();
     this.frame = new Frame();
     this.raster = new Raster();
-    this.looks = new Looks(); // windows that the bars at hand do not reach
-    this.strips = new Looks(); // the whole run, for the strip
-    this.cells = null; // what is drawn where bars are too many
+    this.sight = new Sight(this.run, this.raster);
     this.chosen = null; // number of the selected bar
     this.isFresh = true;
     this.draws = 0;
@@ -45,45 +43,29 @@ export class Timeline {
     });
     this.context = this.parts.canvas.getContext("2d");
     this.hands = new Hands(this);
-    this.watch();
+    this.room = new Room(root, {
+      resized: () => this.fit(), restyled: () => this.restyle(),
+    });
     this.restyle();
     this.resize();
   }
 
-  // Draw anew when the room or the host's theme changes.
-  watch() {
-    const { canvas, root } = this.parts;
-    this.resizer = new ResizeObserver(() => {
-      if (canvas.clientWidth && canvas.clientWidth !== this.frame.width) this.resize();
-    });
-    this.resizer.observe(root);
-    this.scheme = window.matchMedia("(prefers-color-scheme: dark)");
-    this.restyled = () => this.restyle();
-    this.scheme.addEventListener("change", this.restyled);
-    this.observer = new MutationObserver(this.restyled);
-    for (const element of [document.documentElement, document.body]) {
-      this.observer.observe(element, { attributes: true,
-        attributeFilter: ["class", "style", "data-theme", "data-jp-theme-light"] });
-    }
-  }
-
   // Who answers looks: `ask(look)` is followed by a message with the answer.
   answeredBy(ask) {
-    this.looks.ask = this.strips.ask = ask;
+    this.sight.answeredBy(ask);
     this.dirty();
   }
 
   // Take in one message; `drawn` is called once what it brought has been drawn.
   push(meta, buffer, drawn) {
     if (meta.look) {
-      if (!this.looks.take(meta.look, buffer)) this.strips.take(meta.look, buffer);
+      this.sight.take(meta.look, buffer);
       this.dirty();
       return;
     }
     if (meta.reset) {
       if (!this.isFresh) this.chosen = null;
-      this.looks.forget();
-      this.strips.forget();
+      this.sight.forget();
     }
     if (this.run.take(meta, buffer)) this.resize();
     if (this.isFresh && (meta.count || meta.is_deep)) {
@@ -108,6 +90,12 @@ export class Timeline {
     });
   }
 
+  // Take on the room's width, if there is one and it is another.
+  fit() {
+    const { clientWidth } = this.parts.canvas;
+    if (clientWidth && clientWidth !== this.frame.width) this.resize();
+  }
+
   resize() {
     const { canvas, root } = this.parts, { run, frame, context } = this;
     context.font = fontFor(Frame.laneHeight(run.rows.list.length));
@@ -121,7 +109,7 @@ export class Timeline {
   }
 
   restyle() {
-    this.theme = isDarkAround(this.parts.root, this.scheme.matches) ? DARK : LIGHT;
+    this.theme = isDarkAround(this.parts.root, this.room.prefersDark) ? DARK : LIGHT;
     this.parts.showTheme(this.theme);
     this.dirty();
   }
@@ -182,14 +170,14 @@ export class Timeline {
   // -- drawing
 
   draw() {
-    const began = performance.now(), { context: c, run, frame, theme, raster, ratio } = this;
+    const began = performance.now(), { context: c, run, frame, theme, raster, sight, ratio } = this;
     frame.settle(run.extent());
-    const scene = { c, run, frame, theme, raster, strip: this.lookAtStrip() };
+    const scene = { c, run, frame, theme, raster, strip: sight.whole(began) };
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.fillStyle = theme.surface;
     c.fillRect(0, 0, frame.width, frame.height);
     const columns = Math.max(1, Math.round(frame.plot * ratio));
-    const seen = this.cover(columns);
+    const seen = sight.cover(...frame.window, columns, began);
     raster.paint(theme, run.rows);
     drawLanes(scene);
     c.save();
@@ -208,38 +196,6 @@ export class Timeline {
     for (const drawn of this.waiting.splice(0)) drawn();
   }
 
-  // Add up what the window shows, of the bars at hand or of those that were asked for; returns how
-  // many bars there were.
-  cover(columns) {
-    const { run, frame, raster, looks } = this, [t0, t1] = frame.window;
-    this.cells = null;
-    run.seen = run.bars;
-    if (!run.meta.is_deep || run.holds(t0, t1)) {
-      return raster.cover(run.bars, run.rows, columns, t0, t1);
-    }
-    const found = looks.want(this.lookFor(t0, t1, run.rows.key, [...run.rows.of], true),
-      performance.now());
-    run.seen = found?.bars ?? NO_BARS;
-    this.cells = found?.cells ?? null;
-    if (this.cells === null) return raster.cover(run.seen, run.rows, columns, t0, t1);
-    raster.coverCells(this.cells, run.rows, columns, t0, t1);
-    return Infinity;
-  }
-
-  // The whole run's cells for the strip, null where the bars at hand are all there are.
-  lookAtStrip() {
-    const { run, strips } = this, [from, to] = run.extent();
-    if (!run.meta.is_deep || run.holds(from, to)) return null;
-    const all = run.rows.lanes.map(() => 0);
-    return strips.want(this.lookFor(from, to, "all", all, false), performance.now())?.cells ?? null;
-  }
-
-  lookFor(from, to, key, rows, bars) {
-    const { run } = this;
-    const known = { total: run.total, extent: run.extent(), origin: run.origin };
-    return { from, to, key, rows, bars, ...known };
-  }
-
   drawChosen(scene) {
     const i = this.chosen === null ? -1 : this.run.seen.placeOf(this.chosen);
     const way = i < 0 ? undefined : drawChosen(scene, i), { dataset } = this.parts.root;
@@ -254,7 +210,7 @@ export class Timeline {
   // -- words
 
   tell() {
-    const { run, frame, parts } = this;
+    const { run, frame, parts, sight } = this;
     parts.readout.textContent = hiddenShare(run);
     parts.why.textContent = shareExplained(run);
     parts.basis.textContent = basis(run);
@@ -267,8 +223,8 @@ export class Timeline {
     }
     parts.describe(summary(run));
     Object.assign(parts.root.dataset, {
-      events: run.total, shows: this.cells ? "cells" : run.seen === run.bars ? "bars" : "window",
-      isWaiting: String(this.looks.asked !== null), last: run.newest.toFixed(3), draws: this.draws,
+      events: run.total, shows: sight.kind, isWaiting: String(sight.isWaiting),
+      last: run.newest.toFixed(3), draws: this.draws,
       drawMs: this.drawMs.toFixed(2), mode: frame.mode, behindMs: behindMs(run),
       window: frame.window.map((t) => t.toFixed(6)).join(" "),
     });
@@ -310,8 +266,6 @@ export class Timeline {
 
   destroy() {
     cancelAnimationFrame(this.pending);
-    this.resizer.disconnect();
-    this.observer.disconnect();
-    this.scheme.removeEventListener("change", this.restyled);
+    this.room.leave();
   }
 }

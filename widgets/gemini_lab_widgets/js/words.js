@@ -111,7 +111,7 @@ export function summary(run) {
 }
 
 // What is said beside a point of the timeline, line by line; `bar` and `exposed` lie there.
-export function tipWords({ run, frame, cells }, { bar, exposed }, x, y) {
+export function tipWords({ run, frame, sight: { cells } }, { bar, exposed }, x, y) {
   const lines = bar < 0 ? [] : barWords(run, bar), row = frame.rowAt(y);
   if (cells && x > frame.gutter && row >= 0 && row < run.rows.list.length) {
     lines.push(...cellWords(run, cells, row, frame.time(x)));
