@@ -291,6 +291,17 @@ def with_a_root_loss() -> ToldRun:
     return run.finish(26)
 
 
+def with_a_drain() -> ToldRun:
+    """node-2 is to go and waits for a standby; when one has come, its ranks move there."""
+    run = ToldRun().protect().train(1, 3)
+    run.say_root(events.NodeLeaving, name="node-2", within_s=30.0)
+    run.say_root(events.DrainWaiting, name="node-2", reason="no standby is there")
+    run.train(4, 5).fail(known=5, cause=events.DRAIN)
+    run.plan(5, members=["node-0", "node-1", "node-4", "node-3"]).resume(5, known_lost=0)
+    run.say_root(events.NodeDrained, name="node-2")
+    return run.protect().train(6, 8)
+
+
 def with_a_bug() -> ToldRun:
     """A script that raises in its fourth iteration, every time, until the run is given up."""
     run = ToldRun().protect().train(1, 3).crash(1, known=3, output=TRACEBACK)

@@ -1,19 +1,20 @@
 """`gemini-lab drain RUN NODE`: move a node's ranks to a standby, before its machine goes."""
 
-import time
-from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from gemini_lab.cli.asked import ask, parser_of_asking, say
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.runs import finder_of, parser_of
-from gemini_lab.errors import ConfigError
-from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import DrainWaiting, NodeDrained, NodeLost, RecoveryFinished
+from gemini_lab.log.events import (
+    AnyEvent,
+    DrainWaiting,
+    NodeDrained,
+    NodeLost,
+    RecoveryFinished,
+)
 
 WAIT_S: Final = 600.0
-LOOK_S: Final = 0.1
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -22,54 +23,47 @@ def command(arguments: Sequence[str]) -> int:
     All ranks stop at the end of an iteration and start again with the standby in the node's place,
     so nothing is done again. Without a standby the node trains on until one is there.
     """
-    parser = parser_of("drain", command.__doc__)
+    parser = parser_of_asking("drain", command.__doc__, wait_s=WAIT_S)
     parser.add_argument("node", help="the node whose machine is to go")
-    parser.add_argument(
-        "--wait", type=float, default=WAIT_S, help="seconds to wait for it (%(default)s)"
-    )
     options = parser.parse_args(arguments)
-    finder = finder_of(options)
-    finder.check()
-    heard: SimpleQueue[Entry] = SimpleQueue()
-    with AttachedRun(finder.name, finder.way, finder.folder) as run:
-        run.catch_up()
-        forget = run.watch(heard.put)
-        try:
-            say(run.drain(options.node))
-            return _follow(run, options.node, heard.get, wait_s=options.wait)
-        finally:
-            forget()
+    return ask(options, lambda run: run.drain(options.node), Leaving(options.node))
 
 
-def _follow(run: AttachedRun, node: str, get: Callable[..., Entry], *, wait_s: float) -> int:
-    """Say what becomes of it, until the node has no ranks any more."""
-    give_up_s = time.monotonic() + wait_s
-    while time.monotonic() < give_up_s:
-        try:
-            event = get(timeout=LOOK_S).event
-        except Empty:
-            if run.is_over_within(0):
-                say(f"{run.name} is over: {node} has no ranks any more")
-                return Exit.FINISHED
-            continue
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A node that is to have no ranks any more.
+
+    Attributes:
+        node: Its name.
+    """
+
+    node: str
+
+    def hear(self, event: AnyEvent) -> Exit | None:
+        """Say how the move goes."""
         match event:
-            case DrainWaiting(name=name, reason=reason) if name == node:
-                say(f"{node} trains on: {reason}")
+            case DrainWaiting(name=self.node, reason=reason, is_given_up=is_given_up):
+                say(f"{self.node} trains on: {reason}")
+                return Exit.AGAIN if is_given_up else None
             case RecoveryFinished(lost_iterations=again):
                 took = f"after {event.duration_s:.1f} s, {again} iterations done again"
                 say(f"training goes on {took}")
-            case NodeDrained(name=name) if name == node:
-                say(f"{node} has no ranks any more: its machine may be taken")
+            case NodeDrained(name=self.node):
+                say(f"{self.node} has no ranks any more: its machine may be taken")
                 return Exit.FINISHED
-            case NodeLost(name=name) if name == node:
-                say(f"{node} was lost before its ranks could move; the run recovers by itself")
+            case NodeLost(name=self.node):
+                say(f"{self.node} was lost before its ranks could move; the run recovers by itself")
                 return Exit.AGAIN
-    raise ConfigError(
-        f"{node} still has ranks after {wait_s:.0f} s; they move as soon as they can, and "
-        "the run's log says what is waited for"
-    )
+        return None
 
+    def at_end(self, name: str) -> Exit:
+        """Where no run is, no node has ranks."""
+        say(f"{name} is over: {self.node} has no ranks any more")
+        return Exit.FINISHED
 
-def say(text: str) -> None:
-    """Tell who waits."""
-    print(text, flush=True)  # noqa: T201
+    def late(self, _name: str, wait_s: float) -> str:
+        """The node keeps its ranks until they can move."""
+        return (
+            f"{self.node} still has ranks after {wait_s:.0f} s; they move as soon as they can, and "
+            "the run's log says what is waited for"
+        )

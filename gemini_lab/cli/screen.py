@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables import NodeRow, SpentRow, Status, losses_of
+from gemini_lab.report.tables import NodeRow, SpentRow, Status, leaving_of, losses_of
 from gemini_lab.report.tables.replicas import memory
 from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.tables.status import status
@@ -25,6 +25,8 @@ COLOURS: Final = {
     "finished": "green",
     "over": "green",
     "standby": "cyan",
+    "drained": "cyan",
+    "left": "dim",
     "failed": "red",
     "lost": "red",
 }
@@ -47,6 +49,7 @@ def screen(run: RunReducer, now_s: float, beside: dict[str, str]) -> RenderableT
     recoveries = run.recoveries.recoveries()[-RECOVERIES:]
     if recoveries:
         parts += ["", _recoveries(recoveries, told.recoveries)]
+    parts += [Text(line, style="yellow") for line in leaving_of(told.nodes)]
     loud = [*told.diverged, *([told.error] if told.error else [])]
     parts += [Text(f"! {line}", style="red") for line in loud]
     parts += [Text(f"note  {note}", style="dim") for note in told.notes[-3:]]
@@ -124,6 +127,8 @@ def _nodes(run: RunReducer, told: Status) -> Table:
     for node in told.nodes:
         name = f"{node.name} (root)" if node.is_root else node.name
         state = Text(node.health, style=_colour(node.health))
+        if node.leaving is not None:
+            state.append(", to leave", style="yellow")
         table.add_row(name, state, _ranks(run, node), taken.get(node.name, ""))
     return table
 

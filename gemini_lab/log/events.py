@@ -199,10 +199,12 @@ class DrainWaiting(Event, frozen=True, kw_only=True):
     Attributes:
         name: The node's.
         reason: What is waited for, for people.
+        is_given_up: Whether they will not move before that is asked for once more.
     """
 
     name: str
     reason: str
+    is_given_up: bool = False
 
 
 class NodeDrained(Event, frozen=True, kw_only=True):

@@ -193,7 +193,7 @@ class Drains:
             state = forgotten(state, node)
             if was_drain:
                 reason = "its memory or its place could not be done without; ask once more later"
-                yield Emit(event=events.DrainWaiting(name=node, reason=reason))
+                yield Emit(event=events.DrainWaiting(name=node, reason=reason, is_given_up=True))
             else:
                 state = replace(state, leaving=leaving)
         if needed:

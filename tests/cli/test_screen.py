@@ -4,9 +4,10 @@ import io
 
 import pytest
 from rich.console import Console
-from told_runs import ToldRun, with_a_bug, with_one_loss
+from told_runs import ToldRun, with_a_bug, with_a_drain, with_one_loss
 
 from gemini_lab.cli.screen import screen
+from gemini_lab.log import events
 from gemini_lab.report.metrics import FOR_METRICS
 from gemini_lab.report.reducer import RunReducer
 
@@ -50,6 +51,19 @@ def test_a_failed_run_says_why():
     text = shown(with_a_bug())
     assert "failed" in line(text, "phase")
     assert "ValueError" in text
+
+
+def test_a_node_that_is_to_leave_says_so_until_its_machine_may_be_taken():
+    run = with_a_drain()
+    waits = next(
+        n for n, one in enumerate(run.entries) if isinstance(one.event, events.DrainWaiting)
+    )
+    text = shown(run, entries=waits + 1)
+    assert "training, to leave" in line(text, "node-2")
+    assert "node-2 is to leave: no standby is there" in text
+    text = shown(run)
+    assert line(text, "node-2").split()[1] == "drained"
+    assert "node-2 has no ranks any more: its machine may be taken" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

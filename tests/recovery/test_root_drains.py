@@ -143,7 +143,9 @@ def test_a_move_that_comes_to_nothing_is_not_tried_for_ever():
     go_on(story)
     assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
     assert len(told_to_hold(story)) == 4
-    assert "could not be done without" in story.of(events.DrainWaiting)[0].reason
+    (said,) = story.of(events.DrainWaiting)
+    assert said.is_given_up
+    assert "could not be done without" in said.reason
 
 
 def test_a_node_that_dies_before_its_ranks_could_move_is_a_lost_node_and_nothing_else():
@@ -216,7 +218,8 @@ def test_ranks_do_not_stop_for_a_machine_that_still_imports():
     drain(story, "node-1")
     story.join("node-9", is_ready=False)
     assert told_to_hold(story) == []
-    assert story.of(events.DrainWaiting)[-1].reason == "node-9 still imports what workers need"
+    waits = story.of(events.DrainWaiting)[-1]
+    assert (waits.reason, waits.is_given_up) == ("node-9 still imports what workers need", False)
     story.say("node-9", ReadyToStart())
     assert len(told_to_hold(story)) == 4
 

@@ -153,6 +153,27 @@ def test_stop_ends_the_run_and_not_the_lab(lab, cluster, job):
     panel.close()
 
 
+def test_nothing_can_be_pressed_when_the_lab_is_closed(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    panel.follow()
+    lab.close()
+    until(lambda: "the lab is closed" in panel.status.value)
+    until(lambda: not lab.run or lab.run.phase in panel.status.value)
+    for button in (panel.start_button, panel.fail_button, panel.stop_button):
+        assert button.disabled
+    panel.close()
+
+
+def test_a_panel_without_a_run_says_that_its_lab_is_closed(lab, job):
+    panel = Controls(lab, job).follow()
+    lab.close()
+    until(lambda: "the lab is closed" in panel.status.value)
+    assert panel.start_button.disabled
+    panel.close()
+
+
 def test_a_runs_own_panel_starts_nothing(tmp_path, job):
     run = run_in(tmp_path / "run", job)
     panel = run.controls()

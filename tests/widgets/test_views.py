@@ -24,7 +24,7 @@ from gemini_lab_widgets.views import (
 from gemini_lab_widgets.views.answers import chances
 from gemini_lab_widgets.views.palette import DARK, GREEN, LIGHT, RED, esc, shown
 from gemini_lab_widgets.views.view import switch
-from told_runs import TRACEBACK, ToldRun, with_a_bug, with_one_loss
+from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.report.tables import Tables, tables_of
@@ -380,6 +380,18 @@ def test_the_parts_of_the_time_fill_one_bar() -> None:
     assert "lost progress" in view.parts.data["label"]
     for label in view.parts.data["label"]:
         assert label in view.table.text
+
+
+def test_the_status_shows_who_is_to_leave_and_who_may() -> None:
+    run = ToldRun(nodes=40).protect().train(1, 2)
+    run.say_root(events.NodeLeaving, name="node-20")
+    run.say_root(events.DrainWaiting, name="node-20", reason=HOSTILE)
+    text = drawn(StatusView, run).strip.text
+    assert "node-20 <small>position 20</small> <small>to leave</small>" in text
+    assert f"<p>node-20 is to leave: {esc(HOSTILE)}</p>" in text
+    text = drawn(StatusView, with_a_drain()).strip.text
+    assert "node-2 <small>drained</small>" in text
+    assert "<dd class=value>4</dd><dd>1 standby, 0 lost so far</dd>" in text
 
 
 def test_the_status_has_the_same_overhead_as_the_bar() -> None:

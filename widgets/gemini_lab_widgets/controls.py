@@ -105,24 +105,36 @@ def places(members: Sequence[str], layout: Layout) -> dict[str, tuple[str, ...]]
     return {kind: where for kind, where in found.items() if where}
 
 
-def sight(run: Run | None, *, has_job: bool, layout: Layout | None = None) -> Sight:
-    """What there is to see of `run`, and whether a job could be started after it."""
+def sight(
+    run: Run | None, *, has_job: bool, is_closed: bool = False, layout: Layout | None = None
+) -> Sight:
+    """What there is to see of `run`, and whether a job could be started after it.
+
+    Args:
+        run: The newest run, if there has been one.
+        has_job: Whether there is a job that could be started.
+        is_closed: Whether the lab has ended, or is about to.
+        layout: Which nodes go down together.
+    """
     if run is None:
         text = "no run yet" if has_job else "no run yet; lab.controls(job) has a job to start"
-        return Sight(text=text, can_start=has_job)
+        text = "the lab is closed" if is_closed else text
+        return Sight(text=text, can_start=has_job and not is_closed)
     nodes = ", ".join(f"{node} (root)" if node == run.root else node for node in run.members)
     text = f"{run.folder.name}: {run.phase}, iteration {run.iteration}"
     if run.failure:
         text += f"; {run.failure}"
     elif nodes and not run.is_over:
         text += f", on {nodes}"
+    if is_closed:
+        text += "; the lab is closed"
     return Sight(
         text=text,
         iteration=run.iteration,
         places=places(run.members, layout or Layout()) if run.members else {},
-        can_start=has_job and run.is_over,
-        can_fail=bool(run.members) and not run.is_over,
-        can_stop=not run.is_over,
+        can_start=has_job and run.is_over and not is_closed,
+        can_fail=bool(run.members) and not run.is_over and not is_closed,
+        can_stop=not run.is_over and not is_closed,
     )
 
 
@@ -219,7 +231,8 @@ class Controls:
             self._watch(run)
         if self.pause.value and not anyway:
             return
-        seen = sight(run, has_job=self._has_job(), layout=self._layout)
+        is_closed = self._lab is not None and self._lab.is_closed
+        seen = sight(run, has_job=self._has_job(), is_closed=is_closed, layout=self._layout)
         self.status.value = escape(seen.text)
         self.bar.value = min(seen.iteration, self.bar.max)
         self._places = seen.places
@@ -320,8 +333,8 @@ class Controls:
         """Refresh until there is nothing new to expect."""
         while not self._is_closed.wait(REFRESH_S):
             self.refresh()
-            is_over = self._lab.is_closed if self._lab else self._run is None or self._run.is_over
-            if is_over:
+            is_over = self.run is None or self.run.is_over
+            if is_over and (self._lab is None or self._lab.is_closed):
                 self.refresh(anyway=True)
                 return
 

@@ -6,11 +6,13 @@ from typing import Final
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     DRAIN,
+    DrainWaiting,
     Injected,
     Iteration,
     LabStarted,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     Protected,
     RecoveryFinished,
@@ -40,7 +42,10 @@ class Nodes:
         failed: Nodes whose worker exited or hung, until workers are started again.
         lost: Nodes that were lost and did not come back, in order.
         lost_count: Nodes that were lost, all told.
-        drained: Nodes without ranks whose machines are to go.
+        leaving: Nodes that are to go and have ranks, with what these wait for before they move;
+            empty where nothing was said of that.
+        drained: Nodes without ranks whose machines are to go, in order.
+        left: Nodes that were gone after their ranks had moved, in order.
     """
 
     def __init__(self) -> None:
@@ -51,7 +56,9 @@ class Nodes:
         self.failed: set[str] = set()
         self.lost: dict[str, None] = {}
         self.lost_count = 0
+        self.leaving: dict[str, str] = {}
         self.drained: dict[str, None] = {}
+        self.left: dict[str, None] = {}
         self._names: dict[str, None] = {}
         self._seats: dict[int, str] = {}
         self._per_node = 1
@@ -88,8 +95,8 @@ class Nodes:
             case WorkerExited() | WorkerHung() if len(self.failed) < MOST:
                 seat = self._seats.get(event.rank, "")
                 self.failed.add(entry.node if isinstance(event, WorkerExited) else seat)
-            case NodeDrained() if len(self.drained) < MOST:
-                self.drained[event.name] = None
+            case NodeLeaving() | DrainWaiting() | NodeDrained() as told:
+                self._leave(told)
             case RecoveryStarted() if event.cause != DRAIN:
                 for name in event.lost:
                     self._lose(name)
@@ -97,6 +104,22 @@ class Nodes:
                 self._plan(event)
             case RecoveryFinished() | RunFinished():
                 self.failed.clear()
+
+    def _leave(self, told: NodeLeaving | DrainWaiting | NodeDrained) -> None:
+        """A machine is to go: its ranks are to move, wait, stay after all, or have moved."""
+        name = told.name
+        if len(self.leaving) + len(self.drained) >= MOST:
+            return
+        match told:
+            case NodeLeaving():
+                self.leaving.setdefault(name, "")
+            case DrainWaiting(is_given_up=True):
+                self.leaving.pop(name, None)
+            case DrainWaiting(reason=reason):
+                self.leaving[name] = reason
+            case NodeDrained():
+                self.leaving.pop(name, None)
+                self.drained[name] = None
 
     def _start(self, job: RunStarted) -> None:
         if not 0 < job.nodes * job.workers_per_node <= MOST_RANKS:
@@ -113,6 +136,8 @@ class Nodes:
         self.gone = {p for p, name in enumerate(plan.members) if name is None}
         self.failed.clear()
         self._join(*(name for name in plan.members if name is not None))
+        for name in plan.members:
+            self.drained.pop(name or "", None)  # used again, as there was no other
         for position, name in enumerate(plan.members):
             for rank in range(position * self._per_node, (position + 1) * self._per_node):
                 self._seat(rank, name or "")
@@ -128,9 +153,14 @@ class Nodes:
             if len(self._names) < MOST:
                 self._names[name] = None
             self.lost.pop(name, None)
-            self.drained.pop(name, None)
+            self.left.pop(name, None)
 
     def _lose(self, name: str) -> None:
+        self.leaving.pop(name, None)
+        if name in self.drained or name in self.left:
+            self.drained.pop(name, None)
+            self.left[name] = None
+            return
         self.gone |= {p for p, member in enumerate(self.members) if member == name}
         if name not in self.lost and len(self.lost) < MOST:
             self.lost_count += 1
@@ -149,6 +179,6 @@ class Nodes:
 
     @property
     def standbys(self) -> list[str]:
-        """Nodes that have no position, were not lost, and are not about to go."""
-        away = {*self.members, *self.lost, *self.drained}
+        """Nodes that have no position, were not lost, and neither are to go nor have gone."""
+        away = {*self.members, *self.lost, *self.leaving, *self.drained, *self.left}
         return [name for name in self._names if name not in away]

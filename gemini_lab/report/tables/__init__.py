@@ -17,6 +17,7 @@ from gemini_lab.report.tables.now import (
     Replicas,
     Status,
     WhatIf,
+    leaving_of,
 )
 from gemini_lab.report.tables.past import (
     Curve,
@@ -65,6 +66,7 @@ __all__ = [
     "Wasted",
     "WastedRow",
     "WhatIf",
+    "leaving_of",
     "losses_of",
     "tables_of",
 ]

@@ -4,13 +4,16 @@ Values for views, plain data. Times are seconds since the run's start. Names and
 printed are those of the log, not yet escaped.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from gemini_lab.report.reducers.course import Phase
 
 Origin = Literal["measured here", "simulated", "model"]
-NodeHealth = Literal["starting", "training", "recovering", "failed", "standby", "lost", "over"]
+NodeHealth = Literal[
+    "starting", "training", "recovering", "failed", "standby", "lost", "over", "drained", "left"
+]
 CopyState = Literal["whole", "missing", "lost"]
 
 
@@ -20,9 +23,12 @@ class NodeRow:
 
     Attributes:
         name: As in the log.
-        position: Where it trains; `None` for a standby or a lost node.
+        position: Where it trains; `None` for a standby or a node that is gone or about to go.
         health: What it does; `"failed"` where its worker exited or hung and no other was started,
-            `"over"` where the run is.
+            `"over"` where the run is, `"drained"` where its ranks have moved so that its machine
+            may be taken, `"left"` where that has happened.
+        leaving: What its ranks wait for before they move, as its machine is to go; empty where
+            they wait for nothing, `None` where the machine stays.
         is_root: Whether its agent is the root agent.
         rack: Where its position is; empty where the log does not say.
     """
@@ -32,6 +38,20 @@ class NodeRow:
     health: NodeHealth
     is_root: bool = False
     rack: str = ""
+    leaving: str | None = None
+
+
+def leaving_of(nodes: Iterable[NodeRow]) -> list[str]:
+    """In words, what becomes of nodes whose machines are to go or may be taken."""
+    lines = []
+    for node in nodes:
+        if node.leaving is not None:
+            lines.append(
+                f"{node.name} is to leave: {node.leaving or 'its ranks are about to move'}"
+            )
+        elif node.health == "drained":
+            lines.append(f"{node.name} has no ranks any more: its machine may be taken")
+    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

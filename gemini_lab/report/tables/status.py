@@ -1,6 +1,6 @@
 """A run in a few numbers, and its nodes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gemini_lab.report.output import error_line
@@ -11,7 +11,7 @@ from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.now import NodeHealth, NodeRow, Status
 from gemini_lab.units import format_bytes
 
-LOST_SHOWN: Final = 8
+GONE_SHOWN: Final = 8
 
 
 def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = False) -> Status:
@@ -34,7 +34,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         survivable=None if survivable is None else survivable[0],
         survivable_version=None if survivable is None else survivable[1],
         persistent_version=None if copies.persistent == NONE else copies.persistent,
-        nodes=(*seated(run), *standbys(nodes), *_replaced(nodes)),
+        nodes=(*seated(run), *standbys(nodes), *_gone(nodes)),
         lost_nodes=nodes.lost_count,
         recoveries=losses.total,
         wasted_s=losses.wasted_s,
@@ -93,6 +93,7 @@ def seated(run: RunReducer) -> tuple[NodeRow, ...]:
             health="lost" if position in nodes.gone else "failed" if name in nodes.failed else busy,
             is_root=name == nodes.root,
             rack=racks[position] if position < len(racks) else "",
+            leaving=nodes.leaving.get(name or ""),
         )
         for position, name in enumerate(nodes.members)
     )
@@ -106,11 +107,25 @@ def standbys(nodes: Nodes) -> tuple[NodeRow, ...]:
     )
 
 
-def _replaced(nodes: Nodes) -> tuple[NodeRow, ...]:
-    """The nodes that were lost last and have been replaced."""
+def _gone(nodes: Nodes) -> tuple[NodeRow, ...]:
+    """The nodes whose ranks have moved, and of those that left or were lost the last ones."""
     seats = set(nodes.members)
-    lost = [name for name in nodes.lost if name not in seats][-LOST_SHOWN:]
-    return tuple(NodeRow(name=name, position=None, health="lost") for name in lost)
+    lost = [name for name in nodes.lost if name not in seats]
+    kinds: tuple[tuple[NodeHealth, Sequence[str]], ...] = (
+        ("drained", [*nodes.drained]),
+        ("left", [*nodes.left][-GONE_SHOWN:]),
+        ("lost", lost[-GONE_SHOWN:]),
+    )
+    return tuple(
+        NodeRow(
+            name=name,
+            position=None,
+            health=health,
+            is_root=health == "drained" and name == nodes.root,
+        )
+        for health, names in kinds
+        for name in names
+    )
 
 
 def _conditions(run: RunReducer) -> Iterable[str]:

@@ -33,6 +33,8 @@ MARKERS: Final[dict[NodeHealth, str]] = {
     "failed": "triangle",
     "over": "circle",
     "standby": "square",
+    "drained": "diamond",
+    "left": "diamond",
     "lost": "square_x",
 }
 DASHES: Final[dict[CopyState, list[int]]] = {"whole": [], "missing": [6, 4], "lost": [2, 4]}

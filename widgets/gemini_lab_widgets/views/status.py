@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
-from gemini_lab.report.tables import NodeHealth, NodeRow, Spent, Status, Tables
+from gemini_lab.report.tables import NodeHealth, NodeRow, Spent, Status, Tables, leaving_of
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import printed
 from gemini_lab_widgets.views.palette import (
@@ -25,7 +25,8 @@ from gemini_lab_widgets.views.view import View
 DETAIL: Final = 40
 """Characters of a detail that a tile has room for."""
 NAMED: Final = 32
-"""Nodes that are shown one by one; of more, only standbys, lost ones and the root agent's."""
+"""Nodes that are shown one by one; of more, only those without ranks, those to leave, failed ones
+and the root agent's."""
 SIGNS: Final[dict[NodeHealth, str]] = {
     "training": "●",
     "starting": "◔",
@@ -33,6 +34,8 @@ SIGNS: Final[dict[NodeHealth, str]] = {
     "failed": "✕",
     "over": "■",
     "standby": "□",
+    "drained": "◇",
+    "left": "◇",
     "lost": "✕",
 }
 """Health by shape."""
@@ -43,6 +46,8 @@ COLOURS: Final[dict[NodeHealth, str]] = {
     "failed": RED,
     "over": GREY,
     "standby": GREY,
+    "drained": GREY,
+    "left": GREY,
     "lost": RED,
 }
 HEALTH: Final[dict[NodeHealth, str]] = {"failed": "its worker failed"}
@@ -191,7 +196,7 @@ def _survivable(status: Status) -> tuple[str, str, str]:
 
 def _nodes(status: Status) -> tuple[str, str]:
     count = Counter(node.health for node in status.nodes)
-    working = sum(count.values()) - count["standby"] - count["lost"]
+    working = sum(node.position is not None and node.health != "lost" for node in status.nodes)
     return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
 
 
@@ -208,17 +213,24 @@ def _times(count: int) -> str:
 def _named(status: Status) -> Sequence[NodeRow]:
     if len(status.nodes) <= NAMED:
         return status.nodes
-    idle = {"standby", "lost", "failed"}
-    return [node for node in status.nodes if node.health in idle or node.is_root][:NAMED]
+    return [
+        node
+        for node in status.nodes
+        if node.position is None
+        or node.health in {"lost", "failed"}
+        or node.leaving is not None
+        or node.is_root
+    ][:NAMED]
 
 
 def _node(node: NodeRow) -> str:
     where = "" if node.position is None else f" <small>position {node.position}</small>"
     root = " <small>root agent</small>" if node.is_root else ""
+    goes = " <small>to leave</small>" if node.leaving is not None else ""
     sign = f"<i style='color:{COLOURS[node.health]}' aria-hidden=true>{SIGNS[node.health]}</i>"
     is_plain = node.health in {"training", "over"}
     health = "" if is_plain else f" <small>{HEALTH.get(node.health, node.health)}</small>"
-    return f"<li>{sign}{esc(shown(node.name))}{where}{health}{root}</li>"
+    return f"<li>{sign}{esc(shown(node.name))}{where}{health}{goes}{root}</li>"
 
 
 def _lines(status: Status) -> list[str]:
@@ -226,6 +238,7 @@ def _lines(status: Status) -> list[str]:
     lines = [status.detail] if _is_long(status) and status.phase != "failed" else []
     if status.conditions:
         lines.append("; ".join(status.conditions))
+    lines += leaving_of(status.nodes)
     lines += [f"note from {note}" for note in status.notes]
     if status.unread:
         lines.append(f"events of the log that could not be read: {status.unread}")

@@ -1,0 +1,96 @@
+"""What is asked of a run from a shell is followed until it is decided, and no longer than said."""
+
+from queue import Empty
+
+import pytest
+
+from gemini_lab.cli.asked import follow
+from gemini_lab.cli.drain import Leaving
+from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.rewind import GoingBack
+from gemini_lab.errors import ConfigError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    DrainWaiting,
+    NodeDrained,
+    NodeLost,
+    RecoveryFinished,
+    RewindFailed,
+    Rewound,
+)
+
+WENT = Rewound(
+    rank=0, epoch=1, rewinds=1, cause="person", version=3, iteration=6, skips=True, duration_s=0.1
+)
+ON = RecoveryFinished(
+    recovery=1, epoch=2, version=5, iteration=6, duration_s=2.5, lost_iterations=0
+)
+
+
+class FollowedStandIn:
+    """A run that says these events, and then nothing more."""
+
+    name = "one"
+
+    def __init__(self, *events, is_over=False):
+        self.entries = [Entry(at_s=0.0, node="node-0", event=event) for event in events]
+        self.is_over = is_over
+
+    def get(self, *, timeout):
+        assert timeout > 0
+        if not self.entries:
+            raise Empty
+        return self.entries.pop(0)
+
+    def is_over_within(self, _timeout_s):
+        return self.is_over
+
+
+def followed(awaited, *events, is_over=False, wait_s=60.0):
+    run = FollowedStandIn(*events, is_over=is_over)
+    return follow(run, run.get, awaited, wait_s=wait_s)
+
+
+def test_a_drain_is_followed_past_other_nodes_until_its_own_has_no_ranks(capsys):
+    ended = followed(
+        Leaving("node-2"),
+        NodeLost(name="node-1", cause="connection"),
+        NodeDrained(name="node-1"),
+        DrainWaiting(name="node-2", reason="no standby is there"),
+        ON,
+        NodeDrained(name="node-2"),
+        NodeDrained(name="never heard"),
+    )
+    assert ended == Exit.FINISHED
+    assert capsys.readouterr().out.splitlines() == [
+        "node-2 trains on: no standby is there",
+        "training goes on after 2.5 s, 0 iterations done again",
+        "node-2 has no ranks any more: its machine may be taken",
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        NodeLost(name="node-2", cause="connection"),
+        DrainWaiting(name="node-2", reason="ask once more", is_given_up=True),
+    ],
+)
+def test_a_drain_that_comes_to_nothing_ends_at_once_and_may_be_tried_again(said):
+    assert followed(Leaving("node-2"), said) == Exit.AGAIN
+
+
+def test_a_rewind_is_followed_until_training_went_back(capsys):
+    assert followed(GoingBack(), ON, WENT) == Exit.FINISHED
+    assert capsys.readouterr().out == f"{WENT}, after 0.100 s\n"
+    refused = RewindFailed(rank=0, epoch=1, iteration=6, cause="person", reason="keeps no such")
+    with pytest.raises(ConfigError, match="keeps no such"):
+        followed(GoingBack(), refused)
+
+
+def test_the_end_of_a_run_and_of_patience_are_said():
+    assert followed(Leaving("node-2"), is_over=True) == Exit.FINISHED
+    with pytest.raises(ConfigError, match="one is over, and did not go back"):
+        followed(GoingBack(), is_over=True)
+    with pytest.raises(ConfigError, match="node-2 still has ranks after 0 s"):
+        followed(Leaving("node-2"), wait_s=0.0)
