@@ -13,6 +13,7 @@ from typing import Final, Protocol, Self
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Collectives, Event, Iteration, Transfer, VersionComplete
 from gemini_lab.log.follow import LogFeed, name_of
 from gemini_lab.report.pyramid.bars import BATCH
 from gemini_lab.report.pyramid.blocks import Blocks, FileBlocks
@@ -71,6 +72,16 @@ FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
 FOR_DASHBOARD: Final = Keep(bars=4 * BATCH, recoveries=100, notes=5, ranks=False, levels=True)
 """What views draw: at most about 40 MB, and beyond that 41 bytes an iteration, 32 for each value
 that is logged, and 16 a version. What is on disk is about 15 bytes a bar."""
+
+
+READERS: Final[dict[type[Event], frozenset[type[Reducer]]]] = {
+    Collectives: frozenset({Traffic}),
+    Transfer: frozenset({Traffic}),
+    VersionComplete: frozenset({Copies, Pace, Sums, Traffic}),
+    Iteration: frozenset({Course, Divergences, Iterations, Logged, Nodes, Pace, Reached, Traffic}),
+}
+"""Of the kinds that every rank tells in every iteration, who makes anything of them: nobody else is
+asked, as such entries are nearly all of a log."""
 
 
 class RunReducer:
@@ -152,6 +163,10 @@ class RunReducer:
         if keep.bars:
             parts.append(self.traffic)
         self._parts = tuple(part.take for part in parts)
+        self._readers = {
+            kind: tuple(part.take for part in parts if type(part) in readers)
+            for kind, readers in READERS.items()
+        }
 
     @classmethod
     def load(cls, path: Path | str, *, keep: Keep = FOR_DASHBOARD) -> Self:
@@ -183,7 +198,7 @@ class RunReducer:
         """Take in one entry; one that makes no sense to a part is counted and left out there."""
         self.count += 1
         is_odd = False
-        for take in self._parts:
+        for take in self._readers.get(type(entry.event), self._parts):
             try:
                 take(entry)
             except (ArithmeticError, LookupError, ValueError):

@@ -94,6 +94,12 @@ def test_a_line_is_plain_json_with_moment_speaker_and_kind_on_top(entry):
     assert events.KINDS[record["kind"]] is type(entry.event)
 
 
+@given(ENTRIES)
+def test_a_line_with_its_fields_in_another_order_is_the_same_entry(entry):
+    record = json.loads(encode_entry(entry))
+    assert decode_entry(json.dumps(dict(reversed(record.items())))) == entry
+
+
 @given(VALUES)
 def test_logged_values_come_back_to_the_bit_also_those_json_has_no_word_for(values):
     event = events.Iteration(
@@ -147,8 +153,10 @@ def test_moments_are_told_from_durations_by_their_type_not_their_name():
     ids=["kind", "missing field", "unknown field", "type", "text for number", "no rank", "no kind"],
 )
 def test_what_is_no_event_is_refused_by_its_name(record, told):
-    with pytest.raises(EventError, match=told):
-        decode_entry(json.dumps({"at_s": 1.0, "node": "lab", **record}))
+    for separators in ((",", ":"), (", ", ": ")):  # as a log has it, and as people type it
+        line = json.dumps({"at_s": 1.0, "node": "lab", **record}, separators=separators)
+        with pytest.raises(EventError, match=told):
+            decode_entry(line)
 
 
 @pytest.mark.parametrize("lacking", ["at_s", "node"])

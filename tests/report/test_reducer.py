@@ -1,5 +1,6 @@
 """One reducer: however the entries arrive, all who read a run read the same figures."""
 
+import pickle
 import random
 import re
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_root_loss, with_one_loss
 
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Call, Collectives, Transfer
 from gemini_lab.report import RunReport, build_report
 from gemini_lab.report.build import report_of
 from gemini_lab.report.output import error_line, last_lines
-from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_REPORT, Keep, RunReducer
+from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_REPORT, READERS, Keep, RunReducer
 from gemini_lab.report.tables import Tables, tables_of
 from gemini_lab.report.text import WIDTH, render
 from gemini_lab.simulator import Outage, paper_workload, simulate
@@ -45,6 +47,12 @@ RUNS: dict[str, Sequence[Entry]] = {
     "two tries": with_two_tries().entries,
     "simulated": simulated(),
 }
+
+
+SENT = (
+    Collectives.of([Call("all_reduce", 8, 0.25, 0.5)], rank=1, epoch=1, iteration=3, began_s=1.0),
+    Transfer(rank=1, epoch=1, version=2, span=0, peer=0, sent_bytes=8, start_s=1.0, end_s=1.5),
+)
 
 
 def answers(run: RunReducer) -> tuple[RunReport, Tables, bytes, list[object]]:
@@ -225,3 +233,22 @@ def test_colours_and_control_characters_of_an_output_go() -> None:
 )
 def test_the_line_that_says_what_was_raised_is_found(output: Sequence[str], line: str) -> None:
     assert error_line(output) == line
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "simulated"])
+def test_who_is_not_asked_about_an_entry_would_have_made_nothing_of_it(name):
+    entries = RUNS[name]
+    half = len(entries) // 2
+    sent = [Entry(at_s=entries[half].at_s, node="node-1", event=event) for event in SENT]
+    run, asked = RunReducer(keep=WHOLE), set()
+    for entry in (*entries[:half], *sent, *entries[half:]):
+        readers = READERS.get(type(entry.event))
+        others = [] if readers is None else [take.__self__ for take in run._parts]
+        for part in others:
+            if type(part) not in readers:
+                before = pickle.dumps(part)
+                part.take(entry)
+                assert pickle.dumps(part) == before, (type(part), entry)
+        asked.add(type(entry.event))
+        run.take(entry)
+    assert asked >= READERS.keys()

@@ -156,6 +156,15 @@ class Traffic:
                 self._iteration(entry.node, at_s, event)
             case VersionComplete():
                 self._version_complete(entry.node, at_s, event)
+            case _:
+                self._follow(entry)
+        if self.newest_s is None or at_s > self.newest_s:
+            self.newest_s = at_s
+
+    def _follow(self, entry: Entry) -> None:
+        """Take in what is not told in every iteration."""
+        at_s, event = entry.at_s, entry.event
+        match event:
             case ShardRestored(tier="peer"):
                 self._restored(entry.node, at_s, event)
             case RunStarted():
@@ -174,8 +183,6 @@ class Traffic:
                 self._changes += 1
             case RecoveryStarted():
                 self._judge_all()
-        if self.newest_s is None or at_s > self.newest_s:
-            self.newest_s = at_s
         self._failures.take(entry)
 
     # -- traffic -------------------------------------------------------------------------------
