@@ -1,7 +1,8 @@
 """What protection would cost and give on a cluster of one's own: `plan(...)` in one cell."""
 
 import html
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -141,19 +142,19 @@ class WhatIf:
     def __str__(self) -> str:
         lines = [f"{question:<34}{answer}" for question, answer in self.facts()]
         lines += ["", _line(HEAD), *map(_line, self.rows()), ""]
-        if self.price is None:
-            lines += ["cost: paid node-hours for a node-hour of training that counts", ""]
-        else:
-            lines += ["cost: of a node-hour of training that counts, in the price's currency", ""]
+        lines += [self._cost(), ""]
         return "\n".join([*lines, *(f"- {text}" for text in self.assumptions)])
 
-    def _repr_html_(self) -> str:
-        def table(rows: Sequence[Sequence[str]]) -> str:
-            cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-            return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+    def _cost(self) -> str:
+        """What the column of that name holds."""
+        if self.price is None:
+            return "cost: paid node-hours for a node-hour of training that counts"
+        return "cost: of a node-hour of training that counts, in the price's currency"
 
-        notes = "".join(f"<li>{html.escape(text)}</li>" for text in self.assumptions)
-        return f"{table(self.facts())}{table([HEAD, *self.rows()])}<ul>{notes}</ul>"
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{_marked(text)}</li>" for text in self.assumptions)
+        tables = f"{_table(self.facts())}{_table(self.rows(), head=HEAD)}"
+        return f"{tables}<p>{_marked(self._cost())}</p><ul>{notes}</ul>"
 
 
 HEAD: Final = (
@@ -165,6 +166,22 @@ HEAD: Final = (
     "cost",
 )
 _WIDTHS: Final = (20, 17, 20, 23, 11, 9)
+
+
+def _table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = ()) -> str:
+    """Rows as HTML, each with its name to the left."""
+    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
+    lines = [f"<tr>{heads}</tr>"] if head else []
+    for name, *cells in rows:
+        rest = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        first = f'<th scope="row" style="text-align:left">{html.escape(name)}</th>'
+        lines.append(f"<tr>{first}{rest}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _marked(text: str) -> str:
+    """Text as HTML, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _spread(seconds: Interval) -> str:

@@ -134,3 +134,11 @@ def test_no_failures_waste_nothing():
 def test_the_impossible_is_refused_with_the_numbers(changes, error, message):
     with pytest.raises(error, match=message):
         plan(**ASKED | changes)
+
+
+def test_a_notebook_gets_tables_with_heads_and_code_as_code(answer):
+    shown = answer._repr_html_()
+    assert '<th scope="col">cost</th>' in shown
+    assert "<code>iteration_s</code>" in shown
+    assert "paid node-hours" in shown
+    assert "`" not in shown

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("bokeh")
 
 from gemini_lab_widgets.addresses import EVERYWHERE, TEMPLATE, link_of, origins_of, reached_at
+from gemini_lab_widgets.serve import address_of, parser
 
 from gemini_lab.errors import ConfigError
 
@@ -24,6 +25,18 @@ def test_one_that_listens_everywhere_names_no_address_of_this_machine_alone():
     assert not any(name in link for name in ("0.0.0.0", "127.", "localhost"))
     if reached_at():
         assert link == f"http://{reached_at()[0]}:5006/"
+
+
+@pytest.mark.parametrize(
+    ("asked", "address"),
+    [
+        ([], "127.0.0.1"),
+        (["--public"], EVERYWHERE),
+        (["--public", "--address", "10.0.0.7"], "10.0.0.7"),
+    ],
+)
+def test_the_command_listens_to_this_machine_alone_unless_it_is_public(asked, address):
+    assert address_of(parser().parse_args(asked)) == address
 
 
 def test_behind_a_hub_the_page_comes_through_its_proxy(monkeypatch):

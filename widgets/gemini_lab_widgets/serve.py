@@ -38,9 +38,12 @@ def parser() -> argparse.ArgumentParser:
         help="a run to compare with; by default the newest earlier run of the same job",
     )
     options.add_argument("--port", type=int, default=5006, help="0 takes a free one (5006)")
-    options.add_argument("--address", default=LOOPBACK, help=f"where to listen ({LOOPBACK})")
     options.add_argument(
-        "--public", action="store_true", help="allow an address that other machines reach"
+        "--address",
+        help=f"where to listen ({LOOPBACK}; with --public, on all of this machine's networks)",
+    )
+    options.add_argument(
+        "--public", action="store_true", help="listen where other machines reach the page"
     )
     options.add_argument(
         "--password",
@@ -66,7 +69,7 @@ def command(arguments: Sequence[str]) -> int:
     with Dashboard(
         newest,
         port=options.port,
-        address=options.address,
+        address=address_of(options),
         public=options.public,
         password=_ask() if options.password else None,
         visitors=options.visitors,
@@ -78,6 +81,11 @@ def command(arguments: Sequence[str]) -> int:
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     return 0
+
+
+def address_of(options: argparse.Namespace) -> str:
+    """Where to listen: for this machine alone, unless something else was asked for."""
+    return str(options.address or (EVERYWHERE if options.public else LOOPBACK))
 
 
 def log_of(run: str) -> Callable[[], Path | None]:
