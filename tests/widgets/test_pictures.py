@@ -142,6 +142,11 @@ def a_figure(name="Gemini", kind="bars"):
     )
 
 
+def test_remarks_show_code_as_code_and_nothing_else_as_markup():
+    shown = view(a_figure("`<b>` and `two`; a stray ` tick")).html()
+    assert "<li><code>&lt;b&gt;</code> and <code>two</code>; a stray ` tick</li>" in shown
+
+
 def broken(stage, name):
     """What an attack finds, told in `name`."""
     cases = {

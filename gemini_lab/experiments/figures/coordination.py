@@ -38,7 +38,12 @@ def figure(costs: Sequence[Coordination]) -> Figure:
 
 def _note(cost: Coordination) -> str:
     return (
-        f"{cost.design}, {cost.nodes:,} nodes: {cost.false_per_day:.2g} healthy nodes a day "
+        f"{cost.design}, {cost.nodes:,} nodes: {_count(cost.false_per_day)} healthy nodes a day "
         f"declared lost; {cost.busiest_messages_per_s:,.0f} messages a second at the busiest "
-        f"place; to agree, {cost.busiest_bytes / 1e6:,.2f} MB over the busiest link"
+        f"place; to agree, {_count(cost.busiest_bytes / 1e6)} MB over the busiest link"
     )
+
+
+def _count(number: float) -> str:
+    """Two digits of what is small, and every digit before the point of what is large."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

@@ -30,6 +30,8 @@ from gemini_lab_widgets.pictures.picture import Picture, Table, clean
 
 TALL: Final = 320.0
 EDGE: Final = 64.0
+BETWEEN: Final = 5.0
+"""Pixels between the values over two bars."""
 """Where the y axis stands."""
 KNOWN: Final = {
     **palette.POLICIES,
@@ -190,7 +192,7 @@ def _bars(board: Board, figure: Figure) -> None:
     panel.autoscale_view(scalex=False)
     pixels = width * (WIDTH - 24 - EDGE) / len(categories)
     widest = max(len(_label(point)) for point in figure.points)
-    is_narrow = CHARACTER * 11 * widest > pixels
+    is_narrow = CHARACTER * 11 * widest + BETWEEN > pixels
     for point in figure.points:
         x = categories.index(str(point.x)) + slots[point.series, point.origin]
         _value(panel, point, x, is_upright=is_narrow)

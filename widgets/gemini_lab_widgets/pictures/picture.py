@@ -103,7 +103,7 @@ class Picture:
             _write(details, table)
         remarks = Element("ul")
         for note in self.notes:
-            SubElement(remarks, "li").text = clean(note)
+            _remark(SubElement(remarks, "li"), clean(note))
         below = "".join(
             tostring(part, encoding="unicode", short_empty_elements=False)
             for part in (remarks, details)
@@ -118,6 +118,14 @@ class Picture:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.bundle()
+
+
+def _remark(item: Element, note: str) -> None:
+    """A remark, with what stands between backticks as code."""
+    item.text, *rest = re.split("`([^`]+)`", note)
+    for code, after in zip(rest[::2], rest[1::2], strict=True):
+        element = SubElement(item, "code")
+        element.text, element.tail = code, after
 
 
 def _write(parent: Element, table: Table) -> None:
