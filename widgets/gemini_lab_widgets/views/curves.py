@@ -120,6 +120,7 @@ class CurvesView(View):
         last = max((one.numbers[-1] for one in found if one.numbers), default=1)
         stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
         self.plot.visible = bool(names)
+        self.root.css_classes = [] if names else ["nothing"]  # a page gives it less room
         runs = {_run(one): _colour(one, found) for one in found}
         self._tell(legend.Key(label=run, colour=runs[run], mark="line") for run in runs)
         self._verdict(table.matches)

@@ -107,8 +107,10 @@ class ReplicasView(CrowdMap):
         self.select.stylesheets = [INPUT]
         self.ring = self._ring()
         self._connect()
-        side = column(self.select, self.details, self.chances)
-        side.styles = {"flex": "1 1 240px", "max-width": "360px"}
+        asked = column(self.select, self.details)
+        asked.styles = self.chances.styles = {"flex": "1 1 220px", "max-width": "420px"}
+        side = row(asked, self.chances)
+        side.styles = {"flex": "1 1 240px", "flex-wrap": "wrap", "gap": "8px 24px"}
         tools = row(self.find, self.order, sizing_mode="stretch_width")
         tools.styles = {"flex-wrap": "wrap"}
         self.frame = column(self.grid, sizing_mode="stretch_width", visible=False)

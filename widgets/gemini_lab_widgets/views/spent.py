@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Final
 
+from bokeh.layouts import row
 from bokeh.models import Div
 
 from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
@@ -75,7 +76,10 @@ class SpentView(View):
         rows = (("", "@label"), ("took", "@took"), ("of the run", "@share"), ("from", "@how"))
         hover(self.plot, [bars], *rows)
         self.table = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
-        return (self.plot, self.table)
+        self.plot.styles = self.table.styles = {"flex": "1 1 440px", "min-width": "0"}
+        both = row(self.plot, self.table, sizing_mode="stretch_width")
+        both.styles = {"flex-wrap": "wrap", "gap": "8px 24px"}
+        return (both,)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's seconds."""
