@@ -28,6 +28,7 @@ COLOURS: Final = {
     "drained": "cyan",
     "left": "dim",
     "failed": "red",
+    "stopped": "green",
     "lost": "red",
 }
 """Of phases and of nodes' states; what is on its way is yellow."""

@@ -25,6 +25,7 @@ PHASES: Final[dict[Phase, str]] = {
     "waiting for machines": "waiting",
     "finished": "over",
     "failed": "over",
+    "stopped": "over",
 }
 """What `phase` calls a phase, where it has a word of its own."""
 

@@ -56,7 +56,7 @@ def report_of(run: RunReducer) -> RunReport:
         started_at_s=course.started_at_s,
         ended_at_s=newest_s if course.ended_at_s is None else course.ended_at_s,
         outcome=course.outcome,
-        reason=course.detail if course.outcome == "failed" else "",
+        reason=course.detail if course.outcome in {"failed", "stopped"} else "",
         cause=course.cause,
         output=course.output,
         exits=_last_exits(run),

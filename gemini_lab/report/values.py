@@ -14,7 +14,7 @@ from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report.output import error_line
 
-Outcome = Literal["finished", "failed", "unfinished"]
+Outcome = Literal["finished", "failed", "stopped", "unfinished"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,7 @@ calls = [e.event for e in lab.run.events("collectives") if e.event.rank == 0]
 sent = {e.event.version for e in lab.run.events("version_complete")}
 _, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 axes.set(xlabel="ms since the iteration began (orange: a version travels)", ylabel="iteration")
+axes.yaxis.get_major_locator().set_params(integer=True)
 for each in calls:
     bars = [(1000 * c.start_s, 1000 * (c.end_s - c.start_s)) for c in each.calls()]
     is_loaded = each.iteration - 1 in sent
@@ -116,7 +117,7 @@ axes.set(xlabel="idle span: ms since the iteration began", ylabel="length, ms")
 longest = sorted(profile.idle_spans, key=lambda span: -span.duration_s)[:12]
 names = [f"at {1000 * span.start_s:.0f}" for span in longest]
 lengths_ms, stds_ms = zip(*((1e3 * s.duration_s, 1e3 * s.std_s) for s in longest), strict=True)
-bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color="C2")
+bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color="C2", ecolor="C4")
 
 # %% [markdown]
 # **Beside the paper.** Figs. 7 and 8 give 10.0 s of idle network in an iteration of 64.9 s for

@@ -237,6 +237,8 @@ class Page:
             return self._past(self._at_s)
         if status.phase == "finished":
             return "over", "finished", "this is the whole run"
+        if status.phase == "stopped":
+            return "over", "stopped", "this is all of it"
         if status.phase == "failed":
             return "failed", "failed", "this is all of it"
         silent_s = time.time() - (shown.store.newest_s or 0.0)

@@ -24,6 +24,7 @@ from gemini_lab_widgets.store import EventStore
 STATES: Final = {
     "finished": ("over", "finished", "saved: this is the whole run"),
     "failed": ("failed", "failed", "saved: this is all of it"),
+    "stopped": ("over", "stopped", "saved: this is all of it"),
 }
 UNFINISHED: Final = ("late", "unfinished", "saved while the run was under way")
 

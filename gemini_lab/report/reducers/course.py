@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -21,7 +21,7 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.report.reducers.checks import MOST_RANKS
-from gemini_lab.report.values import STEPS
+from gemini_lab.report.values import STEPS, Outcome
 
 Phase = Literal[
     "waiting for events",
@@ -31,7 +31,11 @@ Phase = Literal[
     "waiting for machines",
     "finished",
     "failed",
+    "stopped",
 ]
+ENDED: Final[frozenset[Phase]] = frozenset({"finished", "failed", "stopped"})
+STOPPED: Final = frozenset({"owner", "notice"})
+"""Causes of an end that somebody wanted: such a run did not fail."""
 
 
 class Course:
@@ -45,9 +49,9 @@ class Course:
         started_at_s: When, on the log's clock.
         settings: The job's, as far as they are known.
         phase: What the run does now.
-        detail: More on that: a recovery's step, why the run failed, or nothing.
+        detail: More on that: a recovery's step, why the run failed or was stopped, or nothing.
         ended_at_s: When it ended; `None` while it goes on, or where its log ends early.
-        cause: Why the run failed, for programs; `None` if it did not.
+        cause: Why the run failed or was stopped, for programs; `None` if it was neither.
         output: The last lines of the worker because of which the run was given up.
         epoch: Of the newest plan.
         notes: Remarks: when, on which node, what.
@@ -97,7 +101,8 @@ class Course:
             return
         self.ended_at_s = at_s
         if isinstance(event, RunFailed):
-            self.phase, self.detail, self.output = "failed", event.reason, event.output
+            self.phase = "stopped" if event.cause in STOPPED else "failed"
+            self.detail, self.output = event.reason, event.output
             self.cause = event.cause
         else:
             self.phase, self.detail = "finished", ""
@@ -140,10 +145,11 @@ class Course:
         return 0 if self.job is None else self.job.nodes * self.job.workers_per_node
 
     @property
-    def outcome(self) -> Literal["finished", "failed", "unfinished"]:
+    def outcome(self) -> Outcome:
         """How it ended; `"unfinished"` if the log does not say."""
-        if self.phase == "finished" or self.phase == "failed":  # noqa: PLR1714 - narrows the type
-            return self.phase
+        match self.phase:
+            case "finished" | "failed" | "stopped" as ended:
+                return ended
         return "unfinished"
 
 

@@ -115,7 +115,7 @@ def _remarks(report: RunReport) -> Iterator[str]:
             f"{format_seconds(report.wasted.predicted_s)} by Eq. (1) with this run's own terms"
         )
     if report.reason:
-        yield f"failed: {report.reason}"
+        yield f"{report.outcome}: {report.reason}"
     yield from report.notes[:8]
 
 

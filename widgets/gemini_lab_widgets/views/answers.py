@@ -95,9 +95,9 @@ def describe(table: Replicas) -> str:
     if not table.copies:
         return "The log has no placement yet."
     whole = sum(copy.state == "whole" for copy in table.copies)
-    copies = f"{whole} of {len(table.copies)} copies are whole"
+    copies = f"{whole:,} of {len(table.copies):,} copies are whole"
     if whole == len(table.copies):
-        copies = f"all {whole} copies are whole"
+        copies = f"all {whole:,} copies are whole"
     version = (
         "no version is whole in memory"
         if table.version is None
@@ -111,7 +111,7 @@ def describe(table: Replicas) -> str:
     )
     kinds = {"group": "groups", "mixed": "groups and a ring", "uneven": "places by memory"}
     return (
-        f"{len(table.nodes)} nodes in {kinds.get(table.strategy, table.strategy)}, "
+        f"{len(table.nodes):,} nodes in {kinds.get(table.strategy, table.strategy)}, "
         f"{table.replicas} copies of each shard: {copies}; {version}, {persistent}."
     )
 

@@ -123,7 +123,7 @@ def describe(table: Memory) -> str:
     writing = sum(row.writing_bytes for row in table.rows)
     now = f"{format_bytes(writing)} being written" if writing else "nothing being written now"
     return (
-        f"{len(table.rows)} nodes take {format_bytes(taken)} in all: {format_bytes(whole)} hold "
+        f"{len(table.rows):,} nodes take {format_bytes(taken)} in all: {format_bytes(whole)} hold "
         f"whole shards, {now}."
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from bokeh.models import Div, FactorRange
+from bokeh.models import CustomJS, Div, FactorRange
 
 from gemini_lab.report.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab.units import format_seconds
@@ -24,6 +24,13 @@ HATCHES: Final = {
 """What tells steps of one colour apart, and the progress that is lost from the time that passes."""
 
 
+FIT: Final = """
+    const width = cb_obj.outer_width
+    if (width > 0) glyph.text = { field: width < 440 ? "brief" : "text" }
+"""
+"""A narrow figure has no room for long texts."""
+
+
 class RecoveryView(View):
     """A bar for each recovery; its steps have the names of the paper's Fig. 14."""
 
@@ -32,7 +39,7 @@ class RecoveryView(View):
     def _build(self) -> Sequence[Any]:
         columns = "row start end step took cause origin alpha"
         self.steps = {step: source(columns) for step in STEPS}
-        self.ends = source("row x text")
+        self.ends = source("row x text brief")
         self.plot = self._figure(height=200, y=FactorRange(factors=[], **ROOM))
         self.plot.xaxis.axis_label = "seconds since the failure"
         self.plot.ygrid.visible = False
@@ -54,7 +61,9 @@ class RecoveryView(View):
         }
         self.plot.yaxis.visible = False
         above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
-        self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
+        texts = self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
+        fit = CustomJS(args={"glyph": texts.glyph}, code=FIT)
+        self.plot.js_on_change("outer_width", fit)
         hover(
             self.plot,
             list(self._bars.values()),
@@ -82,12 +91,9 @@ class RecoveryView(View):
             if step in used
         )
         ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]
-        told = [
-            f"{shown(row.label, longest=34)}: {_end(row)}"
-            + ("" if row.origin == "measured here" else f" ({row.origin})")
-            for row in table.rows
-        ]
-        put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told})
+        told = [_above(row) for row in table.rows]
+        brief = [_above(row, is_brief=True) for row in table.rows]
+        put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told, "brief": brief})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
             self.plot.height = 72 + 52 * max(1, len(names))
@@ -131,12 +137,15 @@ def _columns(rows: Sequence[RecoveryRow], names: Sequence[str], step: str) -> di
     }
 
 
-def _end(row: RecoveryRow) -> str:
-    """What stands above a bar, between its name and where it is from."""
+def _above(row: RecoveryRow, *, is_brief: bool = False) -> str:
+    """What stands above a bar; briefly, where there is little room."""
+    origin = "" if row.origin == "measured here" else f" ({row.origin})"
+    name = shown(row.label, longest=20 if is_brief else 34)
     if row.down_s is None:
-        return "under way"
-    wasted = "" if row.wasted_s is None else f", wasted {format_seconds(row.wasted_s)}"
-    return f"{format_seconds(row.down_s)} down{wasted}"
+        return f"{name}: under way{origin}"
+    is_untold = is_brief or row.wasted_s is None
+    wasted = "" if is_untold else f", wasted {format_seconds(row.wasted_s or 0.0)}"
+    return f"{name}: {format_seconds(row.down_s)} down{wasted}{origin}"
 
 
 def describe(table: Recoveries) -> str:

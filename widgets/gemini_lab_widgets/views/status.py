@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
+from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import NodeHealth, NodeRow, Spent, Status, Tables, leaving_of
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import printed
@@ -139,7 +140,8 @@ def _tile(name: str, value: str, note: str, colour: str) -> str:
 
 def _tiles(status: Status, spent: Spent) -> list[tuple[str, str, str, str]]:
     """Name, value, note and colour of each tile."""
-    busy = {"training": GREEN, "finished": BLUE, "failed": RED}.get(status.phase, ORANGE)
+    colours = {"training": GREEN, "finished": BLUE, "stopped": BLUE, "failed": RED}
+    busy = colours.get(status.phase, ORANGE)
     return [
         ("phase", status.phase, _moment(status), busy),
         ("iteration", f"{status.iteration:,}", "done by every rank", ""),
@@ -175,7 +177,7 @@ def _when(status: Status) -> str:
     """When the other tiles hold: what is over, or looked back at, has no "now"."""
     if status.is_past:
         return "then"
-    return "at its end" if status.phase in {"finished", "failed"} else "now"
+    return "at its end" if status.phase in ENDED else "now"
 
 
 def _survivable(status: Status) -> tuple[str, str, str]:
