@@ -23,6 +23,9 @@ p b, td b { color: var(--gl-ink); }
 """.replace("FONT", FONT)
 """Of all text beside the figures."""
 
+EDGE: Final = ".bk-Canvas { clip-path: inset(1px 0 0 1px); }"
+"""Bokeh clears a canvas from half a pixel on: what it drew there while a page was laid out stays."""
+
 
 class View:
     """One part of the tables, drawn.
@@ -87,6 +90,7 @@ class View:
             background_fill_color=None,
             border_fill_color=None,
             outline_line_color=None,
+            stylesheets=[EDGE],
             **options,
         )
         plot.min_border = 6
