@@ -24,7 +24,7 @@ p b, td b { color: var(--gl-ink); }
 """Of all text beside the figures."""
 
 EDGE: Final = ".bk-Canvas { clip-path: inset(1px 0 0 1px); }"
-"""Bokeh clears a canvas from half a pixel on: what it drew there while a page was laid out stays."""
+"""Bokeh clears a canvas from half a pixel on: what it drew there amid the layout stays."""
 
 
 class View:
