@@ -3,6 +3,7 @@
 import select
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Final
@@ -54,6 +55,7 @@ class VersionMaker:
         self.is_lost = False
         self._slab, self._idle_s = slab, idle_s
         self._is_up = False
+        self._starting = threading.Lock()  # any thread may ask whether it is ready
         self._channel, theirs = LocalChannel.pair()
         fds = (theirs.fileno(), slab.fd, self.room.fd)
         try:
@@ -69,10 +71,20 @@ class VersionMaker:
     @property
     def is_ready(self) -> bool:
         """Whether it has imported what it needs."""
-        if not (self._is_up or self.is_lost):
-            with suppress(GeminiError):  # then it is lost
-                self._is_up = isinstance(self._heard(0.0), MakerReady)
+        self.wait_until_ready(0.0)
         return self._is_up and not self.is_lost
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Return when it is ready, is lost, or has taken so long."""
+        with self._starting:
+            if not (self._is_up or self.is_lost):
+                with suppress(GeminiError):  # then it is lost
+                    self._is_up = isinstance(self._heard(timeout_s), MakerReady)
 
     def begin(self, base: ReadBuffer, into: WriteBuffer) -> None:
         """Ask it to make a version of the one before, and of what lies in the room."""
