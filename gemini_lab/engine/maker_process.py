@@ -10,7 +10,6 @@ import mmap
 import os
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -39,13 +38,11 @@ def make_version(
         difference: What made the version.
         repeater: Makes the shard's steps.
     """
-    started_s = time.process_time()
     base = memory[order.base_bytes : order.base_bytes + order.payload_bytes]
     made = memory[order.into_bytes : order.into_bytes + order.payload_bytes]
     torch.from_numpy(made).copy_(torch.from_numpy(base))
     repeater.repeat(Step.decode(difference), made, difference)
-    digests = _digests(made, order.chunk_bytes)
-    return VersionMade(digests=digests, busy_s=time.process_time() - started_s)
+    return VersionMade(digests=_digests(made, order.chunk_bytes))
 
 
 def _digests(payload: Bytes, chunk_bytes: int) -> list[int]:

@@ -636,11 +636,9 @@ class VersionMade(Message, frozen=True, kw_only=True):
 
     Attributes:
         digests: Checksums of its chunks, in order.
-        busy_s: Processor seconds that it took.
     """
 
     digests: list[int]
-    busy_s: float
 
 
 # -- agent and bulk process: one question at a time; slabs come along as descriptors ---------------
