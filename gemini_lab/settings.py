@@ -16,6 +16,7 @@ SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gem
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
 ALGORITHMS: Final = ("drain", "paper")
+REPLICATE: Final = ("copies", "gradients")
 ON_DIVERGENCE: Final = ("warn", "stop")
 DATA_ON_RESIZE: Final = ("refuse", "restart")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
@@ -23,6 +24,12 @@ ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 LOGGED_RANKS: Final = 64
 """Of more ranks the log has no training collectives, unless a person asks for them."""
 
+_CHOICES: Final = {
+    "on_divergence": ON_DIVERGENCE,
+    "on_not_finite": ON_NOT_FINITE,
+    "data_on_resize": DATA_ON_RESIZE,
+    "replicate": REPLICATE,
+}
 LAYERS: Final = ("lab", "config block", "command line")
 """Who may say a setting; what comes later wins. What nobody says has its default."""
 
@@ -40,6 +47,7 @@ _ABOVE_ZERO: Final = (
 _ABOVE_ZERO_OR_NONE: Final = (
     "persist_every_s",
     "persist_every_iterations",
+    "full_copy_every",
     "max_overhead",
     "max_same_errors",
     "rewind_on_spike",
@@ -97,6 +105,13 @@ class Settings:
             them. `"gemini"`, `"interleaved"`, `"naive"`: in the idle spans of a profile (paper,
             Fig. 16). `"blocking"`: while training waits. `"none"`: there are no versions, and a
             failure sends the job back to its start.
+        replicate: What peers get of a version: `"copies"`: the whole shard. `"gradients"`: the
+            reduced gradient, with which each peer makes the optimizer's step itself: about a third
+            of the bytes for Adam, for a process beside each worker that computes the step once
+            more. What a peer made is compared with its owner's checksums before it counts, and
+            comes in full where it differs. For DeepSpeed's ZeRO on CPUs, with Adam, AdamW or SGD.
+        full_copy_every: With `"gradients"`: of so many versions one is sent in full anyway; `None`
+            for the first of each start alone.
         algorithm: How scheme `"gemini"` plans its chunks: `"drain"` with the sub-buffers' drain in
             view and slack before delay, `"paper"` by the paper's Algorithm 2.
         profile_iterations: Iterations without checkpoint traffic that make the profile. While it is
@@ -133,6 +148,8 @@ class Settings:
     min_progress_s: float = 30.0
     idle_s: float = 300.0
     scheme: str = "background"
+    replicate: str = "copies"
+    full_copy_every: int | None = None
     algorithm: str = "drain"
     profile_iterations: int = 20
     mu: float = 0.8
@@ -156,18 +173,9 @@ class Settings:
             raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
         if self.algorithm not in ALGORITHMS:
             raise ConfigError(f"there is no algorithm {self.algorithm!r}; choose from {ALGORITHMS}")
-        if self.on_divergence not in ON_DIVERGENCE:
-            raise ConfigError(
-                f"on_divergence must be one of {ON_DIVERGENCE} (got {self.on_divergence!r})"
-            )
-        if self.on_not_finite not in ON_NOT_FINITE:
-            raise ConfigError(
-                f"on_not_finite must be one of {ON_NOT_FINITE} (got {self.on_not_finite!r})"
-            )
-        if self.data_on_resize not in DATA_ON_RESIZE:
-            raise ConfigError(
-                f"data_on_resize must be one of {DATA_ON_RESIZE} (got {self.data_on_resize!r})"
-            )
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
         if self.is_guarded and self.scheme == "none":
             raise ConfigError(
                 'scheme "none" keeps no versions, so there is none to go back to; choose another '

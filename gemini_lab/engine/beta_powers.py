@@ -7,19 +7,29 @@ element (`IncrementStep` in DeepSpeed's cpu_adam.h).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
-
-from gemini_lab.engine.zero import Partitions
 
 _LOST_BITS: Final = 30
 """A power below 2 to the minus this is lost where it is taken from a float of 1."""
 Update = Callable[[int, Mapping[str, Any]], object]
 """Has the library take a step of this number with a group's options."""
+
+
+class Stepped(Protocol):
+    """What an optimizer updates, as far as the steps of its library go: see `zero.Partitions`."""
+
+    base: torch.optim.Optimizer
+
+    def masters(self) -> Sequence[torch.Tensor]:
+        """The tensors that it updates, in order."""
+
+    def group_of(self, partition: int) -> Mapping[str, Any]:
+        """The options of one of them."""
 
 
 class BetaPowers:
@@ -28,7 +38,7 @@ class BetaPowers:
     Every start begins with a gap, so that what it went through is known from there.
     """
 
-    def __init__(self, partitions: Partitions) -> None:
+    def __init__(self, partitions: Stepped) -> None:
         self._partitions = partitions
         self._update = _update_of(partitions)
         self._betas = self._all_betas()
@@ -58,7 +68,7 @@ class BetaPowers:
                 halfway = tuple((1 + beta) / 2 for beta in group["betas"])
                 self._update(1, {**group, "betas": halfway})
 
-    def _groups(self) -> Iterator[dict[str, Any]]:
+    def _groups(self) -> Iterator[Mapping[str, Any]]:
         """Those of all partitions, in the order of an update's calls."""
         return map(self._partitions.group_of, range(len(self._partitions.masters())))
 
@@ -83,7 +93,7 @@ def _steps_that_count(since: int, last: int, betas: list[tuple[float, float]]) -
         yield last
 
 
-def _update_of(partitions: Partitions) -> Update | None:
+def _update_of(partitions: Stepped) -> Update | None:
     """The library's update; None for an optimizer without such a library."""
     base: Any = partitions.base
     if isinstance(base, DeepSpeedCPUAdam):

@@ -15,8 +15,10 @@ from gemini_lab.engine.contract import Engine
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.stepping import StepHook
+from gemini_lab.engine.updates import Run
+from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
-from gemini_lab.shard.layout import TensorSpec, WeightPiece
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece
 
 Form = tuple[str, str, tuple[int, ...]]
 """A tensor of the payload: its name, its type by torch's name, its shape."""
@@ -113,6 +115,25 @@ class Framework(ABC):
         Raises:
             UnsupportedError: There are such that cannot be forgotten.
         """
+
+    def updated_tensors(
+        self, layout: ShardLayout
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+        """What the optimizer updates, and where it and its state lie in a payload, by name.
+
+        In the order of updates; each is whole in the payload of this rank, and live.
+
+        Raises:
+            UnsupportedError: It is not.
+        """
+        raise UnsupportedError(
+            f'"replicate": "gradients" is not known for {self.parallelism}, whose payload has '
+            f'{len(layout.tensors)} tensors; leave it out: "replicate": "copies" is for all'
+        )
+
+    def powers_since(self) -> int:
+        """Of an optimizer with a library: the first step of those taken there without a gap."""
+        return 0
 
     # -- the small part --------------------------------------------------------------------------
 

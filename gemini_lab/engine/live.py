@@ -21,6 +21,7 @@ from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
+from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
@@ -72,6 +73,7 @@ class LiveProtection:
         lineage: The history in which versions are made.
         epoch: Epochs that were over when the restored version was made.
         rewinder: Takes iterations back, where versions are kept.
+        recorder: Keeps what made each version, where peers are to get that in its place.
         remark: Called with a thing that the script's author should know, once each.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
     """
@@ -86,6 +88,7 @@ class LiveProtection:
         lineage: Lineage,
         epoch: int = 0,
         rewinder: Rewinder | None = None,
+        recorder: UpdateRecorder | None = None,
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -97,6 +100,7 @@ class LiveProtection:
         self._lineage = lineage
         self._epoch = epoch
         self._rewinder = rewinder
+        self._recorder = recorder
         self._wish: Wish | None = None
         self._order_back = 0  # of those to go back, the last that was carried out
         self._is_asked_back = False
@@ -296,15 +300,23 @@ class LiveProtection:
         guard = None if self._rewinder is None else self._rewinder.guard
         extra = carried(self._iterations, epoch=self._epoch, guard=guard)
         small = bytearray(self._state.capture_small(extra, drawn=drawn, at_top=at_top))
-        layout = self._state.layout
+        layout, version = self._state.layout, self._state.version
+        difference = None
+        if self._recorder is not None and self._traffic.wants_differences:
+            difference = self._recorder.take(version, bytes(small))
+            # What lay there of an older version is not the same everywhere.
+            small += bytes(layout.small_capacity_bytes - len(small))
+        elif self._recorder is not None:
+            self._recorder.close()
         whole = [(layout.small_offset_bytes, torch.frombuffer(small, dtype=torch.uint8))]
         whole += self._state.pieces()
         self._traffic.send(
             OutgoingVersion(
-                version=self._state.version,
+                version=version,
                 lineage=self._lineage,
                 pieces=whole,
                 payload_bytes=layout.payload_bytes,
+                difference=difference,
             )
         )
 

@@ -26,11 +26,13 @@ from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.rewinding import Rewinder, encode_order
+from gemini_lab.engine.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.engine.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.unprotected import Unprotected
+from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.guard import Guard
@@ -173,7 +175,8 @@ def start_protection(
     with session.pulse.within("restoring", start.plan.tier):
         small = _restore(session, state, place)
     emit = with_monitor(engine, session.emit)
-    traffic = _open_traffic(session, engine, place, memory, settings, emit=emit)
+    recorder = recorder_of(state, settings)
+    traffic = _open_traffic(session, engine, place, memory, settings, recorder=recorder, emit=emit)
     if start.plan.tier == "memory":
         traffic.note_whole(state.version)
     guard = Guard.of(settings)
@@ -192,6 +195,7 @@ def start_protection(
         rewinder=None
         if settings.scheme == "none"
         else Rewinder(state, memory.slab, traffic, guard=guard, emit=session.emit),
+        recorder=recorder,
         remark=remark,
         hold=session.hold,
     )
@@ -276,26 +280,32 @@ def _open_traffic(
     memory: ShardMemory,
     settings: Settings,
     *,
+    recorder: UpdateRecorder | None,
     emit: Emit,
 ) -> CheckpointTraffic:
     """What sends this rank's versions to its peers, as the settings want it."""
     rank, seats = place.rank, place.seats
+    peers = Peers(
+        rank=rank,
+        sends_to=seats.peers_that_keep(rank),
+        receives_from=seats.replica_numbers(rank),
+    )
+    sent = None
+    if recorder is not None:
+        sent = SentDifferences.of(recorder, place.group, memory.slab, peers, settings)
     return open_traffic(
         settings,
         place.group,
         memory.slab,
-        Peers(
-            rank=rank,
-            sends_to=seats.peers_that_keep(rank),
-            receives_from=seats.replica_numbers(rank),
-        ),
-        shard_bytes=memory.shard_bytes,
+        peers,
+        shard_bytes=memory.shard_bytes if sent is None else sent.sizes_bytes,
         link=_open_link(settings, session.start, place.group),
         node_of=seats.node_of,
         device=torch.device(engine.device),
         emit=emit,
         wants_hold=lambda: session.wants_hold,
         order_back=lambda: encode_order(session.order_back),
+        differences=None if sent is None else sent.over,
     )
 
 

@@ -8,15 +8,17 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.beta_powers import BetaPowers
+from gemini_lab.engine.blocks import WEIGHT
 from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.small_state import beside, numbers
 from gemini_lab.engine.stepping import StepHook, hook_step
+from gemini_lab.engine.updates import Run
 from gemini_lab.engine.zero import partitions_of
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
-from gemini_lab.shard.layout import TensorSpec, WeightPiece, partition_of
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -109,6 +111,23 @@ class ZeroFramework(Framework):
                 target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
             target.data.copy_(value)
         self._partitions.publish()
+
+    def updated_tensors(
+        self, layout: ShardLayout
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+        """Each partition, with its moments."""
+        masters = self._partitions.masters()
+        found: list[tuple[torch.Tensor, dict[str, Run]]] = [(master, {}) for master in masters]
+        for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
+            run = Run(
+                offset_bytes=spec.offset_bytes, numel=masters[partition].numel(), dtype=spec.dtype
+            )
+            found[partition][1][WEIGHT if name == _MASTER else name] = run
+        return found
+
+    def powers_since(self) -> int:
+        """As the versions have it."""
+        return self._powers.capture()
 
     def drop_gradients(self, *, is_computing: bool) -> None:
         """None are left after an update; those between are in ZeRO's own buffers."""

@@ -70,6 +70,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.schemes:bench",
         "the five schemes of the paper's Fig. 16 on one paced link",
     ),
+    "differential": (
+        "gemini_lab.experiments.benches.differential:bench",
+        "gradients to peers in place of shards: bytes, processor time, and when they are felt",
+    ),
     "contention": (
         "gemini_lab.experiments.benches.contention:bench",
         "less and less idle time, until checkpoints no longer fit",

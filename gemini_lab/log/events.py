@@ -523,6 +523,7 @@ class VersionComplete(OfWorker, frozen=True, kw_only=True):
         local_s: How long the copy into the node's own memory took.
         duration_s: From the update until all was whole.
         next_version: The next one that will be sent.
+        form: What left: the shard, or the gradient of which peers made it, see `"replicate"`.
     """
 
     version: int
@@ -530,6 +531,33 @@ class VersionComplete(OfWorker, frozen=True, kw_only=True):
     local_s: float
     duration_s: float
     next_version: int
+    form: Literal["copy", "gradients"] = "copy"
+
+
+class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
+    """What was made of a gradient was not what its owner has, and came in full instead.
+
+    Attributes:
+        shard: The owner's.
+        version: Which version of it.
+        reason: What was seen, for people.
+    """
+
+    shard: int
+    version: int
+    reason: str
+
+
+class GradientsGivenUp(Event, frozen=True, kw_only=True):
+    """Shards are sent in full from here on, until the workers' next start.
+
+    Attributes:
+        version: The newest that was not.
+        reason: Why, for people.
+    """
+
+    version: int
+    reason: str
 
 
 class Transfer(OfWorker, frozen=True, kw_only=True):
@@ -967,6 +995,8 @@ AnyEvent = (
     | Rewound
     | RewindFailed
     | VersionComplete
+    | ReplicaDiffered
+    | GradientsGivenUp
     | Transfer
     | Profiled
     | Collectives

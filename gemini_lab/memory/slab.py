@@ -40,9 +40,11 @@ __all__ = [
     "Slab",
     "SlotSpec",
     "WriteBuffer",
+    "anonymous_file",
     "bad_chunks",
     "chunk_digest",
     "flip_bit",
+    "reserve",
     "slab_bytes",
 ]
 
@@ -163,9 +165,9 @@ class Slab:
             purpose=f"the checkpoint slab ({len(slots)} shards with {buffers} buffers each)",
             way_out=fewer if buffers == BUFFERS else f"lower keep_in_memory, or {fewer}",
         )
-        fd = _anonymous_file()
+        fd = anonymous_file()
         try:
-            _reserve(fd, size_bytes)
+            reserve(fd, size_bytes)
             memory = mmap.mmap(fd, size_bytes)
             words = np.frombuffer(memory, np.uint64)
             write_header(words, slots, chunk_bytes, buffers, size_bytes)
@@ -301,7 +303,7 @@ def flip_bit(slab: Slab, shard: int, version: int, byte_offset: int, bit: int) -
     payload[byte_offset] ^= np.uint8(1 << bit)
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
     """A descriptor of memory without a name, gone with its last user."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("gemini-slab")
@@ -310,7 +312,7 @@ def _anonymous_file() -> int:
     return fd
 
 
-def _reserve(fd: int, size_bytes: int) -> None:
+def reserve(fd: int, size_bytes: int) -> None:
     """Take the memory now, so that no later store can find none."""
     try:
         os.ftruncate(fd, size_bytes)

@@ -608,6 +608,39 @@ class Listening(Message, frozen=True, kw_only=True):
     port: int
 
 
+# -- worker and version maker: one question at a time, about memory that both have mapped ----------
+
+
+class MakerReady(Message, frozen=True, kw_only=True):
+    """A version maker has imported what it needs."""
+
+
+class MakeVersion(Message, frozen=True, kw_only=True):
+    """Make a version of the one before it, and of the difference that lies in the room.
+
+    Attributes:
+        base_bytes: Where in the slab the version before begins.
+        into_bytes: Where the new one is to begin.
+        payload_bytes: Size of both.
+        chunk_bytes: What one checksum covers.
+    """
+
+    base_bytes: int
+    into_bytes: int
+    payload_bytes: int
+    chunk_bytes: int
+
+
+class VersionMade(Message, frozen=True, kw_only=True):
+    """It lies there; nobody has compared it with its owner's yet.
+
+    Attributes:
+        digests: Checksums of its chunks, in order.
+    """
+
+    digests: list[int]
+
+
 # -- agent and bulk process: one question at a time; slabs come along as descriptors ---------------
 
 

@@ -35,8 +35,14 @@ import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.transfer.lanes import Lanes, Message
-from gemini_lab.transfer.local_copy import LocalCopy
-from gemini_lab.transfer.version import OutgoingVersion, Peers, SentBytes, VersionBuffers
+from gemini_lab.transfer.version import (
+    Chunks,
+    OutgoingVersion,
+    Peers,
+    SentBytes,
+    Source,
+    VersionBuffers,
+)
 
 UPDATE: Final = sys.maxsize
 """The place of chunks that have no span: after all collectives before the update."""
@@ -134,7 +140,7 @@ class DeviceRoute:
 
     # -- training's thread -----------------------------------------------------------------------
 
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """A version is there, and buffers for it in pinned memory."""
         self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in version.pieces if t.numel()]
         self._incoming = buffers.incoming
@@ -199,7 +205,7 @@ class DeviceRoute:
         """Nothing to wait for: the device copies by itself."""
 
     def exchange(
-        self, local: LocalCopy, _buffers: VersionBuffers, _sizes_bytes: Mapping[int, int]
+        self, local: Source, _buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Copy and seal the own shard, and wait until everything is in the slabs.
 

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from gemini_lab.errors import IntegrityError
-from gemini_lab.memory.slab import Slab
+from gemini_lab.memory.slab import Slab, WriteBuffer
+from gemini_lab.memory.slab_form import Words
+from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route, finish
 from gemini_lab.transfer.version import (
     MovedVersion,
     OutgoingVersion,
     Peers,
+    SentBytes,
     VersionBuffers,
     Wire,
     require_unwritten,
@@ -41,6 +44,7 @@ class VersionMover:
         mark: What this rank tells the others with each version; see `take_marks`.
         wants_hold: Whether this rank was asked to stop; see `is_hold_agreed`.
         order_back: What this rank was told last of going back, in two numbers; see `agreed_back`.
+        differences: Sends what made a version in its place, where it can.
 
     Attributes:
         agreed_back: The newest of what the ranks told of going back: its number, and how.
@@ -58,8 +62,10 @@ class VersionMover:
         mark: Callable[[], int] = lambda: 0,
         wants_hold: Callable[[], bool] = lambda: False,
         order_back: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        differences: Differences | None = None,
     ) -> None:
         self._wire = wire
+        self._differences = differences
         self._peers = peers
         self._slab = slab
         self._on_moved = on_moved
@@ -67,7 +73,9 @@ class VersionMover:
         self.is_hold_agreed = False
         self.agreed_back = (0, 0)
         self._marks: tuple[int, ...] = ()
-        self._route: Route = BackgroundRoute(wire, peers)
+        self._in_background = BackgroundRoute(wire, peers)
+        self._route: Route = self._in_background
+        self._sizes_bytes: dict[int, int] = {}  # of shards that are received
         self._thread = ThreadPoolExecutor(
             1,
             thread_name_prefix="gemini-mover",
@@ -137,6 +145,11 @@ class VersionMover:
         self.wait()
         return self._wire.group.all_gather(values)
 
+    @property
+    def wants_differences(self) -> bool:
+        """Whether versions may be sent as what made them."""
+        return self._differences is not None and self._differences.are_wanted
+
     def take_marks(self) -> tuple[int, ...]:
         """Every rank's mark, in rank order, as told with the newest whole version.
 
@@ -149,37 +162,93 @@ class VersionMover:
         """Finish what is under way and end the thread."""
         self._thread.shutdown()
         self._route.close()
+        if self._differences is not None:
+            self._differences.close()
 
     # -- the mover's thread ----------------------------------------------------------------------
 
     def _move(
-        self, version: OutgoingVersion, buffers: VersionBuffers, counts: Sequence[int]
+        self,
+        version: OutgoingVersion,
+        buffers: VersionBuffers[WriteBuffer],
+        counts: Sequence[int],
     ) -> None:
         started_s = time.perf_counter()
-        self._route.wait_for_first()
-        sizes_bytes = self._exchange_sizes(version)
         local = LocalCopy(version, buffers.own, lanes=self._wire.lanes)
-        sent = self._route.exchange(local, buffers, sizes_bytes)
-        local.up_to(version.payload_bytes)
-        require_unwritten(version, counts)
-        self._exchange_digests(version, buffers, sizes_bytes)
+        differences = self._differences
+        sends_differences = differences is not None and differences.agree(version)
+        differing: dict[int, str] = {}
+        if differences is not None and sends_differences:
+            self._route.wait_for_first()
+            sent = differences.exchange(self._route, version, buffers.incoming)
+            tables = self._digests(version, local, buffers, counts)
+            differing, again = differences.settle(local, buffers, tables)
+            sent += again
+        else:
+            sent = self._exchange_shards(version, local, buffers)
+            tables = self._digests(version, local, buffers, counts)
         for rank, buffer in buffers.incoming.items():
-            buffer.commit(sizes_bytes[rank])
+            for index, digest in enumerate(tables[rank]):
+                buffer.seal_chunk(index, int(digest))
+            buffer.commit(self._sizes_bytes[rank])
         buffers.own.commit(version.payload_bytes)
-        # Also a barrier: nobody begins to overwrite version v-1 before all have version v.
-        ours = [self._mark(), self._wants_hold(), *self._order_back()]
-        told = self._wire.group.all_gather(ours)
-        self._marks = tuple(mark for mark, *_ in told)
-        self.is_hold_agreed |= any(wants for _, wants, *_ in told)
-        self.agreed_back = max((number, how) for *_, number, how in told)
+        ended = self._meet(version, differing, is_full=not sends_differences)
         self._on_moved(
             MovedVersion(
                 version=version.version,
-                sent_bytes=version.payload_bytes * len(self._peers.sends_to),
+                sent_bytes=sum(one.sent_bytes for one in sent),
                 local_s=local.elapsed_s,
                 duration_s=time.perf_counter() - started_s,
                 sent=sent,
+                form="gradients" if sends_differences else "copy",
+                differing=differing,
+                ended=ended,
             )
+        )
+
+    def _exchange_shards(
+        self, version: OutgoingVersion, local: LocalCopy, buffers: VersionBuffers[WriteBuffer]
+    ) -> tuple[SentBytes, ...]:
+        """Send and receive shards in full."""
+        # The spans of a profile are planned for what is sent most: here that is differences.
+        route = self._route if self._differences is None else self._in_background
+        route.wait_for_first()
+        self._sizes_bytes = self._exchange_sizes(version)
+        return route.exchange(local, buffers, self._sizes_bytes)
+
+    def _digests(
+        self,
+        version: OutgoingVersion,
+        local: LocalCopy,
+        buffers: VersionBuffers[WriteBuffer],
+        counts: Sequence[int],
+    ) -> dict[int, Words]:
+        """Have the own shard in its buffer, and swap its checksums for those of the others."""
+        local.up_to(version.payload_bytes)
+        require_unwritten(version, counts)
+        return self._exchange_digests(version, buffers)
+
+    def _meet(
+        self, version: OutgoingVersion, differing: Mapping[int, str], *, is_full: bool
+    ) -> str:
+        """Tell and hear what goes along with a version that is whole.
+
+        It is also a barrier: nobody begins to overwrite version v-1 before all have version v.
+
+        Returns:
+            Why shards are sent in full from here on, if they were not before.
+        """
+        differences = self._differences
+        ours = [self._mark(), int(self._wants_hold()), *self._order_back()]
+        ours += [] if differences is None else differences.told(differing)
+        told = self._wire.group.all_gather(ours)
+        self._marks = tuple(mark for mark, *_ in told)
+        self.is_hold_agreed |= any(wants for _, wants, *_ in told)
+        self.agreed_back = max((number, how) for _, _, number, how, *_ in told)
+        if differences is None:
+            return ""
+        return differences.note(
+            version, [numbers for _, _, _, _, *numbers in told], is_full=is_full
         )
 
     def _exchange_sizes(self, version: OutgoingVersion) -> dict[int, int]:
@@ -196,19 +265,17 @@ class VersionMover:
         return {rank: int(table[1]) for rank, table in theirs.items()}
 
     def _exchange_digests(
-        self, version: OutgoingVersion, buffers: VersionBuffers, sizes_bytes: Mapping[int, int]
-    ) -> None:
-        """Give the received chunks the checksums that their senders computed."""
+        self, version: OutgoingVersion, buffers: VersionBuffers[WriteBuffer]
+    ) -> dict[int, Words]:
+        """The checksums that the owners of received shards computed of their chunks."""
         tables = {
-            rank: np.zeros(buffer.chunk_count(sizes_bytes[rank]), np.int64)
+            rank: np.zeros(buffer.chunk_count(self._sizes_bytes[rank]), np.int64)
             for rank, buffer in buffers.incoming.items()
         }
         count = buffers.own.chunk_count(version.payload_bytes)
         ours = torch.from_numpy(buffers.own.digests[:count].view(np.int64))
         self._swap(ours, {rank: torch.from_numpy(table) for rank, table in tables.items()})
-        for rank, table in tables.items():
-            for index, digest in enumerate(table.view(np.uint64)):
-                buffers.incoming[rank].seal_chunk(index, int(digest))
+        return {rank: table.view(np.uint64) for rank, table in tables.items()}
 
     def _swap(self, ours: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:
         """Send `ours` to all that keep this rank's shard, and fill `theirs` by their senders."""

@@ -7,10 +7,16 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from gemini_lab.memory.slab import WriteBuffer
 from gemini_lab.memory.slab_form import Bytes
-from gemini_lab.transfer.local_copy import LocalCopy
-from gemini_lab.transfer.version import OutgoingVersion, Peers, SentBytes, VersionBuffers, Wire
+from gemini_lab.transfer.version import (
+    Chunks,
+    OutgoingVersion,
+    Peers,
+    SentBytes,
+    Source,
+    VersionBuffers,
+    Wire,
+)
 
 WINDOW_CHUNKS: Final = 4
 """Sends in flight at once: the paper's number of sub-buffers (section 5.3)."""
@@ -23,21 +29,21 @@ class Route(Protocol):
     the mover's.
     """
 
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """A version is there; the next iteration has not called a collective yet."""
 
     def wait_for_first(self) -> None:
         """Hold the mover's thread while a version needs nothing of it yet."""
 
     def exchange(
-        self, local: LocalCopy, buffers: VersionBuffers, sizes_bytes: Mapping[int, int]
+        self, local: Source, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Send and receive the version's chunks.
 
         Args:
-            local: Copies the own shard into its buffer, as far as it is asked to.
-            buffers: Where the version is written.
-            sizes_bytes: Payload bytes of each shard that is received.
+            local: Fills what leaves, as far as it is asked to.
+            buffers: What leaves, and what is received.
+            sizes_bytes: Bytes that are received of each rank.
 
         Returns:
             What left in which span.
@@ -60,7 +66,7 @@ class BackgroundRoute:
         self._carry = wire.carry
         self._peers = peers
 
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """Nothing yet: all is done by the mover's thread."""
 
     def wait_for_first(self) -> None:
@@ -70,7 +76,7 @@ class BackgroundRoute:
         """It holds nothing."""
 
     def exchange(
-        self, local: LocalCopy, buffers: VersionBuffers, sizes_bytes: Mapping[int, int]
+        self, local: Source, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Send and receive chunk by chunk, some of them at a time."""
         start_s = time.time()
@@ -97,7 +103,7 @@ class BackgroundRoute:
         )
 
     def _receive(
-        self, index: int, buffers: VersionBuffers, sizes_bytes: Mapping[int, int]
+        self, index: int, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
     ) -> list[Any]:
         """Begin to receive chunk number `index` of each shard that has so many."""
         works = []
@@ -107,7 +113,7 @@ class BackgroundRoute:
                 works.append(self._group.irecv(room, rank))
         return works
 
-    def _send(self, index: int, local: LocalCopy, own: WriteBuffer) -> list[Any]:
+    def _send(self, index: int, local: Source, own: Chunks) -> list[Any]:
         """Begin to send chunk number `index`, once it is copied and the link has carried it."""
         chunk = trimmed_chunk(own, index, local.payload_bytes)
         local.up_to(index * own.chunk(0).nbytes + chunk.nbytes)
@@ -116,7 +122,7 @@ class BackgroundRoute:
         return [self._group.isend(torch.from_numpy(chunk), rank) for rank in self._peers.sends_to]
 
 
-def trimmed_chunk(buffer: WriteBuffer, index: int, payload_bytes: int) -> Bytes:
+def trimmed_chunk(buffer: Chunks, index: int, payload_bytes: int) -> Bytes:
     """The bytes of a chunk that belong to a payload of that size."""
     start = buffer.chunk(0).nbytes * index
     return buffer.chunk(index)[: payload_bytes - start]

@@ -19,11 +19,17 @@ from typing import Any, Final
 
 import torch
 
-from gemini_lab.memory.slab import WriteBuffer
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import finish
-from gemini_lab.transfer.version import OutgoingVersion, Peers, SentBytes, VersionBuffers, Wire
+from gemini_lab.transfer.version import (
+    Chunks,
+    OutgoingVersion,
+    Peers,
+    SentBytes,
+    Source,
+    VersionBuffers,
+    Wire,
+)
 
 _FREED: Final = 1  # tag of the message that a sub-buffer is free again
 
@@ -74,7 +80,7 @@ class ScheduledRoute:
         """End the receiving thread."""
         self._receiver.shutdown(wait=False)
 
-    def begin(self, version: OutgoingVersion, buffers: VersionBuffers) -> None:
+    def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """Nothing yet: on CPUs all is done by the mover's thread."""
 
     def wait_for_first(self) -> None:
@@ -88,7 +94,7 @@ class ScheduledRoute:
             self._wait_for_span(first[0].span)
 
     def exchange(
-        self, local: LocalCopy, buffers: VersionBuffers, _sizes_bytes: Mapping[int, int]
+        self, local: Source, buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Send and receive one version's chunks; returns what left in which span."""
         # Sending waits for spans, and its receivers' answers for chunks of their own schedules, so
@@ -98,7 +104,7 @@ class ScheduledRoute:
         received.result()
         return sent
 
-    def _send(self, local: LocalCopy, payload: torch.Tensor) -> tuple[SentBytes, ...]:
+    def _send(self, local: Source, payload: torch.Tensor) -> tuple[SentBytes, ...]:
         freed: dict[int, deque[Any]] = {peer: deque() for peer in self._peers.sends_to}
         works: list[Any] = []
         sent: list[SentBytes] = []
@@ -118,7 +124,7 @@ class ScheduledRoute:
         finish([*works, *(one for waiting in freed.values() for one in waiting)])
         return tuple(sent)
 
-    def _receive(self, incoming: Mapping[int, WriteBuffer]) -> None:
+    def _receive(self, incoming: Mapping[int, Chunks]) -> None:
         under_way: deque[tuple[IncomingChunk, torch.Tensor, Any]] = deque()
         freed: list[Any] = []
         for number, one in enumerate(self._incoming):
@@ -130,13 +136,13 @@ class ScheduledRoute:
             freed.append(self._take(*under_way.popleft(), incoming))
         finish(freed)
 
-    def _room(self, number: int, chunk: Chunk, buffer: WriteBuffer) -> torch.Tensor:
+    def _room(self, number: int, chunk: Chunk, buffer: Chunks) -> torch.Tensor:
         if self._rooms:
             return self._rooms[number % self._window][: chunk.size_bytes]
         return _part(buffer, chunk)
 
     def _take(
-        self, one: IncomingChunk, room: torch.Tensor, work: Any, incoming: Mapping[int, WriteBuffer]
+        self, one: IncomingChunk, room: torch.Tensor, work: Any, incoming: Mapping[int, Chunks]
     ) -> Any:
         """Wait for a chunk, empty its sub-buffer, and begin to say that it is free."""
         work.wait()
@@ -164,7 +170,7 @@ def incoming_chunks(
     return tuple(sorted(found, key=lambda one: (one.position, one.source)))
 
 
-def _part(buffer: WriteBuffer, chunk: Chunk) -> torch.Tensor:
+def _part(buffer: Chunks, chunk: Chunk) -> torch.Tensor:
     end = chunk.offset_bytes + chunk.size_bytes
     return torch.from_numpy(buffer.data[chunk.offset_bytes : end])
 

@@ -14,6 +14,7 @@ from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.transfer.clocks import DeviceClock, WallClock
 from gemini_lab.transfer.conductor import Conductor
+from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.lanes import CudaLanes, pin, require_current
 from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
@@ -59,6 +60,11 @@ class CheckpointTraffic:
     def collectives(self) -> int:
         """A number that every collective of training changes, where they are watched."""
         return 0 if self._seam is None else self._seam.calls
+
+    @property
+    def wants_differences(self) -> bool:
+        """Whether versions may be sent as what made them."""
+        return self._mover.wants_differences
 
     @property
     def is_hold_agreed(self) -> bool:
@@ -162,6 +168,7 @@ def open_traffic(
     emit: Emit,
     wants_hold: Callable[[], bool] = lambda: False,
     order_back: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    differences: Callable[[Wire], Differences] | None = None,
 ) -> CheckpointTraffic:
     """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
 
@@ -170,13 +177,14 @@ def open_traffic(
         group: A process group over all ranks, used by nothing else.
         slab: Keeps this rank's shard and those that it receives.
         peers: With whom it exchanges versions.
-        shard_bytes: Payload bytes of every rank's shard.
+        shard_bytes: Bytes that every rank sends of most versions.
         link: This node's emulated link, if it has one.
         node_of: From a rank to its node.
         device: Where training runs.
         emit: Says an event.
         wants_hold: Whether this rank was asked to stop.
         order_back: What it was told last of going back: a number that rises, and how.
+        differences: Makes what sends versions as what made them, where that is wanted.
 
     Raises:
         ConfigError: It is a GPU, and not the current one.
@@ -194,11 +202,12 @@ def open_traffic(
         peers,
         slab,
         on_moved=lambda moved: _say_moved(
-            emit, moved, max(planner.next_version, moved.version + 1)
+            emit, moved, peers.rank, max(planner.next_version, moved.version + 1)
         ),
         mark=lambda: planner.mark,
         wants_hold=wants_hold,
         order_back=order_back,
+        differences=None if differences is None else differences(wire),
     )
     seam = _open_seam(settings, link=link, node_of=node_of, on_device=on_device)
     conductor = None
@@ -259,7 +268,11 @@ def _open_seam(
     return CommSeam(clock=clock, pace=pacer, recording=recording).attach()
 
 
-def _say_moved(emit: Emit, moved: MovedVersion, next_version: int) -> None:
+def _say_moved(emit: Emit, moved: MovedVersion, rank: int, next_version: int) -> None:
+    for shard, reason in moved.differing.items():
+        emit(events.ReplicaDiffered(shard=shard, version=moved.version, reason=reason))
+    if moved.ended and rank == 0:  # all know it
+        emit(events.GradientsGivenUp(version=moved.version, reason=moved.ended))
     for sent in moved.sent:
         emit(
             events.Transfer(
@@ -278,6 +291,7 @@ def _say_moved(emit: Emit, moved: MovedVersion, next_version: int) -> None:
             local_s=to_microsecond(moved.local_s),
             duration_s=to_microsecond(moved.duration_s),
             next_version=next_version,
+            form=moved.form,
         )
     )
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 
 from gemini_lab.errors import IntegrityError
-from gemini_lab.memory.slab import WriteBuffer
+from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.lanes import Lanes
@@ -26,12 +27,14 @@ class OutgoingVersion:
         pieces: What it is made of; live tensors, which must not change until it is whole.
         lineage: The history that it is of.
         payload_bytes: Size of the whole payload.
+        difference: What made it of the version before, in one step; `None` if that is not known.
     """
 
     version: int
     pieces: Pieces
     payload_bytes: int
     lineage: Lineage = NO_LINEAGE
+    difference: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +69,55 @@ class Wire:
     lanes: Lanes | None = None
 
 
+class Chunks(Protocol):
+    """Memory out of which chunks leave, or into which they come."""
+
+    @property
+    def data(self) -> Bytes:
+        """All of it."""
+
+    def chunk(self, index: int) -> Bytes:
+        """The bytes of one chunk; the last one may be shorter."""
+
+    def chunk_count(self, payload_bytes: int, /) -> int:
+        """How many chunks cover a payload of that size."""
+
+
+Memory_co = TypeVar("Memory_co", bound=Chunks, covariant=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionBuffers:
-    """Where the shards of a version are written on this rank.
+class VersionBuffers(Generic[Memory_co]):
+    """Where what a version is sent as lies on this rank.
 
     Attributes:
-        own: The buffer of its own shard.
-        incoming: The buffers of the shards that it receives, by their ranks.
+        own: What leaves.
+        incoming: What is received, by the ranks that it comes from.
     """
 
-    own: WriteBuffer
-    incoming: Mapping[int, WriteBuffer]
+    own: Memory_co
+    incoming: Mapping[int, Memory_co]
+
+
+class Source(Protocol):
+    """Fills what leaves, as far as it is asked to."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the whole."""
+
+    def up_to(self, end_bytes: int) -> None:
+        """Have the first `end_bytes` there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """All is there already: see `Source`."""
+
+    payload_bytes: int
+
+    def up_to(self, end_bytes: int) -> None:
+        """Nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +143,10 @@ class MovedVersion:
         local_s: Seconds that copying and sealing the own shard took.
         duration_s: Seconds until the version was whole on all ranks.
         sent: What left for which peer, and in which idle span.
+        form: What left: shards, or what peers make them of.
+        differing: By shard that is kept here, why what was made of it was not its owner's, and was
+            sent in full.
+        ended: Why shards are sent in full from here on; empty if they were before, or are not.
     """
 
     version: int
@@ -109,6 +154,9 @@ class MovedVersion:
     local_s: float
     duration_s: float
     sent: tuple[SentBytes, ...] = ()
+    form: Literal["copy", "gradients"] = "copy"
+    differing: Mapping[int, str] = field(default_factory=dict)
+    ended: str = ""
 
 
 def write_counts(version: OutgoingVersion) -> list[int]:

@@ -30,7 +30,11 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.repeater import Repeater
 from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.update_recorder import UpdateRecorder
+from gemini_lab.engine.updates import Step
+from gemini_lab.shard.layout import framed
 
 STEPS = 6
 CAPTURE_AT = 3
@@ -291,6 +295,35 @@ def work_a_loop(request, rank):
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
+class Steps:
+    """The steps of a rank, and the versions that they made."""
+
+    def __init__(self, state):
+        self.versions = [whole(state)]
+        small_bytes = len(framed(self.versions[0]))
+        self.recorder = UpdateRecorder(
+            state.framework, state.layout, small_bytes=small_bytes, chunk_bytes=4096
+        )
+        self.state, self.differences = state, []
+
+    def note(self, version):
+        difference = self.recorder.take(self.state.version, framed(version))
+        self.versions.append(version)
+        self.differences.append(None if difference is None else difference.copy())
+
+    def repeated(self):
+        """Of each step, whether it gave the same bytes again; None for one that is not known."""
+        repeater, found = Repeater(), []
+        for before, after, difference in zip(
+            self.versions, self.versions[1:], self.differences, strict=False
+        ):
+            made = np.frombuffer(bytearray(before), np.uint8)
+            if difference is not None:
+                repeater.repeat(Step.decode(difference), made, difference)
+            found.append(None if difference is None else bytes(made) == bytes(after))
+        return found
+
+
 def work(request, rank):
     case, folder = request["case"], Path(request["folder"])
     engine = make_engine(case, request["seed"])
@@ -313,11 +346,17 @@ def work(request, rank):
         engine.step()
         state.capture_small()
     found["updates"] = []
+    steps = Steps(state) if request.get("repeats") else None
     while state.version < request.get("until", STEPS):
         found["updates"].append(trainer.update())
         found["lr"] = engine.get_lr()
+        if steps is not None:
+            steps.note(whole(state))
         if state.version == request.get("capture_at"):
             shard.write_bytes(whole(state))
+    if steps is not None:
+        found["repeated"] = steps.repeated()
+        found["difference_bytes"] = steps.recorder.room.data.nbytes
     found["client"] = client
     weights = full_weights(engine)
     if request.get("weights"):

@@ -101,7 +101,7 @@ class TimedRun:
         checkpoint_s: Time in which only chunks held the network there, from the first one in a span
             to the last, so at most: pauses between chunks count too. Median.
         notes: What it remarked.
-        sent_bytes: What rank 0 sent of each version.
+        sent_bytes: What rank 0 sent at most of a version in the counted iterations.
         waited_s: Median time for which rank 0's update waited for its version.
     """
 
@@ -144,7 +144,12 @@ def _timed(run: RunReducer, workload: Workload, iteration_s: float) -> TimedRun:
         checkpoint_s=taken_s,
         notes=report.notes,
         sent_bytes=max(
-            (row.size_bytes for row in run.traffic.bars.rows(Kind.COMPLETE, rank=0)), default=0
+            (
+                row.size_bytes
+                for row in run.traffic.bars.rows(Kind.COMPLETE, rank=0)
+                if row.number > before
+            ),
+            default=0,
         ),
         waited_s=statistics.median(waits[-workload.counted :]),
     )

@@ -1,0 +1,172 @@
+"""The `differential` bench: replicas that peers make of gradients, beside replicas that are copies.
+
+Two nodes train on a paced link with less and less idle time, as in the `contention` bench, three
+times at each point: without checkpoints, with copies, and with gradients. What making a version
+costs a processor is measured by itself, on one thread and on memory that nobody else uses.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gemini_lab.engine.blocks import WEIGHT
+from gemini_lab.engine.maker_process import make_version
+from gemini_lab.engine.repeater import Repeater, rehearse
+from gemini_lab.engine.updates import Run, Step, Update
+from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, SETTINGS, crossing, workload
+from gemini_lab.experiments.benches.timed_runs import TimedRun, in_lab
+from gemini_lab.lab.lab import Lab
+from gemini_lab.memory.slab_form import Bytes
+from gemini_lab.recovery.messages import MakeVersion
+from gemini_lab.units import MIB
+
+LAYERS_S: Final = (0.03, 0.012, 0.006, 0.0)
+"""Emulated time of a layer's forward pass, from much idle time to hardly any."""
+ITERATIONS: Final = 60
+"""Of each run: what makes versions imports for some seconds before gradients are sent."""
+COUNTED: Final = 10
+ARMS: Final = ("none", "copies", "gradients")
+NUMEL: Final = 4 * MIB
+_SMALL_BYTES: Final = 4096
+
+Turn = Mapping[float, Mapping[str, TimedRun]]
+"""One repeat: for each layer's time, the runs of all arms."""
+
+
+def bench(repeats: int) -> list[Row]:
+    """What making a version costs, and iteration times with both kinds of replicas."""
+    made = [cost_row(kind, repeats) for kind in ("AdamW", "SGD")]
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
+        Lab(2, 0, folder=folder) as lab,
+    ):
+        turns = [
+            {layer_s: {arm: _run(lab, layer_s, arm) for arm in ARMS} for layer_s in LAYERS_S}
+            for _ in range(repeats)
+        ]
+    return [*made, *rows(turns)]
+
+
+def _run(lab: Lab, layer_s: float, arm: str) -> TimedRun:
+    work = replace(workload(layer_s), iterations=ITERATIONS, counted=COUNTED)
+    if arm == "none":
+        return in_lab(lab, work, scheme="none")
+    return in_lab(lab, work, scheme="gemini", replicate=arm, **SETTINGS)
+
+
+def rows(turns: Sequence[Turn]) -> list[Row]:
+    """The bytes of a version, and at each point what checkpoints cost; then where they are felt.
+
+    Idle time is told as a multiple of the time that copies take the link for, in all rows.
+
+    Args:
+        turns: The repeats; all with the same points.
+    """
+    points = [runs for turn in turns for runs in turn.values()]
+    shares = tuple(runs["gradients"].sent_bytes / runs["copies"].sent_bytes for runs in points)
+    found = [Row(name="bytes of a version, gradients / copies", values=shares, unit="")]
+    for layer_s in turns[0]:
+        here = [turn[layer_s] for turn in turns]
+        settings: dict[str, Any] = workload(layer_s).conditions | {"layer_s": layer_s}
+        values = {
+            "idle / checkpoint of copies": [_room(runs) for runs in here],
+            "copies / none": [_cost(runs, "copies") for runs in here],
+            "gradients / none": [_cost(runs, "gradients") for runs in here],
+        }
+        found += [
+            Row(name=name, values=tuple(some), unit="", settings=settings)
+            for name, some in values.items()
+        ]
+        held = {arm: tuple(runs[arm].waited_s for runs in here) for arm in ARMS[1:]}
+        found += [
+            Row(name=f"update held up, {arm}", values=some, settings=settings)
+            for arm, some in held.items()
+        ]
+    return found + [_felt(turns, arm) for arm in ARMS[1:]]
+
+
+def _felt(turns: Sequence[Turn], arm: str) -> Row:
+    felt = [crossing([(_room(runs), _cost(runs, arm)) for runs in turn.values()]) for turn in turns]
+    name = f"{arm} are felt below: idle / checkpoint of copies"
+    there = tuple(one for one in felt if one is not None)
+    return Row(name=name, values=there, unit="", why_not="" if there else "not felt at any point")
+
+
+def _room(runs: Mapping[str, TimedRun]) -> float:
+    """Idle time as a multiple of what a copy takes the link for."""
+    return runs["copies"].idle_s / (runs["copies"].sent_bytes / LINK_BYTES_PER_S)
+
+
+def _cost(runs: Mapping[str, TimedRun], arm: str) -> float:
+    return runs[arm].iteration_s / runs["none"].iteration_s
+
+
+def cost_row(kind: str, repeats: int, *, numel: int = NUMEL) -> Row:
+    """Processor time a parameter to make a version: copy, step and checksums, on one thread."""
+    threads = torch.get_num_threads()
+    rehearse(kind)
+    memory, difference, order = _task(kind, numel)
+    repeater, values = Repeater(), []
+    for number in range(-1, repeats):
+        started_s = time.process_time()
+        make_version(order, memory, difference, repeater)
+        if number >= 0:
+            values.append((time.process_time() - started_s) / numel * 1e9)
+    torch.set_num_threads(threads)
+    settings = {"optimizer": kind, "numel": numel, "threads": 1}
+    return Row(
+        name=f"making a version, {kind}", values=tuple(values), unit="ns/param", settings=settings
+    )
+
+
+def _task(kind: str, numel: int) -> tuple[Bytes, Bytes, MakeVersion]:
+    """A slab with room for two versions, a difference, and what to do with them."""
+    states = ["exp_avg", "exp_avg_sq"] if kind == "AdamW" else ["momentum_buffer"]
+    names = [WEIGHT, *states]
+    tensors = {
+        name: Run(offset_bytes=_SMALL_BYTES + 4 * numel * number, numel=numel, dtype="float32")
+        for number, name in enumerate(names)
+    }
+    gradient = Run(offset_bytes=_SMALL_BYTES, numel=numel, dtype="float32")
+    options: dict[str, Any] = {"lr": 1e-3} | ({} if kind == "AdamW" else {"momentum": 0.9})
+    made: Any = getattr(torch.optim, kind)
+    (group,) = made([torch.zeros(1)], **options).param_groups
+    step = Step(
+        kind=kind,
+        modes={},
+        threads=1,
+        updates=(
+            Update(
+                tensors=tensors,
+                present=tuple(names),
+                gradient=gradient,
+                scalars={"step": torch.tensor(7.0)} if kind == "AdamW" else {},
+                options={key: value for key, value in group.items() if key != "params"},
+            ),
+        ),
+        powers_since=0,
+        small=b"",
+        small_room_bytes=_SMALL_BYTES,
+    ).encode()
+    payload_bytes = _SMALL_BYTES + 4 * numel * len(names)
+    memory, difference = (
+        np.zeros(2 * payload_bytes, np.uint8),
+        np.zeros(_SMALL_BYTES + 4 * numel, np.uint8),
+    )
+    for run in tensors.values():
+        run.of(memory).uniform_(0.1, 1)
+    gradient.of(difference).normal_()
+    difference[: len(step)] = np.frombuffer(step, np.uint8)
+    order = MakeVersion(
+        base_bytes=0,
+        into_bytes=payload_bytes,
+        payload_bytes=payload_bytes,
+        chunk_bytes=4 * MIB,
+    )
+    return memory, difference, order

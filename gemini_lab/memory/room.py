@@ -1,0 +1,63 @@
+"""Memory for bytes on their way that is shared with another process of the node, and keeps nothing.
+
+Unlike a slab it has no header and no checksums: whatever is made of what lies in it is verified.
+"""
+
+import mmap
+import os
+from typing import Self
+
+import numpy as np
+
+from gemini_lab.memory.free import require_memory
+from gemini_lab.memory.slab import anonymous_file, reserve
+from gemini_lab.memory.slab_form import Bytes, count_chunks
+
+
+class Room:
+    """So many bytes, in chunks as messages carry them.
+
+    Attributes:
+        fd: With which another process maps the same memory.
+        data: The bytes.
+        chunk_bytes: Of each chunk but the last.
+    """
+
+    def __init__(self, fd: int, *, chunk_bytes: int) -> None:
+        self.fd = fd
+        self.data: Bytes = np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
+        self.chunk_bytes = chunk_bytes
+
+    @classmethod
+    def create(cls, size_bytes: int, *, chunk_bytes: int) -> Self:
+        """A new one, with its memory really taken.
+
+        Raises:
+            CapacityError: The machine or its control group has too little memory left.
+        """
+        require_memory(
+            size_bytes,
+            purpose="room for gradients, of which peers make versions",
+            way_out='leave out "replicate": "gradients", or use machines with more memory',
+        )
+        fd = anonymous_file()
+        try:
+            reserve(fd, size_bytes)
+            return cls(fd, chunk_bytes=chunk_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def chunk(self, index: int) -> Bytes:
+        """The bytes of one chunk; the last one may be shorter."""
+        return self.data[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
+
+    def chunk_count(self, size_bytes: int) -> int:
+        """How many chunks cover so many bytes."""
+        return count_chunks(size_bytes, self.chunk_bytes)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with its last view."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

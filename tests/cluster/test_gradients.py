@@ -1,0 +1,63 @@
+"""Replicas that peers made of gradients bring a run back as copies do, to the bit."""
+
+import textwrap
+
+from gemini_lab import Job
+from gemini_lab.injector.failures import NodeLoss
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.log.file import read_log
+
+ITERATIONS, LOST_AT, READY_AT = 9, 6, 2
+
+TRAINING = f"""
+    import gc, torch, deepspeed, gemini_lab
+    from deepspeed import comm
+    from gemini_lab.engine.version_maker import VersionMaker
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 301), torch.nn.ReLU(), torch.nn.Linear(301, 1))
+    config = {{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {{"stage": 3}},
+              "gradient_clipping": 0.5,
+              "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-2, "torch_adam": True}}}},
+              "scheduler": {{"type": "WarmupLR", "params": {{"warmup_num_steps": 5}}}}}}
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=config)
+    torch.manual_seed(1 + comm.get_rank())
+    protected = gemini_lab.protect(engine)
+    for step in protected.steps({ITERATIONS}):
+        if step == {READY_AT}:
+            with protected.pause("what makes versions imports"):
+                for maker in [one for one in gc.get_objects() if isinstance(one, VersionMaker)]:
+                    maker.wait_until_ready(300)
+        loss = engine(torch.randn(4, 16)).pow(2).mean()
+        engine.backward(loss)
+        protected.log(loss=loss.item())
+        engine.step()
+"""
+
+
+def test_a_lost_node_comes_back_from_a_replica_that_was_made_of_gradients(lab, script):
+    job = Job(script=str(script(textwrap.dedent(TRAINING))))
+    quiet = lab.train(job, persistent_url=None).wait(200).report()
+    run = lab.train(
+        job,
+        persistent_url=None,
+        replicate="gradients",
+        scenario=Scenario().add(NodeLoss("rank-2"), iteration=LOST_AT),
+    ).wait(300)
+    report = run.report()
+    assert report.losses_match(quiet)
+    (recovery,) = report.recoveries
+    assert "peer" in {receipt.tier for receipt in recovery.receipts}
+    told = [entry.event for entry in read_log(run.log)]
+    assert not [event for event in told if event.kind in {"replica_differed", "gradients_given_up"}]
+    forms = {}
+    for event in told:
+        if event.kind == "version_complete":
+            forms.setdefault((event.epoch, event.version), set()).add(event.form)
+    restored = recovery.version
+    first = min(epoch for epoch, _ in forms)
+    assert restored > READY_AT
+    assert forms[first, restored] == {"gradients"}
+    begun = min(version for epoch, version in forms if epoch > first)
+    assert forms[max(forms)[0], begun] == {"copy"}  # the first after the restart
