@@ -21,6 +21,7 @@ BEAT_S: Final = 1.0
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
 _C10D: Final = "torch.distributed.distributed_c10d"
+_BATON: Final = "torch.utils.file_baton"
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
 _OWN_WAITS: Final = {
     "gemini_lab.transfer.calls": "a collective",
@@ -134,6 +135,8 @@ class Pulse:
             idle_s=now - self._worked_s,
             waits_in=_collective(frames),
             where=_place(frames),
+            lock=_lock(frames),
+            runs_other=any(_module(frame) == "subprocess" for frame in frames),
         )
 
 
@@ -156,12 +159,24 @@ def _collective(frames: list[FrameType]) -> str:
     """What the thread does together with other ranks' now, if it does."""
     public = getattr(sys.modules.get(_C10D), "__all__", ())
     for frame in frames:
-        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
+        name, module = frame.f_code.co_name, _module(frame)
         if module in _OWN_WAITS:
             return _OWN_WAITS[module]
         if module == _OWN_GROUP or (module == _C10D and name in public):
             return name
     return ""
+
+
+def _lock(frames: list[FrameType]) -> str:
+    """The lock that PyTorch waits for before it compiles an extension; empty if for none."""
+    for frame in frames:
+        if frame.f_code.co_name == "wait" and _module(frame) == _BATON:
+            return str(frame.f_locals["self"].lock_file_path)
+    return ""
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def _place(frames: list[FrameType]) -> str:
