@@ -10,7 +10,6 @@ import signal
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
