@@ -57,6 +57,10 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
     )
 
 
+_AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
+"""Files whose functions call a script."""
+
+
 def avoid_shared_memory_collectives() -> None:
     """Keep DeepSpeed's CPU collectives on the network.
 
@@ -156,15 +160,31 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         finish()
     except SystemExit as leave:
         if leave.code not in (None, 0):
-            traceback.print_exc()
-            return leave.code if isinstance(leave.code, int) else 1
+            channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+            return said_status(leave)
         finish()
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
-        traceback.print_exc()
+        print_error(error)
         channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
     say_finished(start, channel)
     return 0
+
+
+def said_status(leave: SystemExit) -> int:
+    """The exit status that a script asks for; a text is printed, as Python does, and means 1."""
+    if isinstance(leave.code, int):
+        return leave.code
+    print(leave.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def print_error(error: BaseException) -> None:
+    """Print an error with its traceback as Python would, from the script's own frames on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _AROUND_SCRIPTS:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames or error.__traceback__)
 
 
 def leave_early(start: WorkerStart, channel: LocalChannel) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job, find_module
-from gemini_lab.node.worker import local_rank_option, run_script
+from gemini_lab.node.worker import local_rank_option, print_error, run_script, said_status
 
 
 @pytest.fixture
@@ -108,3 +108,24 @@ def test_a_script_finds_the_collector_on_and_what_was_imported_out_of_its_way():
     command = [sys.executable, "-c", textwrap.dedent(SETTLING)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "True True\n", done.stderr
+
+
+def test_an_error_is_printed_from_the_scripts_own_frames_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "train.py"
+    script.write_text("def step():\n    raise ValueError('batch 3 is empty')\n\nstep()\n")
+    with pytest.raises(ValueError, match="empty") as caught:
+        run_script(Job(script=str(script)), local_rank=0)
+    error = caught.value
+    error.__traceback__ = error.__traceback__.tb_next  # this test's own frame
+    print_error(error)
+    first, place, *_ = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert place == f'  File "{script}", line 4, in <module>'
+
+
+@pytest.mark.parametrize(("code", "status", "said"), [(3, 3, ""), ("no data", 1, "no data\n")])
+def test_a_script_ends_itself_as_under_python(capsys, code, status, said):
+    assert said_status(SystemExit(code)) == status
+    assert capsys.readouterr().err == said
