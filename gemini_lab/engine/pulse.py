@@ -21,7 +21,6 @@ BEAT_S: Final = 1.0
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
 _C10D: Final = "torch.distributed.distributed_c10d"
-_BATON: Final = "torch.utils.file_baton"
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
 _OWN_WAITS: Final = {
     "gemini_lab.transfer.calls": "a collective",
@@ -123,6 +122,7 @@ class Pulse:
             self._worked_s = now
         self._looked_s = now
         doing, detail = self._activity
+        lock, compiles = _lock(frames)
         if pauses := self._pauses[-1:]:
             doing, detail = "paused", pauses[0]
         return WorkerPulse(
@@ -135,7 +135,8 @@ class Pulse:
             idle_s=now - self._worked_s,
             waits_in=_collective(frames),
             where=_place(frames),
-            lock=_lock(frames),
+            lock=lock,
+            compiles=compiles,
             runs_other=any(_module(frame) == "subprocess" for frame in frames),
         )
 
@@ -167,12 +168,17 @@ def _collective(frames: list[FrameType]) -> str:
     return ""
 
 
-def _lock(frames: list[FrameType]) -> str:
-    """The lock that PyTorch waits for before it compiles an extension; empty if for none."""
+def _lock(frames: list[FrameType]) -> tuple[str, bool]:
+    """The lock of PyTorch's that it waits for, or holds to compile, and whether it holds it."""
     for frame in frames:
-        if frame.f_code.co_name == "wait" and _module(frame) == _BATON:
-            return str(frame.f_locals["self"].lock_file_path)
-    return ""
+        name, module = frame.f_code.co_name, _module(frame)
+        if (name, module) == ("wait", "torch.utils.file_baton"):
+            return str(frame.f_locals["self"].lock_file_path), False
+        if (name, module) == ("_jit_compile", "torch.utils.cpp_extension"):
+            baton = frame.f_locals.get("baton")
+            if baton is not None and baton.fd is not None:
+                return str(baton.lock_file_path), True
+    return "", False
 
 
 def _module(frame: FrameType) -> str:

@@ -79,10 +79,15 @@ class WorkerWatch:
         return told
 
     @property
+    def held(self) -> dict[int, str]:
+        """The locks of compilations that workers hold, by rank."""
+        return {rank: one.pulse.lock for (rank, _), one in self._seen.items() if one.pulse.compiles}
+
+    @property
     def waited_for(self) -> dict[int, str]:
         """The locks of compilations that workers wait for, by rank."""
-        waiting = {rank: one.pulse.lock for (rank, _), one in self._seen.items()}
-        return {rank: lock for rank, lock in waiting.items() if lock}
+        pulses = {rank: one.pulse for (rank, _), one in self._seen.items()}
+        return {r: one.lock for r, one in pulses.items() if one.lock and not one.compiles}
 
     def forget_told(self) -> None:
         """Another root asks: it is told all of it, at the next look."""
@@ -105,6 +110,7 @@ class WorkerWatch:
             waits_in=pulse.waits_in,
             where=pulse.where,
             lock=pulse.lock,
+            compiles=pulse.compiles,
             runs_other=pulse.runs_other,
             silent_s=silent_s,
             is_stopped=pid is not None and self._is_stopped(pid),

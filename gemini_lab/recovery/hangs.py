@@ -218,7 +218,7 @@ class _Standing:
     def may_stand(self) -> bool:
         """Whether it waits for something that is known to be under way, or is told of elsewhere."""
         is_known = self.pulse.doing in {"paused", "held", "meeting", "restoring", "finishing"}
-        return is_known or self.pulse.runs_other or self.pulse.silent_s > 0
+        return is_known or self.pulse.runs_other or self.pulse.compiles or self.pulse.silent_s > 0
 
     @property
     def is_overdue(self) -> bool:
@@ -308,7 +308,7 @@ def _activity(pulse: WorkerPulse) -> str:
     if pulse.waits_in:
         words.append(f"in {pulse.waits_in}")
     if pulse.lock:
-        words.append(f"waiting for {pulse.lock}")
+        words.append(f"{'compiling under' if pulse.compiles else 'waiting for'} {pulse.lock}")
     if pulse.where:
         words.append(f"at {pulse.where}")
     return ", ".join(words)

@@ -4,9 +4,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
 from gemini_lab.engine.pulse import Pulse
@@ -143,7 +145,21 @@ def test_the_lock_of_a_compilation_that_is_waited_for_is_named(tmp_path):
     seen, thread = watched_while(FileBaton(str(lock)).wait, lambda seen: seen.lock)
     lock.unlink()
     thread.join(20)
-    assert seen.lock == str(lock)
+    assert (seen.lock, seen.compiles) == (str(lock), False)
+
+
+def test_the_lock_of_a_compilation_that_is_under_way_is_named_too(tmp_path):
+    baton, done = FileBaton(str(tmp_path / "lock")), threading.Event()
+    assert baton.try_acquire()
+    stand_in = {"__name__": "torch.utils.cpp_extension"}
+    exec("def _jit_compile(baton, compile):\n    compile()", stand_in)
+    compiling = partial(stand_in["_jit_compile"], baton, partial(done.wait, 20))
+    seen, thread = watched_while(compiling, lambda seen: seen.compiles)
+    done.set()
+    thread.join(20)
+    baton.release()
+    assert (seen.lock, seen.compiles) == (str(tmp_path / "lock"), True)
+    assert "baton" in cpp_extension._jit_compile.__code__.co_varnames, "as in the stand-in"
 
 
 def test_a_program_that_is_waited_for_is_seen():
