@@ -30,18 +30,31 @@ _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
 def distributed_environment(start: WorkerStart) -> dict[str, str]:
-    """The variables by which torch.distributed and DeepSpeed learn of the job, as torchrun's."""
+    """The variables by which a script and its libraries learn of the job: all that torchrun sets.
+
+    Lightning looks for the run's id to tell that it was launched so, and for the group's rank;
+    without them each node would take itself for the first.
+    """
     host, _, port = start.rendezvous.rpartition(":")
+    seats = start.seats
+    rank, size = str(start.rank), str(seats.world_size)
     return {
-        "RANK": str(start.rank),
-        "WORLD_SIZE": str(start.seats.world_size),
-        "LOCAL_RANK": str(start.seats.local_rank_of(start.rank)),
-        "LOCAL_WORLD_SIZE": str(start.seats.workers_per_node),
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(seats.local_rank_of(start.rank)),
+        "LOCAL_WORLD_SIZE": str(seats.workers_per_node),
+        "GROUP_RANK": str(seats.position_of(start.rank)),
+        "GROUP_WORLD_SIZE": str(seats.nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         # The store runs before the script does, as under torchrun, so every rank is its client.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": str(start.order.run),
     }
 
 
