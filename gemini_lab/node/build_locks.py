@@ -41,6 +41,14 @@ class Left:
     unsure: tuple[Path, ...] = ()
 
 
+def build_root(environment: Mapping[str, str]) -> Path:
+    """Where PyTorch compiles extensions for this user."""
+    if (told := environment.get("TORCH_EXTENSIONS_DIR")) is not None:
+        return Path(told)
+    cache = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "torch_extensions"
+
+
 def left_locks(locks: Iterable[Path], *, can_be_out_of_sight: Callable[[Path], bool]) -> Left:
     """Those of `locks` that nobody here holds.
 
@@ -72,6 +80,7 @@ class BuildLocks:
     """One node's look after such locks: takes away what is left, and names what may be.
 
     Args:
+        root: Where extensions are compiled, each in a folder of its own.
         node: The node's name.
         say: Is told what was done or seen, as a sentence.
         can_be_out_of_sight: See `left_locks`.
@@ -80,13 +89,14 @@ class BuildLocks:
 
     def __init__(
         self,
+        root: Path,
         *,
         node: str,
         say: Callable[[str], object],
         can_be_out_of_sight: Callable[[Path], bool] = holder_may_be_hidden,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node, self._say = node, say
+        self._root, self._node, self._say = root, node, say
         self._is_hidden = can_be_out_of_sight
         self._clock = clock
         self._looked_s = -LOOK_S
@@ -95,10 +105,16 @@ class BuildLocks:
         self._told: set[Path] = set()
 
     def clear(self) -> None:
-        """No worker of this node runs: what one of them held and has left goes."""
-        left = left_locks(sorted(self._own), can_be_out_of_sight=lambda _: False)
+        """No worker of this node runs: what one of them held goes, and what earlier runs left."""
+        locks = {*self._root.glob("*/lock"), *self._root.glob("*/*/lock"), *self._own}
+
+        def is_hidden(lock: Path) -> bool:
+            return lock not in self._own and self._is_hidden(lock)
+
+        left = left_locks(locks, can_be_out_of_sight=is_hidden)
         for lock in left.abandoned:
-            self._remove(lock, "a worker was killed while it compiled there")
+            who = "a worker" if lock in self._own else "whoever compiled there"
+            self._remove(lock, f"{who} was killed before it was done")
         self._own.clear()
 
     def look(self, *, held: Mapping[int, str], waited_for: Mapping[int, str]) -> None:
@@ -110,7 +126,7 @@ class BuildLocks:
             held: The lock that each rank holds.
             waited_for: The lock for which each rank waits.
         """
-        self._own.update(map(Path, held.values()))
+        self._own.update(Path(lock).resolve() for lock in held.values())
         now_s = self._clock()
         if not waited_for or now_s - self._looked_s < LOOK_S:
             return
@@ -120,7 +136,11 @@ class BuildLocks:
         locks = {Path(lock) for lock in waited_for.values()}
         left = left_locks(locks, can_be_out_of_sight=self._is_hidden)
         for lock in sorted({*left.abandoned} & self._seen):
-            self._remove(lock, f"{wait} for it, and whoever compiled there is gone")
+            self._remove(
+                lock,
+                f"{wait} for it, and whoever compiled there is gone; who finds nothing "
+                "compiled there now starts anew",
+            )
         self._seen = {*left.abandoned}
         for lock in sorted({*left.unsure} - self._told):
             self._told.add(lock)

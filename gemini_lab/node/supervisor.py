@@ -5,6 +5,7 @@ agent and the log what each is to hear.
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections import defaultdict, deque
@@ -25,7 +26,7 @@ from gemini_lab.log.events import (
     Rewound,
     VersionComplete,
 )
-from gemini_lab.node.build_locks import BuildLocks
+from gemini_lab.node.build_locks import BuildLocks, build_root
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
@@ -126,7 +127,9 @@ class Supervisor:
             keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
         self._watch = WorkerWatch()
-        self._build_locks = BuildLocks(node=name, say=lambda text: lab.emit(Note(text=text)))
+        self._build_locks = BuildLocks(
+            build_root(os.environ), node=name, say=lambda text: lab.emit(Note(text=text))
+        )
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
