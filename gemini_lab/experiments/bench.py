@@ -38,10 +38,6 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.restart:bench",
         "failure to the next finished iteration, warm and cold in turn",
     ),
-    "imports": (
-        "gemini_lab.experiments.benches.imports:bench",
-        "the same for a job whose libraries take long to import, ahead and not",
-    ),
     "wasted": (
         "gemini_lab.experiments.benches.wasted:bench",
         "workers killed at any time: does Eq. (1) hold?",
