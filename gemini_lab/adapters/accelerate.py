@@ -7,7 +7,8 @@ boundaries alone, and its loaders read a batch ahead; both are covered by `gemin
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,9 +16,10 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
-from gemini_lab.engine.protection import protect
+from gemini_lab.engine.protection import protect, remarks
 from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
@@ -55,6 +57,9 @@ def protect_accelerator(
         CapacityError: See `gemini_lab.protect`.
     """
     found = look_into(accelerator, data=data, also=also, settings=settings)
+    if sessions.current is not None:
+        for text in left_out(accelerator, os.environ):
+            remarks(sessions.current)(text)
     return protect(found.engine, data=found.data, client_state=client_state, also=found.also)
 
 
@@ -162,6 +167,23 @@ def require_data_parallel(accelerator: Any) -> None:
                 f"the Accelerator's parallelism_config has {name}={size}, and ranks that share a "
                 "sequence or a layer are untried; use dp_replicate_size and dp_shard_size alone"
             )
+
+
+def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
+    """What was asked of an Accelerator and is not done, as sentences for people: FSDP on CPUs.
+
+    Args:
+        accelerator: As it trains.
+        environment: The variables, where Accelerate notes that FSDP was asked for.
+    """
+    asked = environment.get("ACCELERATE_USE_FSDP", "false").lower() in {"true", "1"}
+    kind = getattr(getattr(accelerator, "distributed_type", None), "value", "")
+    if asked and kind.startswith(("NO", "MULTI_")):
+        yield (
+            "FSDP was asked for, and is not used: Accelerate leaves it out on CPUs, so that every "
+            "rank holds the whole model, in DDP; what is kept, and what it takes, is DDP's. Train "
+            "on GPUs for FSDP, or leave fsdp=True or the fsdp_plugin out to say that DDP is meant"
+        )
 
 
 class _Count:

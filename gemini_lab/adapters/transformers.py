@@ -9,6 +9,7 @@ it is done again.
 """
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from gemini_lab.adapters.accelerate import require_own_reading, trained_by
+from gemini_lab.adapters.accelerate import left_out, require_own_reading, trained_by
 from gemini_lab.adapters.trainer_checks import STAGES, require_length, require_trainer
 from gemini_lab.adapters.trainer_state import TrainerState
 from gemini_lab.engine import session as sessions
@@ -163,6 +164,8 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         require_own_reading(loader)
         require_length(loader)
         trainer = self._trainer
+        for text in left_out(trainer.accelerator, os.environ):
+            self._remark(text)
         also: dict[str, Any] = {"the Trainer": self._state, **self._also}
         self._engine = trained_by(
             trainer.accelerator,

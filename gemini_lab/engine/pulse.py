@@ -122,6 +122,7 @@ class Pulse:
             self._worked_s = now
         self._looked_s = now
         doing, detail = self._activity
+        lock, compiles = _lock(frames)
         if pauses := self._pauses[-1:]:
             doing, detail = "paused", pauses[0]
         return WorkerPulse(
@@ -134,6 +135,9 @@ class Pulse:
             idle_s=now - self._worked_s,
             waits_in=_collective(frames),
             where=_place(frames),
+            lock=lock,
+            compiles=compiles,
+            runs_other=any(_module(frame) == "subprocess" for frame in frames),
         )
 
 
@@ -156,12 +160,29 @@ def _collective(frames: list[FrameType]) -> str:
     """What the thread does together with other ranks' now, if it does."""
     public = getattr(sys.modules.get(_C10D), "__all__", ())
     for frame in frames:
-        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
+        name, module = frame.f_code.co_name, _module(frame)
         if module in _OWN_WAITS:
             return _OWN_WAITS[module]
         if module == _OWN_GROUP or (module == _C10D and name in public):
             return name
     return ""
+
+
+def _lock(frames: list[FrameType]) -> tuple[str, bool]:
+    """The lock of PyTorch's that it waits for, or holds to compile, and whether it holds it."""
+    for frame in frames:
+        name, module = frame.f_code.co_name, _module(frame)
+        if (name, module) == ("wait", "torch.utils.file_baton"):
+            return str(frame.f_locals["self"].lock_file_path), False
+        if (name, module) == ("_jit_compile", "torch.utils.cpp_extension"):
+            baton = frame.f_locals.get("baton")
+            if baton is not None and baton.fd is not None:
+                return str(baton.lock_file_path), True
+    return "", False
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def _place(frames: list[FrameType]) -> str:

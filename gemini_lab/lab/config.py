@@ -147,15 +147,13 @@ def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
     """The machines that `Lab(hosts=...)` means: names, an MPI hostfile's path, or this one.
 
     Raises:
-        ConfigError: The hostfile cannot be read, or there is no name.
+        ConfigError: The hostfile cannot be read, there is no name, or one is none.
     """
     if hosts is None:
         return Hosts()
     if isinstance(hosts, (str, Path)):
         return Hosts.from_file(hosts)
-    if not hosts:
-        raise ConfigError("hosts= names no host; name some, or leave it out for this machine")
-    return Hosts(names=tuple(hosts))
+    return Hosts.read(hosts)
 
 
 _READERS: Final[Mapping[str, Callable[[Any], object]]] = {

@@ -189,6 +189,11 @@ def way_in(folder: Path) -> Way:
     """
     try:
         return msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=Way)
+    except FileNotFoundError as error:
+        raise RunGoneError(
+            f"no live run is in {folder}: it is over, or whoever owned it is gone; `gemini-lab "
+            f"status {folder}` says how it was at last"
+        ) from error
     except OSError as error:
         raise RunGoneError(
             f"no live run is in {folder} ({error.strerror}); give the folder of one that is under "

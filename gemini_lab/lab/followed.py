@@ -115,7 +115,8 @@ class FollowedRun:
         if self.is_over:
             self._finish_showing()
         if self.failure is not None:
-            said = [f"{self.name} failed: {self.failure}"]
+            how = "ended" if self.cause == "owner" else "failed"  # a person may end it
+            said = [f"{self.name} {how}: {self.failure}"]
             said += [f"  | {line}" for line in last_lines(self.course.output)]
             raise RunFailedError("\n".join([*said, *self._culprits()]))
         return self

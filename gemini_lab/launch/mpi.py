@@ -57,6 +57,19 @@ class Hosts:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"cannot read the hostfile {path}: {error.strerror}") from error
+        return cls.read(lines, said_in=f"the hostfile {path}")
+
+    @classmethod
+    def read(cls, lines: Sequence[str], *, said_in: str = "hosts=") -> "Hosts":
+        """The same of lines, or of names, that stand elsewhere.
+
+        Args:
+            lines: As in a hostfile.
+            said_in: Where, for errors.
+
+        Raises:
+            ConfigError: None of them names a host, or one is no host.
+        """
         names: list[str] = []
         room: dict[str, int] = {}
         for line in lines:
@@ -66,14 +79,14 @@ class Hosts:
             slots = [o.removeprefix("slots=") for o in options if o.startswith("slots=")]
             if any("=" not in o for o in options) or (slots and not slots[0].isdecimal()):
                 raise ConfigError(
-                    f"cannot read {line!r} in {path}; write `host`, `host slots=8` or `host:8`"
+                    f"cannot read {line!r} in {said_in}; write `host`, `host slots=8` or `host:8`"
                 )
             if name:
                 names.append(name)
             if slots:
                 room[name] = room.get(name, 0) + int(slots[0])
         if not names:
-            raise ConfigError(f"the hostfile {path} names no host; write one on each line")
+            raise ConfigError(f"{said_in} names no host; name one for each machine")
         return cls(names=tuple(names), slots=room)
 
     def without_room(self, workers: int) -> list[str]:

@@ -2,17 +2,30 @@
 
 `torch.utils.cpp_extension` makes a file called `lock` before it compiles, and removes it at the
 end. Who finds one waits until it is gone, for ever: a worker that is killed while it compiles would
-hold up all later ones. It keeps the file open as long as it lives, which tells a lock that is left
-from one that is held; but only on its own machine, and many may share the folder.
+hold up all later ones, those of later runs too. It keeps the file open as long as it lives, which
+tells a lock that is left from one that is held; but only to who sees its process, and many machines
+may share the folder. Of this node's own workers it is known which of them held one.
 """
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
+
+LOOK_S: Final = 5.0
+"""Between two looks at a lock that a worker waits for: each goes through all processes."""
+QUIET_S: Final = 300.0
+"""Nothing was written beside a lock for so long: nobody compiles there, seen or not."""
+_LOCAL: Final = frozenset(
+    {"apfs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
+)
+"""File systems that one machine has to itself."""
+_ALL_PROCESSES: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: the namespace that sees all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +33,12 @@ class Left:
     """Locks that no process of this machine holds.
 
     Attributes:
-        ours: Made since this node's agent started: a worker of this job, ended by now, left it.
-        older: Made before; another machine may hold it.
+        abandoned: No process of another machine or container can hold them, either.
+        unsure: Who holds them may be out of sight.
     """
 
-    ours: tuple[Path, ...]
-    older: tuple[Path, ...]
+    abandoned: tuple[Path, ...] = ()
+    unsure: tuple[Path, ...] = ()
 
 
 def build_root(environment: Mapping[str, str]) -> Path:
@@ -36,23 +49,123 @@ def build_root(environment: Mapping[str, str]) -> Path:
     return Path(cache) / "torch_extensions"
 
 
-def left_locks(root: Path, *, since_s: float) -> Left:
-    """The locks below `root` that nobody here holds; call it when all workers have ended.
+def left_locks(locks: Iterable[Path], *, can_be_out_of_sight: Callable[[Path], bool]) -> Left:
+    """Those of `locks` that nobody here holds.
+
+    Args:
+        locks: Paths; those that are gone do not count.
+        can_be_out_of_sight: Whether the process that holds a lock may be one that this one cannot
+            see.
+    """
+    there = [lock.resolve() for lock in locks if lock.exists()]
+    held = set(_open_files()) if there else set()
+    left = [lock for lock in there if str(lock) not in held]
+    unsure = tuple(lock for lock in left if can_be_out_of_sight(lock))
+    return Left(abandoned=tuple(lock for lock in left if lock not in unsure), unsure=unsure)
+
+
+def holder_may_be_hidden(lock: Path) -> bool:
+    """Whether another machine, or a container that shares the folder, may compile there now."""
+    if not _is_on_local_disk(lock):
+        return True
+    if _sees_every_process():
+        return False
+    with contextlib.suppress(OSError):
+        written_s = max(path.stat().st_mtime for path in (lock.parent, *lock.parent.iterdir()))
+        return time.time() - written_s < QUIET_S
+    return True
+
+
+class BuildLocks:
+    """One node's look after such locks: takes away what is left, and names what may be.
 
     Args:
         root: Where extensions are compiled, each in a folder of its own.
-        since_s: When this node's agent started, in seconds since the epoch.
+        node: The node's name.
+        say: Is told what was done or seen, as a sentence.
+        can_be_out_of_sight: See `left_locks`.
+        clock: Seconds, of a clock that nobody sets.
     """
-    made_s = {}
-    for lock in (*root.glob("*/lock"), *root.glob("*/*/lock")):
-        with contextlib.suppress(OSError):  # released meanwhile
-            made_s[lock.resolve()] = lock.stat().st_mtime
-    held = set(_open_files()) if made_s else set()
-    left = {lock: at_s for lock, at_s in made_s.items() if str(lock) not in held}
-    return Left(
-        ours=tuple(lock for lock, at_s in left.items() if at_s >= since_s),
-        older=tuple(lock for lock, at_s in left.items() if at_s < since_s),
-    )
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        node: str,
+        say: Callable[[str], object],
+        can_be_out_of_sight: Callable[[Path], bool] = holder_may_be_hidden,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._node, self._say = root, node, say
+        self._is_hidden = can_be_out_of_sight
+        self._clock = clock
+        self._looked_s = -LOOK_S
+        self._own: set[Path] = set()  # that workers of this node have held
+        self._seen: set[Path] = set()  # at the last look, as abandoned
+        self._told: set[Path] = set()
+
+    def clear(self) -> None:
+        """No worker of this node runs: what one of them held goes, and what earlier runs left."""
+        locks = {*self._root.glob("*/lock"), *self._root.glob("*/*/lock"), *self._own}
+
+        def is_hidden(lock: Path) -> bool:
+            return lock not in self._own and self._is_hidden(lock)
+
+        left = left_locks(locks, can_be_out_of_sight=is_hidden)
+        for lock in left.abandoned:
+            who = "a worker" if lock in self._own else "whoever compiled there"
+            self._remove(lock, f"{who} was killed before it was done")
+        self._own.clear()
+
+    def look(self, *, held: Mapping[int, str], waited_for: Mapping[int, str]) -> None:
+        """Workers run, and some of them wait for a lock: if nobody holds it, it goes.
+
+        It has to be found so twice, as whoever releases one closes it first.
+
+        Args:
+            held: The lock that each rank holds.
+            waited_for: The lock for which each rank waits.
+        """
+        self._own.update(Path(lock).resolve() for lock in held.values())
+        now_s = self._clock()
+        if not waited_for or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        ranks = ", ".join(map(str, sorted(waited_for)))
+        wait = f"rank {ranks} waits" if len(waited_for) == 1 else f"ranks {ranks} wait"
+        locks = {Path(lock) for lock in waited_for.values()}
+        left = left_locks(locks, can_be_out_of_sight=self._is_hidden)
+        for lock in sorted({*left.abandoned} & self._seen):
+            self._remove(
+                lock,
+                f"{wait} for it, and whoever compiled there is gone; who finds nothing "
+                "compiled there now starts anew",
+            )
+        self._seen = {*left.abandoned}
+        for lock in sorted({*left.unsure} - self._told):
+            self._told.add(lock)
+            self._say(
+                f"{wait} for {lock}, and no process of {self._node} holds it; if nobody on another "
+                "machine, or in another container, compiles there, remove it"
+            )
+
+    def _remove(self, lock: Path, why: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another node on this machine did
+            lock.unlink()
+            self._say(f"removed {lock}: {why}")
+
+
+def _is_on_local_disk(path: Path) -> bool:
+    """Whether the file system is one that no other machine writes to."""
+    kinds = {one.mountpoint: one.fstype for one in psutil.disk_partitions(all=True)}
+    found = (kinds[str(one)] for one in path.parents if str(one) in kinds)
+    return next(found, "") in _LOCAL
+
+
+def _sees_every_process() -> bool:
+    """Whether no process of this machine is out of sight, as it is from within a container."""
+    namespace = Path("/proc/self/ns/pid")
+    return not namespace.exists() or namespace.stat().st_ino == _ALL_PROCESSES
 
 
 def _open_files() -> Iterator[str]:

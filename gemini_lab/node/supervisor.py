@@ -10,7 +10,6 @@ import signal
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -27,7 +26,7 @@ from gemini_lab.log.events import (
     Rewound,
     VersionComplete,
 )
-from gemini_lab.node.build_locks import build_root, left_locks
+from gemini_lab.node.build_locks import BuildLocks, build_root
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
@@ -115,7 +114,6 @@ class Supervisor:
         self.epoch = 0
         self._ip, self._is_warm = ip, warm
         self._tasks, self._leave = tasks, leave
-        self._began_at_s = time.time()
         self.bulk = bulk or BulkProcesses()
         self.keeper = MemoryKeeper(self.bulk)
         self.host = host(
@@ -129,6 +127,9 @@ class Supervisor:
             keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
         self._watch = WorkerWatch()
+        self._build_locks = BuildLocks(
+            build_root(os.environ), node=name, say=lambda text: lab.emit(Note(text=text))
+        )
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
@@ -136,7 +137,6 @@ class Supervisor:
         )
         self._left: tuple[VersionId, ...] = ()  # by rewinds
         self._run: int | None = None  # whose those are
-        self._told_locks: set[Path] = set()  # of which it was said that nobody here holds them
         self._is_placed = False  # whether the root agent knows the placement
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
@@ -167,6 +167,7 @@ class Supervisor:
         """Tell the root agent what has changed in how they get on; called about once a second."""
         for pulse in self._watch.look(self.host.workers.values()):
             self.root.send(pulse)
+        self._build_locks.look(held=self._watch.held, waited_for=self._watch.waited_for)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.
@@ -234,7 +235,7 @@ class Supervisor:
             self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        self._clear_build_locks()
+        self._build_locks.clear()
         try:
             found = await self.keeper.inventory(order.run)
         except GeminiError as error:
@@ -274,22 +275,6 @@ class Supervisor:
             return answer.versions, ""
         self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
         return None, unread
-
-    def _clear_build_locks(self) -> None:
-        """Take away what a worker left that was killed while it compiled; no node has one now."""
-        left = left_locks(build_root(os.environ), since_s=self._began_at_s)
-        for lock in left.ours:
-            lock.unlink(missing_ok=True)
-            self.lab.emit(Note(text=f"removed {lock}: a worker was killed while it compiled there"))
-        for lock in sorted({*left.older} - self._told_locks):
-            self._told_locks.add(lock)
-            self.lab.emit(
-                Note(
-                    text=f"{lock} is older than this lab, and no process of {self.name} holds it: "
-                    "a worker that compiles there waits until it is gone; if no other machine "
-                    "does, remove it"
-                )
-            )
 
     def _start_workers(self, order: StartWorkers) -> None:
         if self._run != order.order.run:

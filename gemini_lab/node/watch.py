@@ -78,6 +78,17 @@ class WorkerWatch:
                 told.append(picture)
         return told
 
+    @property
+    def held(self) -> dict[int, str]:
+        """The locks of compilations that workers hold, by rank."""
+        return {rank: one.pulse.lock for (rank, _), one in self._seen.items() if one.pulse.compiles}
+
+    @property
+    def waited_for(self) -> dict[int, str]:
+        """The locks of compilations that workers wait for, by rank."""
+        pulses = {rank: one.pulse for (rank, _), one in self._seen.items()}
+        return {r: one.lock for r, one in pulses.items() if one.lock and not one.compiles}
+
     def forget_told(self) -> None:
         """Another root asks: it is told all of it, at the next look."""
         for seen in self._seen.values():
@@ -98,6 +109,9 @@ class WorkerWatch:
             idle_s=pulse.idle_s + silent_s,
             waits_in=pulse.waits_in,
             where=pulse.where,
+            lock=pulse.lock,
+            compiles=pulse.compiles,
+            runs_other=pulse.runs_other,
             silent_s=silent_s,
             is_stopped=pid is not None and self._is_stopped(pid),
         )
@@ -119,6 +133,8 @@ def _without_times(pulse: WorkerPulse) -> object:
         pulse.detail,
         pulse.calls,
         pulse.waits_in,
+        pulse.lock,
+        pulse.runs_other,
         pulse.idle_s >= STILL_S,
         is_silent,
         pulse.is_stopped,

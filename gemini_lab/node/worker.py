@@ -30,18 +30,31 @@ _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
 def distributed_environment(start: WorkerStart) -> dict[str, str]:
-    """The variables by which torch.distributed and DeepSpeed learn of the job, as torchrun's."""
+    """The variables by which a script and its libraries learn of the job: all that torchrun sets.
+
+    Lightning looks for the run's id to tell that it was launched so, and for the group's rank;
+    without them each node would take itself for the first.
+    """
     host, _, port = start.rendezvous.rpartition(":")
+    seats = start.seats
+    rank, size = str(start.rank), str(seats.world_size)
     return {
-        "RANK": str(start.rank),
-        "WORLD_SIZE": str(start.seats.world_size),
-        "LOCAL_RANK": str(start.seats.local_rank_of(start.rank)),
-        "LOCAL_WORLD_SIZE": str(start.seats.workers_per_node),
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(seats.local_rank_of(start.rank)),
+        "LOCAL_WORLD_SIZE": str(seats.workers_per_node),
+        "GROUP_RANK": str(seats.position_of(start.rank)),
+        "GROUP_WORLD_SIZE": str(seats.nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         # The store runs before the script does, as under torchrun, so every rank is its client.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": str(start.order.run),
     }
 
 
@@ -55,6 +68,10 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
     return TCPStore(
         host, int(port), is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
     )
+
+
+_AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
+"""Files whose functions call a script."""
 
 
 def avoid_shared_memory_collectives() -> None:
@@ -156,15 +173,31 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         finish()
     except SystemExit as leave:
         if leave.code not in (None, 0):
-            traceback.print_exc()
-            return leave.code if isinstance(leave.code, int) else 1
+            channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+            return said_status(leave)
         finish()
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
-        traceback.print_exc()
+        print_error(error)
         channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
     say_finished(start, channel)
     return 0
+
+
+def said_status(leave: SystemExit) -> int:
+    """The exit status that a script asks for; a text is printed, as Python does, and means 1."""
+    if isinstance(leave.code, int):
+        return leave.code
+    print(leave.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def print_error(error: BaseException) -> None:
+    """Print an error with its traceback as Python would, from the script's own frames on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _AROUND_SCRIPTS:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames or error.__traceback__)
 
 
 def leave_early(start: WorkerStart, channel: LocalChannel) -> None:

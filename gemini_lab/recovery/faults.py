@@ -33,6 +33,8 @@ HANG_WAY_OUT: Final = (
 PAST_WAY_OUT: Final = "call gemini_lab.protect on every rank, and before the first collective"
 FINAL_ERRORS: Final = frozenset({"ConfigError", "UnsupportedError", "CapacityError"})
 """Errors that the same script on the same machines would only raise again."""
+USAGE: Final = 2
+"""With what argparse and its kin end a script whose arguments they refuse."""
 OF_THE_MACHINE: Final = frozenset({"CapacityError"})
 """Those of them that another machine may not raise: once a run has trained, it tries one."""
 
@@ -74,6 +76,8 @@ def judge_exit(
         if reason is not None:
             return Verdict(state=state, reason=reason, cause=cause_of(exited))
     final = FINAL_ERRORS - OF_THE_MACHINE if state.newest else FINAL_ERRORS
+    if _is_of_usage(state, exited):
+        final |= {"SystemExit"}
     reason = reason_to_give_up(exited, node=node, attempts=state.attempts, final=final)
     has_spare = any(spare not in state.excluded for spare in spares)
     if reason is None and has_spare and exited.error and exited.error.error in OF_THE_MACHINE:
@@ -114,6 +118,13 @@ def judge_hang(
 def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
     offences = (*state.offences, *dict.fromkeys(nodes))
     return replace(state, attempts=state.attempts + 1, offences=offences)
+
+
+def _is_of_usage(state: RootState, exited: WorkerExited) -> bool:
+    """Whether a script refused its arguments: it would do so again, on any machine."""
+    error = exited.error
+    has_left = error is not None and error.error == "SystemExit"
+    return has_left and exited.code == USAGE and not state.newest
 
 
 def is_of_the_network(error: str) -> bool:
@@ -176,7 +187,8 @@ def reason_to_give_up(
     is_final = lacks or (error is not None and error.error in final)
     if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
         return None
-    told = f"{error.error}: {error.text}" if error is not None and is_final else _said_last(exited)
+    is_told = error is not None and is_final and error.error != "SystemExit"
+    told = f"{error.error}: {error.text}" if error is not None and is_told else _said_last(exited)
     told += f"; {BUILD_WAY_OUT}" if lacks else ""
     times = "" if is_final else f" (failure {attempts} without a new iteration)"
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
@@ -199,7 +211,7 @@ def node_to_leave(
     """
     offenders = set(state.offences)
     is_final = exited is not None and exited.error and exited.error.error in FINAL_ERRORS
-    if is_final or len(offenders) != 1:
+    if is_final or (exited is not None and _is_of_usage(state, exited)) or len(offenders) != 1:
         return None
     (node,) = offenders
     has_spare = any(spare not in state.excluded for spare in spares)

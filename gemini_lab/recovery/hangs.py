@@ -23,6 +23,8 @@ LATE_S: Final = 20.0
 """In `protect` for so long: those that are not there are named."""
 PAST_S: Final = 60.0
 """In a collective for so long, while others are in `protect`: they will not come."""
+STAND_S: Final = 10.0
+"""All stand still for so long, and no pace is known yet: what each of them does is said."""
 LISTED: Final = 8
 DOING: Final[dict[Doing, str]] = {
     "starting": "starting",
@@ -75,12 +77,12 @@ class Pulses:
     def __init__(self) -> None:
         self._heard: dict[int, tuple[WorkerPulse, float]] = {}  # and when
         self._iterations: dict[int, int] = {}
-        self._is_late_told = False
+        self._is_late_told = self._is_standing_told = False
 
     def restart(self) -> None:
         """All workers begin."""
         self._heard, self._iterations = {}, {}
-        self._is_late_told = False
+        self._is_late_told = self._is_standing_told = False
 
     def hear(self, pulse: WorkerPulse, *, at_s: float) -> None:
         """An agent tells what it sees of a worker."""
@@ -141,6 +143,36 @@ class Pulses:
         self._is_late_told = True
         return f"{_told_of_waiting(here)} for {_listed(absent)}; every rank must call protect"
 
+    def standing(
+        self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
+    ) -> str:
+        """What all ranks stand in, once a start and in words; empty if there is nothing.
+
+        Before a first step no pace tells a hang from a slow start, so that nobody is started anew
+        for long. Who reads the places in the script can tell.
+
+        Args:
+            at_s: Now.
+            limits: As for `hung`.
+            ranks: All of them.
+            finished: Those whose scripts have ended.
+        """
+        seen = self._seen(at_s, limits, ranks=ranks, finished=finished)
+        if self._is_standing_told or limits.step_s is not None or not seen:
+            return ""
+        if any(one.idle_s < STAND_S or one.may_stand for one in seen):
+            return ""
+        self._is_standing_told = True
+        places: dict[str, list[int]] = {}
+        for one in seen:
+            places.setdefault(_activity(one.pulse), []).append(one.pulse.rank)
+        named = [f"{_ranks(there)} {activity}" for activity, there in places.items()]
+        idle_s = min(one.idle_s for one in seen)
+        return (
+            f"nothing has moved on any rank for {idle_s:.0f} s: {_listed(named, '; ')}; if that "
+            f"stays so, all start anew after {limits.idle_s:.0f} s (idle_s)"
+        )
+
     def _seen(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
     ) -> list["_Standing"]:
@@ -181,6 +213,12 @@ class _Standing:
     quiet_s: float
     limit_s: float
     idle_s: float
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether it waits for something that is known to be under way, or is told of elsewhere."""
+        is_known = self.pulse.doing in {"paused", "held", "meeting", "restoring", "finishing"}
+        return is_known or self.pulse.runs_other or self.pulse.compiles or self.pulse.silent_s > 0
 
     @property
     def is_overdue(self) -> bool:
@@ -247,9 +285,13 @@ def _absent(one: _Standing) -> str:
     return f"rank {pulse.rank} ({_activity(pulse)}, for {one.idle_s:.0f} s)"
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: list[str], comma: str = ", ") -> str:
     more = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+    return comma.join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_listed([*map(str, ranks)])}"
 
 
 def _told(one: _Standing) -> str:
@@ -265,6 +307,8 @@ def _activity(pulse: WorkerPulse) -> str:
     words = [DOING[pulse.doing]]
     if pulse.waits_in:
         words.append(f"in {pulse.waits_in}")
+    if pulse.lock:
+        words.append(f"{'compiling under' if pulse.compiles else 'waiting for'} {pulse.lock}")
     if pulse.where:
         words.append(f"at {pulse.where}")
     return ", ".join(words)

@@ -814,6 +814,10 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
         idle_s: Since it last did anything at all: got on, ran another line, used a processor.
         waits_in: The collective in which it is; empty if in none.
         where: Its place in the script.
+        lock: The file for which it waits to compile an extension of PyTorch's, or which it holds
+            while it compiles; empty if there is none.
+        compiles: Whether it holds that.
+        runs_other: Whether it waits for another program that it runs, such as a compiler.
         silent_s: The agent's: since the worker's last word, where that is long.
         is_stopped: The agent's: whether the silent process is stopped, as by SIGSTOP.
     """
@@ -827,6 +831,9 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
     idle_s: float = 0.0
     waits_in: str = ""
     where: str = ""
+    lock: str = ""
+    compiles: bool = False
+    runs_other: bool = False
     silent_s: float = 0.0
     is_stopped: bool = False
 

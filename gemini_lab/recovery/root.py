@@ -781,8 +781,9 @@ class RootAgent:
             idle_s=settings.idle_s,
         )
         ranks, finished = self.state.ranks, self._finished
-        if late := self._pulses.late(at_s, limits, ranks=ranks, finished=finished):
-            yield Emit(event=events.Note(text=late))
+        for told in (self._pulses.late, self._pulses.standing):
+            if text := told(at_s, limits, ranks=ranks, finished=finished):
+                yield Emit(event=events.Note(text=text))
         hung = self._pulses.hung(at_s, limits, ranks=ranks, finished=finished)
         if not hung:
             return

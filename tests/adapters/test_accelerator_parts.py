@@ -8,7 +8,9 @@ from torch import nn
 
 pytest.importorskip("accelerate")
 
-from gemini_lab.adapters.accelerate import trained_by
+from accelerate.utils import DistributedType
+
+from gemini_lab.adapters.accelerate import left_out, trained_by
 from gemini_lab.errors import ConfigError, UnsupportedError
 
 
@@ -57,3 +59,20 @@ def test_settings_beside_deepspeeds_own_are_refused():
     with pytest.raises(ConfigError, match='write them into the "gemini" block'):
         trained_by(prepared(deepspeed_engine_wrapped=zero), settings={"replicas": 2})
     assert trained_by(prepared(deepspeed_engine_wrapped=zero)) is zero.engine
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "told"),
+    [
+        ("true", "MULTI_CPU", 1),
+        ("True", "NO", 1),
+        ("true", "FSDP", 0),
+        ("true", "DEEPSPEED", 0),
+        ("false", "MULTI_CPU", 0),
+    ],
+)
+def test_fsdp_that_was_asked_for_and_is_left_out_is_said(asked, kind, told):
+    accelerator = prepared(distributed_type=DistributedType(kind))
+    texts = [*left_out(accelerator, {"ACCELERATE_USE_FSDP": asked})]
+    assert len(texts) == told
+    assert all("leaves it out on CPUs" in text for text in texts)

@@ -67,12 +67,18 @@ def start(model=None, optimizer=None, **more):
     return engine
 
 
-def train(engine, protected, batch):
-    """An iteration."""
+def train(engine, protected, batch, beside=()):
+    """An iteration; of what stands beside the model it says where that is."""
     loss = engine(batch).square().mean()
     engine.backward(loss)
-    protected.log(loss=loss.item())
+    norms = {"norm beside": norm(beside)} if beside else {}
+    protected.log(loss=loss.item(), **norms)
     engine.step()
+
+
+def norm(tensors):
+    """As a number that is another one when a bit of them is, more often than not."""
+    return sum(tensor.detach().double().square().sum().item() for tensor in tensors)
 
 
 def loop(protected, *, told):
@@ -247,7 +253,7 @@ def averaged(told):
     ema = AveragedModel(engine.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     protected = gemini_lab.protect(engine, also={"ema": ema} if told else None)
     for _ in protected.steps(STEPS):
-        train(engine, protected, torch.randn(4, 6))
+        train(engine, protected, torch.randn(4, 6), [*ema.parameters()] if told else [])
         ema.update_parameters(engine.module)
 
 
@@ -257,7 +263,7 @@ def averaged_by_hand(told):
     ema = copy.deepcopy(engine.module).requires_grad_(False)
     protected = gemini_lab.protect(engine, also={"ema": ema} if told else None)
     for _ in protected.steps(STEPS):
-        train(engine, protected, torch.randn(4, 6))
+        train(engine, protected, torch.randn(4, 6), [*ema.parameters()] if told else [])
         for mean, weight in zip(ema.parameters(), engine.module.parameters(), strict=True):
             mean.data.mul_(0.9).add_(weight.data, alpha=0.1)
 
@@ -268,7 +274,7 @@ def averaged_in_a_dict(told):
     ema = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
     protected = gemini_lab.protect(engine, also={"ema": ema} if told else None)
     for _ in protected.steps(STEPS):
-        train(engine, protected, torch.randn(4, 6))
+        train(engine, protected, torch.randn(4, 6), [*ema.values()] if told else [])
         for name, weight in engine.module.named_parameters():
             ema[name].mul_(0.9).add_(weight.detach(), alpha=0.1)
 
@@ -340,7 +346,7 @@ def second_model(told):
         critic(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        train(engine, protected, batch)
+        train(engine, protected, batch, [*critic.parameters()] if told else [])
 
 
 # -- the loop --------------------------------------------------------------------------------------

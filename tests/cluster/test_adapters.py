@@ -81,10 +81,31 @@ LIGHTNING = """
     protect_lightning(trainer)
     trainer.fit(model, loader, torch.utils.data.DataLoader(samples, batch_size=8))
 """
+SHARDED = (
+    LIGHTNING.replace(
+        "        def training_step",
+        """        def configure_model(self):
+            for part in (self.net[0], self.net[3], self.net):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
+
+        def training_step""",
+    )
+    .replace(
+        "from torch import nn\n",
+        "from lightning.pytorch.strategies import ModelParallelStrategy\n"
+        "    from torch import nn\n"
+        "    from torch.distributed.fsdp import fully_shard\n",
+    )
+    .replace(
+        'strategy="ddp"',
+        "strategy=ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=1)",
+    )
+)
 SCRIPTS = {
     "Trainer with ZeRO-2": TRAINER,
     "Trainer with DDP": TRAINER.replace("deepspeed=ds, ", ""),
     "Lightning with DDP": LIGHTNING,
+    "Lightning with FSDP2": SHARDED,
 }
 
 

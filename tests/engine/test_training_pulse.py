@@ -1,9 +1,15 @@
 """What a worker says of its training thread."""
 
+import subprocess
+import sys
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
+from torch.utils.file_baton import FileBaton
 
 from gemini_lab.engine.pulse import Pulse
 
@@ -113,3 +119,53 @@ def test_it_is_said_by_a_thread_of_its_own():
     pulse = Pulse(lambda _: said.set(), rank=0, epoch=1)
     pulse.start()
     assert said.wait(20)
+
+
+def watched_while(work, is_seen):
+    """What is seen of a thread that does `work`, as soon as it looks as it shall."""
+    pulses, ready = [], threading.Event()
+
+    def run():
+        pulses.append(Pulse(print, rank=0, epoch=1))
+        ready.set()
+        work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(20)
+    give_up_s = time.monotonic() + 20
+    while not is_seen(seen := pulses[0].look()) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    return seen, thread
+
+
+def test_the_lock_of_a_compilation_that_is_waited_for_is_named(tmp_path):
+    lock = tmp_path / "lock"
+    lock.touch()
+    seen, thread = watched_while(FileBaton(str(lock)).wait, lambda seen: seen.lock)
+    lock.unlink()
+    thread.join(20)
+    assert (seen.lock, seen.compiles) == (str(lock), False)
+
+
+def test_the_lock_of_a_compilation_that_is_under_way_is_named_too(tmp_path):
+    baton, done = FileBaton(str(tmp_path / "lock")), threading.Event()
+    assert baton.try_acquire()
+    stand_in = {"__name__": "torch.utils.cpp_extension"}
+    exec("def _jit_compile(baton, compile):\n    compile()", stand_in)
+    compiling = partial(stand_in["_jit_compile"], baton, partial(done.wait, 20))
+    seen, thread = watched_while(compiling, lambda seen: seen.compiles)
+    done.set()
+    thread.join(20)
+    baton.release()
+    assert (seen.lock, seen.compiles) == (str(tmp_path / "lock"), True)
+    assert "baton" in cpp_extension._jit_compile.__code__.co_varnames, "as in the stand-in"
+
+
+def test_a_program_that_is_waited_for_is_seen():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        seen, thread = watched_while(program.wait, lambda seen: seen.runs_other)
+        program.stdin.close()
+        thread.join(20)
+    assert seen.runs_other
+    assert seen.lock == ""

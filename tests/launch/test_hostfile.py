@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.config import LabConfig, hosts_from
 from gemini_lab.launch.mpi import Hosts
 
 
@@ -54,3 +54,12 @@ def test_more_workers_than_slots_are_refused_with_the_hosts_name(tmp_path):
 def test_a_hostfile_that_says_nothing_is_refused(tmp_path, text, told):
     with pytest.raises(ConfigError, match=told):
         read(tmp_path, text)
+
+
+def test_names_that_are_given_by_hand_are_read_as_a_hostfiles_lines():
+    """`--hosts a:8,b:8`, and `Lab(hosts=[...])`."""
+    hosts = hosts_from(["a:8", "b slots=4", "user@c"])
+    assert hosts.names == ("a", "b", "user@c")
+    assert hosts.slots == {"a": 8, "b": 4}
+    with pytest.raises(ConfigError, match="cannot read 'a b c' in hosts="):
+        hosts_from(["a b c"])

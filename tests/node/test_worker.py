@@ -1,14 +1,27 @@
 """A worker runs a script as its author expects of Python and of other launchers."""
 
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from gemini_lab.engine.imports import changed_environment
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job, find_module
-from gemini_lab.node.worker import local_rank_option, run_script
+from gemini_lab.node.worker import (
+    distributed_environment,
+    local_rank_option,
+    print_error,
+    run_script,
+    said_status,
+)
+from gemini_lab.recovery.messages import JobOrder, WorkerStart
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.seats import Seats
 
 
 @pytest.fixture
@@ -108,3 +121,64 @@ def test_a_script_finds_the_collector_on_and_what_was_imported_out_of_its_way():
     command = [sys.executable, "-c", textwrap.dedent(SETTLING)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "True True\n", done.stderr
+
+
+def test_an_error_is_printed_from_the_scripts_own_frames_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "train.py"
+    script.write_text("def step():\n    raise ValueError('batch 3 is empty')\n\nstep()\n")
+    with pytest.raises(ValueError, match="empty") as caught:
+        run_script(Job(script=str(script)), local_rank=0)
+    error = caught.value
+    error.__traceback__ = error.__traceback__.tb_next  # this test's own frame
+    print_error(error)
+    first, place, *_ = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert place == f'  File "{script}", line 4, in <module>'
+
+
+@pytest.mark.parametrize(("code", "status", "said"), [(3, 3, ""), ("no data", 1, "no data\n")])
+def test_a_script_ends_itself_as_under_python(capsys, code, status, said):
+    assert said_status(SystemExit(code)) == status
+    assert capsys.readouterr().err == said
+
+
+def start_of(rank):
+    """A worker of four on two nodes."""
+    seats = Seats(nodes=2, workers_per_node=2, members=("node-5", "node-3"))
+    members = ("node-5", "node-3")
+    plan = RecoveryPlan(
+        version=None, tier="start", sources=(), members=members, transfers=(), reason=""
+    )
+    return WorkerStart(
+        rank=rank,
+        epoch=1,
+        order=JobOrder(number=1, run=7, job=Job(script="train.py"), seats=seats),
+        seats=seats,
+        plan=plan,
+        rendezvous="10.0.0.1:4711",
+        fingerprint=None,
+        interface=None,
+    )
+
+
+def test_a_worker_finds_every_variable_that_torchrun_sets():
+    """Libraries tell by any of them how they were launched; torch's own source has the list."""
+    source = inspect.getsource(LocalElasticAgent._start_workers)
+    names = {*re.findall(r'"([A-Z_]+)":', source)} - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    assert {"GROUP_RANK", "TORCHELASTIC_RUN_ID"} <= names
+    assert names <= distributed_environment(start_of(0)).keys()
+
+
+def test_a_workers_ranks_are_those_of_its_position():
+    told = distributed_environment(start_of(3))
+    ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+    sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    assert [told[name] for name in ranks] == ["3", "1", "1", "3"]
+    assert [told[name] for name in sizes] == ["4", "2", "2", "4"]
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.0.0.1", "4711")
+
+
+def test_what_is_imported_ahead_is_so_without_a_rank():
+    assert changed_environment({}, distributed_environment(start_of(3))) == {}

@@ -223,3 +223,50 @@ def test_a_script_that_ended_without_protect_holds_up_nobody_for_long():
 def test_a_stopped_process_in_protect_is_hung_as_ever():
     seen = [*in_protect(0, 2), pulse(1, "starting", silent_s=3.0, is_stopped=True)]
     assert ranks(hung(seen, at_s=28, limits=FIRST_STEP)) == [1]
+
+
+def standing(seen, *, at_s, limits=FIRST_STEP):
+    pulses = Pulses()
+    for one in seen:
+        pulses.hear(one, at_s=0.0)
+    told = pulses.standing(at_s, limits, ranks=RANKS, finished=())
+    assert pulses.standing(at_s, limits, ranks=RANKS, finished=()) == ""
+    return told
+
+
+def test_a_deadlock_before_the_first_iteration_is_named_once_and_soon():
+    seen = [
+        *(pulse(r, "starting", waits_in="all_reduce", where="t.py:3 in f") for r in (0, 2)),
+        pulse(1, "starting", waits_in="barrier", where="t.py:9 in g"),
+    ]
+    assert standing(seen, at_s=6) == ""
+    assert standing(seen, at_s=8) == (
+        "nothing has moved on any rank for 11 s: ranks 0, 2 starting, in all_reduce, at t.py:3 in "
+        "f; rank 1 starting, in barrier, at t.py:9 in g; if that stays so, all start anew after "
+        "300 s (idle_s)"
+    )
+
+
+def test_all_ranks_that_wait_for_a_lock_are_named_with_it():
+    seen = [pulse(rank, "starting", lock="/cache/op/lock") for rank in RANKS]
+    assert "ranks 0, 1, 2 starting, waiting for /cache/op/lock;" in standing(seen, at_s=8)
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        pulse(1, "starting", idle_s=0.0),
+        pulse(1, "starting", runs_other=True),
+        pulse(1, "paused"),
+        pulse(1, "restoring", detail="persistent"),
+        pulse(1, "meeting"),
+        pulse(1, "starting", silent_s=3.0),
+    ],
+    ids=["at work", "compiles", "paused", "restores", "in protect", "holds the lock"],
+)
+def test_nothing_is_said_of_ranks_that_wait_for_one_that_may_take_its_time(healthy):
+    assert standing([waiting(0), healthy, waiting(2)], at_s=20) == ""
+
+
+def test_where_a_pace_is_known_that_tells_a_hang():
+    assert standing([waiting(rank) for rank in RANKS], at_s=20, limits=LIMITS) == ""

@@ -30,3 +30,19 @@ def test_they_are_named_in_seconds_and_after_three_starts_the_run_ends_as_the_sc
     (ending,) = story.of(events.RunFailed)
     assert ending.cause == "script"
     assert "call gemini_lab.protect on every rank" in ending.reason
+
+
+def test_ranks_that_all_wait_before_their_first_step_are_named_in_seconds_and_only_named():
+    story = Story()
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=job())))
+    for rank in (0, 1, 2, 3):
+        place = "all_reduce" if rank else "barrier"
+        story.pulse(rank, doing="starting", idle_s=3.0, still_s=3.0, waits_in=place)
+    began_s = story.now_s
+    story.tick(began_s + 6.0)
+    assert story.of(events.Note) == []
+    story.tick(began_s + 8.0)
+    story.tick(began_s + 100.0)
+    (note,) = story.of(events.Note)
+    assert "rank 0 starting, in barrier; ranks 1, 2, 3 starting, in all_reduce" in note.text
+    assert story.of(events.WorkerHung) == []

@@ -5,8 +5,9 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.faults import cause_of, own_error, reason_to_give_up
 from gemini_lab.recovery.messages import ScriptError, WorkerExited
+from gemini_lab.recovery.protocol import JobSubmitted
 
-from .story import Story
+from .story import Story, job
 
 NO_NCCL = "Distributed package doesn't have NCCL built in"
 NO_GPU = "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
@@ -82,3 +83,27 @@ def test_numbers_do_not_make_another_error():
     said = [ScriptError(error="ValueError", text=f"row {number}") for number in (7, 812)]
     told = {own_error(WorkerExited(rank=0, epoch=1, code=1, output="", error=e)) for e in said}
     assert told == {"ValueError: row #"}
+
+
+REFUSED = (
+    "usage: train.py [-h] --epochs EPOCHS\ntrain.py: error: the following arguments are required"
+)
+
+
+def test_a_script_that_refuses_its_arguments_ends_the_run_at_once_with_what_it_said():
+    story = Story()
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=job())))
+    story.exit(0, 2, REFUSED, ScriptError(error="SystemExit", text="2"))
+    (ending,) = story.of(events.RunFailed)
+    assert ending.cause == "script"
+    assert ending.reason.endswith(
+        "exit status 2: train.py: error: the following arguments are required"
+    )
+    assert story.of(events.RecoveryStarted) == []
+
+
+def test_the_same_status_after_iterations_is_met_with_a_new_start():
+    story = Story().start(iterations=3)
+    story.exit(0, 2, "gone", ScriptError(error="SystemExit", text="2"))
+    assert story.of(events.RunFailed) == []
+    assert len(story.of(events.RecoveryStarted)) == 1
