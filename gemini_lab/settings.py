@@ -18,6 +18,7 @@ SCHEDULED: Final = ("naive", "interleaved", "gemini")
 ALGORITHMS: Final = ("drain", "paper")
 ON_DIVERGENCE: Final = ("warn", "stop")
 DATA_ON_RESIZE: Final = ("refuse", "restart")
+ON_WRONG_SUMS: Final = ("drain", "stop", "warn")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 
 LOGGED_RANKS: Final = 64
@@ -43,6 +44,7 @@ _ABOVE_ZERO_OR_NONE: Final = (
     "max_overhead",
     "max_same_errors",
     "rewind_on_spike",
+    "verify_every",
     "link_bytes_per_s",
     "copy_bytes_per_s",
 )
@@ -82,6 +84,14 @@ class Settings:
         rewind_on_spike: The same where the ranks' mean loss lies more than so many standard
             deviations above the mean of the newest good ones (of 128, and of 32 at least), such as
             6; `None`: no loss is too high.
+        verify_every: Each iteration of a number that this divides is computed once more, the work
+            of each rank by another machine, and compared; where the answers differ, once more on a
+            third. It takes the time of an iteration, and memory for one more version of each shard
+            on all its holders, for the newest verified one stays. `None`: none is.
+        on_wrong_sums: What is done when a machine is found to compute wrong: `"drain"` moves its
+            ranks to another machine for good, and training goes on from the newest verified
+            version; where it cannot be told which machine it is, the run ends. `"stop"` ends the
+            run in any case; `"warn"` says so in log, terminal and report, and trains on.
         data_on_resize: What becomes of a position in the data that cannot be told for another
             number of ranks: `"refuse"` does not load a version of such a number; `"restart"` reads
             from the beginning, and says so.
@@ -129,6 +139,8 @@ class Settings:
     on_not_finite: str = "hold"
     data_on_resize: str = "refuse"
     rewind_on_spike: float | None = None
+    verify_every: int | None = None
+    on_wrong_sums: str = "drain"
     max_same_errors: int | None = 5
     min_progress_s: float = 30.0
     idle_s: float = 300.0
@@ -168,6 +180,15 @@ class Settings:
             raise ConfigError(
                 f"data_on_resize must be one of {DATA_ON_RESIZE} (got {self.data_on_resize!r})"
             )
+        if self.on_wrong_sums not in ON_WRONG_SUMS:
+            raise ConfigError(
+                f"on_wrong_sums must be one of {ON_WRONG_SUMS} (got {self.on_wrong_sums!r})"
+            )
+        if self.verify_every is not None and self.scheme == "none":
+            raise ConfigError(
+                'scheme "none" keeps no versions, so there is no verified one to go back to; choose '
+                "another scheme, or leave out verify_every"
+            )
         if self.is_guarded and self.scheme == "none":
             raise ConfigError(
                 'scheme "none" keeps no versions, so there is none to go back to; choose another '
@@ -188,8 +209,11 @@ class Settings:
 
     @property
     def buffers(self) -> int:
-        """Room for each shard on each of its holders, in shards: one is being written."""
-        return self.keep_in_memory + 1
+        """Room for each shard on each of its holders, in shards: one is being written.
+
+        One more is for the newest verified version.
+        """
+        return self.keep_in_memory + 1 + (self.verify_every is not None)
 
     @property
     def conditions(self) -> tuple[str, ...]:
