@@ -49,6 +49,13 @@ _ABOVE_ZERO_OR_NONE: Final = (
     "copy_bytes_per_s",
 )
 
+_CHOICES: Final = {
+    "on_divergence": ON_DIVERGENCE,
+    "on_not_finite": ON_NOT_FINITE,
+    "on_wrong_sums": ON_WRONG_SUMS,
+    "data_on_resize": DATA_ON_RESIZE,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -168,26 +175,14 @@ class Settings:
             raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
         if self.algorithm not in ALGORITHMS:
             raise ConfigError(f"there is no algorithm {self.algorithm!r}; choose from {ALGORITHMS}")
-        if self.on_divergence not in ON_DIVERGENCE:
-            raise ConfigError(
-                f"on_divergence must be one of {ON_DIVERGENCE} (got {self.on_divergence!r})"
-            )
-        if self.on_not_finite not in ON_NOT_FINITE:
-            raise ConfigError(
-                f"on_not_finite must be one of {ON_NOT_FINITE} (got {self.on_not_finite!r})"
-            )
-        if self.data_on_resize not in DATA_ON_RESIZE:
-            raise ConfigError(
-                f"data_on_resize must be one of {DATA_ON_RESIZE} (got {self.data_on_resize!r})"
-            )
-        if self.on_wrong_sums not in ON_WRONG_SUMS:
-            raise ConfigError(
-                f"on_wrong_sums must be one of {ON_WRONG_SUMS} (got {self.on_wrong_sums!r})"
-            )
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name} must be one of {choices} (got {value!r})")
         if self.verify_every is not None and self.scheme == "none":
             raise ConfigError(
-                'scheme "none" keeps no versions, so there is no verified one to go back to; choose '
-                "another scheme, or leave out verify_every"
+                'scheme "none" keeps no versions, so there is no verified one to go back to; '
+                "choose another scheme, or leave out verify_every"
             )
         if self.is_guarded and self.scheme == "none":
             raise ConfigError(

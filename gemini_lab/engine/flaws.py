@@ -47,8 +47,8 @@ class Flaw:
         chosen = random.Random(self._order.seed)
         match self._order.where:
             case "gradient":
-                weights = _large(framework.contributing())
-                chosen.choice(weights).register_hook(self._in_gradient)
+                weight: Any = chosen.choice(_large(framework.contributing()))
+                weight.register_hook(self._in_gradient)
             case "activation":
                 layers = [one for one in framework.module.modules() if _is_layer(one)]
                 chosen.choice(layers).register_forward_hook(self._in_activation)

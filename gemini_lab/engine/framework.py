@@ -168,10 +168,10 @@ class Framework(ABC):
         """Where this rank's gradients arrive, before they are added up over the ranks."""
         return [weight for weight in self.trained() if weight.requires_grad]
 
-    def end_replay(self) -> None:
+    def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
         """Let go of what computing gradients beside an iteration has left."""
 
-    def rehearse_update(self) -> None:
+    def rehearse_update(self) -> None:  # noqa: B027 - the same
         """Have what the optimizer keeps out of sight be as it was before its newest update."""
 
     # -- the boundaries --------------------------------------------------------------------------

@@ -201,9 +201,7 @@ class LiveProtection:
         self._is_to_hold = self._traffic.is_hold_agreed
         self._is_asked_back = self._traffic.agreed_back[0] > self._order_back
         if self._verification is not None:
-            self._verification.before_update(
-                self._state.version + 1, rewinds=self._lineage.rewinds
-            )
+            self._verification.before_update(self._state.version + 1, rewinds=self._lineage.rewinds)
         return waited_s
 
     def after_update(self, waited_s: float) -> None:

@@ -182,7 +182,9 @@ def start_protection(
     guard = Guard.of(settings)
     if guard is not None and (known := guard_in(small)) is not None:
         guard.restore(known)
-    verification = _verification(session, state, place, traffic, settings, small)
+    verification = _verification(
+        session, state, place, traffic, settings, newest=verified_in(small)
+    )
     iterations = IterationLog(emit, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
@@ -311,7 +313,8 @@ def _verification(
     place: Place,
     traffic: CheckpointTraffic,
     settings: Settings,
-    small: Mapping[str, object],
+    *,
+    newest: Verified | None,
 ) -> Verification | None:
     """What has iterations computed again, if the settings ask for it.
 
@@ -321,11 +324,10 @@ def _verification(
         place: The rank's.
         traffic: Of its versions.
         settings: The job's.
-        small: What the version carries that was restored; empty for none.
+        newest: The newest verified version, if the one that was restored tells of it.
     """
     if settings.verify_every is None:
         return None
-    first = Verified(version=state.version, lineage=place.lineage)
     return Verification(
         Verifier(
             state.framework,
@@ -338,8 +340,8 @@ def _verification(
         ),
         place.slab,
         rank=place.rank,
-        ends=settings.on_wrong_sums != "warn",
-        newest=verified_in(small) or first,
+        on_wrong=settings.on_wrong_sums,
+        newest=newest or Verified(version=state.version, lineage=place.lineage),
         emit=session.emit,
         stand_still=session.stand_still,
     )

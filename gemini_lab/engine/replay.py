@@ -62,7 +62,8 @@ class GradientSums:
             drops: Whether zeros without memory of their own go on in its place.
         """
         for weight, total in zip(self._weights, self._sums, strict=True):
-            self._handles.append(weight.register_hook(_reading(total, drops=drops)))
+            known: Any = weight  # its stubs have no types for this
+            self._handles.append(known.register_hook(_reading(total, drops=drops)))
 
     def stop(self) -> int:
         """Read no more; what the gradients were."""

@@ -17,8 +17,8 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
     EventSaid,
-    GoBack,
     Flawed,
+    GoBack,
     Held,
     Hold,
     Learned,

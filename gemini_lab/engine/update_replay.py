@@ -88,9 +88,7 @@ def _recorded(optimizer: torch.optim.Optimizer) -> Step:
         inputs = []
         for weight in group[_WEIGHTS]:
             if weight.grad is not None:
-                state = {
-                    name: _kept(one) for name, one in optimizer.state.get(weight, {}).items()
-                }
+                state = {name: _kept(one) for name, one in optimizer.state.get(weight, {}).items()}
                 values = {_VALUE: _kept(weight), _GRADIENT: _kept(weight.grad), "state": state}
                 inputs.append(values)
                 step.weights.append(weight)
@@ -131,9 +129,7 @@ def update_again(framework: Framework, steps: Sequence[Step]) -> int:
     return total.intdigest() >> 1
 
 
-def _take(
-    optimizer: Any, step: Step, total: xxhash.xxh3_64, device: torch.device
-) -> None:
+def _take(optimizer: Any, step: Step, total: xxhash.xxh3_64, device: torch.device) -> None:
     """Have the optimizer take a step on copies, and add what comes out to the checksum."""
     optimizer.param_groups, optimizer.state = [], defaultdict(dict)
     vars(optimizer).update(step.numbers)
@@ -185,7 +181,9 @@ def packed(steps: Sequence[Step]) -> tuple[bytes, list[torch.Tensor]]:
 
 def room_for(head: bytes) -> list[torch.Tensor]:
     """Empty tensors in CPU memory for those that follow a head."""
-    return [torch.empty(shape, dtype=getattr(torch, name)) for name, shape in decode(head)["tensors"]]
+    return [
+        torch.empty(shape, dtype=getattr(torch, name)) for name, shape in decode(head)["tensors"]
+    ]
 
 
 def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[Step]:

@@ -37,7 +37,7 @@ class Verification:
         verifier: Has them computed again.
         slab: Keeps this rank's versions, and others'.
         rank: This one.
-        ends: Whether training ends here where machines compute wrong.
+        on_wrong: What is done where machines compute wrong, as the settings say.
         newest: The newest version that is verified when this begins.
         emit: Says an event.
         stand_still: Waits to be ended.
@@ -49,17 +49,17 @@ class Verification:
         slab: Slab,
         *,
         rank: int,
-        ends: bool,
+        on_wrong: str,
         newest: Verified,
         emit: Callable[[events.AnyEvent], None],
         stand_still: Callable[[], object],
     ) -> None:
         self._verifier = verifier
         self._slab = slab
-        self._rank, self._ends = rank, ends
+        self._rank, self._on_wrong = rank, on_wrong
         self._emit, self._stand_still = emit, stand_still
         self._coming: Verified | None = None  # verified, and not whole yet
-        self._is_wrong = False
+        self._is_wrong = False  # whether the weights hold what was computed wrong
         self._keep(newest)
 
     def begin(self, iteration: int) -> None:
@@ -71,7 +71,6 @@ class Verification:
         if self._coming is not None:
             self._keep(self._coming)
             self._coming = None
-        self._is_wrong = False
         self._act_on(self._verifier.before_update(), iteration, rewinds=rewinds)
 
     def after_update(self, iteration: int, lineage: Lineage, *, is_sent: bool) -> None:
@@ -106,10 +105,11 @@ class Verification:
                 suspects=verdict.suspects,
                 replays=found.replays,
                 version=self._newest.version,
+                goes_back=self._on_wrong == "drain" and bool(verdict.wrong),
                 rewinds=rewinds,
             )
         )
-        if self._ends:
+        if self._on_wrong != "warn":
             self._stand_still()
 
     def _keep(self, newest: Verified) -> None:
@@ -126,6 +126,7 @@ class Verification:
     def go_back(self, small: Mapping[str, Any]) -> None:
         """Training went back to a version that carries this."""
         self._coming = None
+        self._is_wrong = False
         if (known := verified_in(small)) is not None:
             self._keep(known)
 

@@ -36,7 +36,6 @@ from gemini_lab.engine.update_replay import (
     update_again,
 )
 from gemini_lab.errors import UnsupportedError
-from gemini_lab.log import events
 from gemini_lab.recovery.wrong_sums import Answer, Verdict, Work, judge, shifts
 from gemini_lab.seats import Seats, listed
 

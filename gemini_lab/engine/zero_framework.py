@@ -276,7 +276,7 @@ class ZeroFramework(Framework):
 
     def end_replay(self) -> None:
         """Have ZeRO 3 partition what it gathered and saw no gradient leave."""
-        if self.stage == 3:  # noqa: PLR2004
+        if self.stage == 3:
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 
     def rehearse_update(self) -> None:

@@ -170,11 +170,11 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
 
 class NodeExcluded(Event, frozen=True, kw_only=True):
-    """A node is used again only where there is no other: every attempt on it failed.
+    """A node is not used again, but where there is no other; one that computed wrong never is.
 
     Attributes:
         name: The node's.
-        reason: How the last attempt ended.
+        reason: How the last attempt on it ended, or what it computed wrong.
     """
 
     name: str
@@ -540,8 +540,8 @@ class WrongSums(OfWorker, frozen=True, kw_only=True):
         nodes: The machines that compute wrong, for certain.
         suspects: Of these nodes at least one does besides, and which cannot be told.
         replays: How often it was computed again.
-        version: The newest one that is verified; every later one counts no more, if the settings
-            ask for that.
+        version: The newest one that is verified.
+        goes_back: Whether training goes back there, and later versions count no more.
         rewinds: How often training had gone back since the workers were started.
     """
 
@@ -552,6 +552,7 @@ class WrongSums(OfWorker, frozen=True, kw_only=True):
     suspects: tuple[str, ...]
     replays: int
     version: int
+    goes_back: bool
     rewinds: int
 
     def __str__(self) -> str:

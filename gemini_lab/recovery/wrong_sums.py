@@ -10,8 +10,9 @@ same bits**.
 2. A machine that says two things of the same work is wrong in one of them.
 
 A machine that neither rule names is not accused. So one wrong machine of three or more is named
-after two replays; with two machines only one that is not wrong in the same way each time, by rule 2.
-If several are wrong, some of them may stay suspects, beside right ones that nothing speaks for.
+after two replays. With two machines only one is that is not wrong in the same way each time, by
+rule 2. If several are wrong, some of them may stay suspects, beside right ones that nothing speaks
+for.
 """
 
 from collections import defaultdict

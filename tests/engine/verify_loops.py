@@ -67,7 +67,7 @@ def verified(job):
             verifier,
             job.keeper.slab,
             rank=rank,
-            ends=case.get("ends", False),
+            on_wrong=case.get("on_wrong", "warn"),
             newest=Verified(version=0, lineage=NO_LINEAGE),
             emit=said.append,
             stand_still=_stand_still,
