@@ -89,6 +89,9 @@ class Recorder:
 
     Args:
         framework: Whose model.
+
+    Attributes:
+        was_called: Whether the model was, in the iteration that was recorded last.
     """
 
     def __init__(self, framework: Framework) -> None:
@@ -97,6 +100,7 @@ class Recorder:
         self._buffers: list[torch.Tensor] = []  # as they were before the first call
         self._sums: GradientSums | None = None
         self._is_on = False
+        self.was_called = False
         module = framework.module
         module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._after_forward)
@@ -111,7 +115,7 @@ class Recorder:
         Returns:
             What another rank needs to compute the same, and a checksum of what came out here.
         """
-        self._is_on = False
+        self._is_on, self.was_called = False, bool(self._calls)
         digest = 0 if self._sums is None else self._sums.stop()
         now = list(self._framework.module.buffers())
         changed = {

@@ -126,6 +126,8 @@ class Verifier:
             return None
         started_s = time.perf_counter()
         recorded, digest = self._recorder.end()
+        if not self._recorder.was_called and self._is_to_be_tried:
+            raise UnsupportedError(_APART)
         found = self._compare(
             "gradient",
             digest,
@@ -261,6 +263,10 @@ _DIFFERS: Final = (
     "came out differently on the same machine: kernels that are not deterministic (try "
     "torch.use_deterministic_algorithms(True)), a model that is called other than as a whole, or "
     "state of it that changes with each call; leave verify_every out, or change that"
+)
+_APART: Final = (
+    "verify_every has iterations computed twice and compared, and the model was not called as a "
+    "whole, or not in training mode; call it so, or leave verify_every out"
 )
 _MOVED: Final = (
     "verify_every has iterations computed again on another machine, and the {work} of rank {ranks} "

@@ -34,6 +34,27 @@ class Wire:
         return [one.tolist() for one in theirs]
 
 
+def draws(model):
+    """Adds noise of a generator that nobody knows of."""
+    noise = torch.Generator()
+    model[0].register_forward_hook(lambda *args: args[2] + torch.rand(1, generator=noise))
+
+
+def differs(model):
+    """Has a number of its own on every rank."""
+    own = dist.get_rank()
+    model[0].register_forward_hook(lambda *args: args[2] * (1 + own))
+
+
+def apart(model):
+    """Is not called as a whole: its parts are."""
+    wrapped = model.forward
+    model.__class__ = type("Apart", (type(model),), {"__call__": lambda _, *args: wrapped(*args)})
+
+
+MODELS = {"draws": draws, "differs": differs, "apart": apart}
+
+
 class StandsStillError(GeminiError):
     """Training waits to be ended."""
 
@@ -46,6 +67,8 @@ def verified(job):
     """Trains with every iteration verified, or as its case says; flaws come as told."""
     case = job.case
     made = engine_of(case)
+    if "model" in case:
+        MODELS[case["model"]](made.model.module)
     rank, nodes = dist.get_rank(), dist.get_world_size()
     job.keeper = SlabKeeper(buffers=3)
     loader = DataLoader(Listed(bad=(), without=()), batch_size=None)
