@@ -220,11 +220,13 @@ class WrongSums(_AtNode):
         where: In what.
         lasts: Whether it turns each time from now on, also in workers that are started later, or
             once.
+        seed: Decides in which weight or layer; None leaves that to the scenario's.
     """
 
     kind: ClassVar[str] = "wrong_sums"
     where: Where = "gradient"
     lasts: bool = True
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         check_place(self.node)

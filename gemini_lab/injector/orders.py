@@ -126,16 +126,19 @@ def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
             return _losses(node for node in cast.racks[rack] if node in cast.nodes)
         case StoreFull():
             return [Order(node=node, action=Action(kind="store_full")) for node in cast.nodes]
-    place = failure.places[0]
-    action = Action(
-        kind=typing_cast(ActionKind, failure.kind),
-        rank=rank_of(place),
-        shard=failure.shard if isinstance(failure, BitFlip) else None,
-        where=failure.where if isinstance(failure, WrongSums) else None,
-        lasts=isinstance(failure, WrongSums) and failure.lasts,
-        seed=seed,
-    )
-    return [Order(node=cast.node_at(place), action=action)]
+    return [Order(node=cast.node_at(failure.places[0]), action=_action(failure, seed))]
+
+
+def _action(failure: Failure, seed: int) -> Action:
+    """What the one node that a failure strikes does to itself."""
+    kind, rank = typing_cast(ActionKind, failure.kind), rank_of(failure.places[0])
+    match failure:
+        case BitFlip(shard=shard):
+            return Action(kind=kind, rank=rank, shard=shard, seed=seed)
+        case WrongSums(where=where, lasts=lasts, seed=own):
+            chosen = seed if own is None else own
+            return Action(kind=kind, rank=rank, where=where, lasts=lasts, seed=chosen)
+    return Action(kind=kind, rank=rank, seed=seed)
 
 
 def _losses(nodes: Iterable[str]) -> list[Order]:
