@@ -45,16 +45,9 @@ class BetaPowers:
     def restore(self, since: int) -> None:
         """Go through the steps again; groups and counts of steps were put back before."""
         self._betas, self._since = self._all_betas(), since
-        self._go_through(self._steps())
-
-    def rehearse(self) -> None:
-        """Be as before the newest step, which is then taken once more."""
-        self._go_through(self._steps() - 1)
-
-    def _go_through(self, last: int) -> None:
         self._leave_a_gap()
         if self._update is not None:
-            for step in _steps_that_count(self._since, last, self._betas):
+            for step in _steps_that_count(since, self._steps(), self._betas):
                 for group in self._groups():
                     self._update(step, group)
 

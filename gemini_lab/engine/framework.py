@@ -171,9 +171,6 @@ class Framework(ABC):
     def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
         """Let go of what computing gradients beside an iteration has left."""
 
-    def rehearse_update(self) -> None:  # noqa: B027 - the same
-        """Have what the optimizer keeps out of sight be as it was before its newest update."""
-
     # -- the boundaries --------------------------------------------------------------------------
 
     @abstractmethod

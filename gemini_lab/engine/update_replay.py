@@ -103,7 +103,8 @@ def _kept(value: Any) -> Any:
 def update_again(framework: Framework, steps: Sequence[Step]) -> int:
     """The checksum of an update, computed here by this rank's own optimizer.
 
-    The optimizer's own weights and state are put aside meanwhile.
+    The optimizer's own weights and state are put aside meanwhile. What a library of its own keeps
+    (the powers of betas in DeepSpeed's Adam for CPUs) is that of the same step already, and stays.
 
     Args:
         framework: Whose optimizer; it has just made the update of the same number.
@@ -115,7 +116,6 @@ def update_again(framework: Framework, steps: Sequence[Step]) -> int:
     kept |= own_numbers(optimizer)
     random = random_states()
     total = xxhash.xxh3_64()
-    framework.rehearse_update()
     try:
         optimizer._optimizer_step_pre_hooks = OrderedDict()  # noqa: SLF001
         optimizer._optimizer_step_post_hooks = OrderedDict(  # noqa: SLF001 - a broken machine's

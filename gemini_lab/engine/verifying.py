@@ -85,6 +85,10 @@ class Verifier:
         every: Each iteration of a number that this divides is verified.
         is_first: Whether the run begins: its first iteration then shows whether that can be.
         apart: In it, what the model's hooks communicate is no part of the iteration.
+
+    Attributes:
+        replays: How often the iteration that is verified was computed again.
+        took_s: What that took.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class Verifier:
         """The model begins to compute for an iteration; often in each."""
         is_due = self._is_to_be_tried or iteration % self._every == 0
         if is_due and not self._is_recording:
-            self._is_recording = True
+            self._is_recording, self.replays = True, 0
             self._recorder.begin()
 
     def before_update(self) -> Found | None:
@@ -183,7 +187,7 @@ class Verifier:
             verdict, replays = judge(answers), replays + 1
             if verdict.is_clean and shift != _OWN:
                 break
-        self.replays = replays
+        self.replays = max(self.replays, replays)
         if verdict.is_clean:
             return None
         if self._is_to_be_tried and not verdict.wrong:

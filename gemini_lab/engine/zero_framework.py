@@ -279,10 +279,6 @@ class ZeroFramework(Framework):
         if self.stage == 3:
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 
-    def rehearse_update(self) -> None:
-        """The powers in Adam's library."""
-        self._powers.rehearse()
-
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
