@@ -44,7 +44,10 @@ class Call:
 
 
 class GradientSums:
-    """A checksum of the gradients that reach each weight, micro-batch by micro-batch.
+    """A checksum of what a model gave, and of the gradients that reach each weight.
+
+    What it gave counts too: a script's own loss makes gradients of it, and of a wrong output it
+    makes those that belong to that.
 
     Args:
         weights: Where gradients arrive, before they are added up over the ranks.
@@ -53,6 +56,7 @@ class GradientSums:
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         self._weights = weights
         self._sums = [xxhash.xxh3_64() for _ in weights]
+        self._outputs = xxhash.xxh3_64()
         self._handles: list[Any] = []
 
     def watch(self, *, drops: bool) -> None:
@@ -65,12 +69,17 @@ class GradientSums:
             known: Any = weight  # its stubs have no types for this
             self._handles.append(known.register_hook(_reading(total, drops=drops)))
 
+    def read(self, output: object) -> None:
+        """The model gave this."""
+        for tensor in _tensors(output):
+            feed(self._outputs, tensor)
+
     def stop(self) -> int:
-        """Read no more; what the gradients were."""
+        """Read no more; what all of it was."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        words = [one.intdigest().to_bytes(8, "little") for one in self._sums]
+        words = [one.digest() for one in (self._outputs, *self._sums)]
         return xxhash.xxh3_64_intdigest(b"".join(words)) >> 1
 
 
@@ -157,6 +166,7 @@ class Recorder:
         if self._sums is None:  # only now has FSDP2 the weights to which gradients come
             self._sums = GradientSums(self._framework.contributing())
             self._sums.watch(drops=False)
+        self._sums.read(output)
         gradients = self._calls[-1].gradients
         for tensor in _differentiable(output):
             gradients.append(None)
@@ -193,11 +203,12 @@ def gradients_again(framework: Framework, recorded: bytes) -> int:
         _put_buffers(module, content["buffers"])
         for values in content["calls"]:
             call = Call(**values)
-            outputs = list(_differentiable(_called(framework, call)))
+            output = _called(framework, call)
             if sums is None:
                 sums = GradientSums(framework.contributing())
                 sums.watch(drops=True)
-            _lead_back(framework, outputs, call.gradients)
+            sums.read(output)
+            _lead_back(framework, list(_differentiable(output)), call.gradients)
     finally:
         digest = 0 if sums is None else sums.stop()
         random, buffers = kept

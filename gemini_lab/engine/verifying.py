@@ -2,8 +2,8 @@
 
 Where an iteration is to be verified, its gradients are compared before they go into the weights:
 
-1. Each rank records its calls of the model, and a checksum of its own gradients, before they are
-   added up over the ranks (`replay`).
+1. Each rank records its calls of the model, and a checksum of what came out: the model's outputs,
+   and its own gradients before they are added up over the ranks (`replay`).
 2. Before the update, each sends what it recorded to a rank of the next machine, which has the same
    weights now, and computes these gradients too. All ranks learn all checksums.
 3. The update is recorded as well: its shard and gradients go to a rank of the next machine, whose
@@ -174,7 +174,8 @@ class Verifier:
         compute: Callable[[bytes, Sequence[torch.Tensor]], int],
     ) -> Found | None:
         """Have a piece of work computed again until it is clear who is wrong, or cannot be."""
-        answers = list(self._answers([digest], shift=0))
+        first = list(self._answers([digest], shift=0))
+        answers = list(first)
         verdict, replays = Verdict(), 0
         for shift in self._shifts():
             head, tensors = self._swap(parcel, shift)
@@ -182,7 +183,7 @@ class Verifier:
                 again = compute(head, tensors)
             told = list(self._answers([again], shift=shift))
             if shift == _OWN and self._is_to_be_tried:
-                self._require_repeatable(work, answers, told)
+                self._require_repeatable(work, first, told)
             answers += told
             verdict, replays = judge(answers), replays + 1
             if verdict.is_clean and shift != _OWN:
