@@ -19,17 +19,12 @@ ALGORITHMS: Final = ("drain", "paper")
 REPLICATE: Final = ("copies", "gradients")
 ON_DIVERGENCE: Final = ("warn", "stop")
 DATA_ON_RESIZE: Final = ("refuse", "restart")
+ON_WRONG_SUMS: Final = ("drain", "stop", "warn")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 
 LOGGED_RANKS: Final = 64
 """Of more ranks the log has no training collectives, unless a person asks for them."""
 
-_CHOICES: Final = {
-    "on_divergence": ON_DIVERGENCE,
-    "on_not_finite": ON_NOT_FINITE,
-    "data_on_resize": DATA_ON_RESIZE,
-    "replicate": REPLICATE,
-}
 LAYERS: Final = ("lab", "config block", "command line")
 """Who may say a setting; what comes later wins. What nobody says has its default."""
 
@@ -51,9 +46,18 @@ _ABOVE_ZERO_OR_NONE: Final = (
     "max_overhead",
     "max_same_errors",
     "rewind_on_spike",
+    "verify_every",
     "link_bytes_per_s",
     "copy_bytes_per_s",
 )
+
+_CHOICES: Final = {
+    "on_divergence": ON_DIVERGENCE,
+    "on_not_finite": ON_NOT_FINITE,
+    "on_wrong_sums": ON_WRONG_SUMS,
+    "data_on_resize": DATA_ON_RESIZE,
+    "replicate": REPLICATE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,14 @@ class Settings:
         rewind_on_spike: The same where the ranks' mean loss lies more than so many standard
             deviations above the mean of the newest good ones (of 128, and of 32 at least), such as
             6; `None`: no loss is too high.
+        verify_every: Each iteration of a number that this divides is computed once more, the work
+            of each rank by another machine, and compared; where the answers differ, once more on a
+            third. It takes the time of an iteration, and memory for one more version of each shard
+            on all its holders, for the newest verified one stays. `None`: none is.
+        on_wrong_sums: What is done when a machine is found to compute wrong: `"drain"` moves its
+            ranks to another machine for good, and training goes on from the newest verified
+            version; where it cannot be told which machine it is, the run ends. `"stop"` ends the
+            run in any case; `"warn"` says so in log, terminal and report, and trains on.
         data_on_resize: What becomes of a position in the data that cannot be told for another
             number of ranks: `"refuse"` does not load a version of such a number; `"restart"` reads
             from the beginning, and says so.
@@ -144,6 +156,8 @@ class Settings:
     on_not_finite: str = "hold"
     data_on_resize: str = "refuse"
     rewind_on_spike: float | None = None
+    verify_every: int | None = None
+    on_wrong_sums: str = "drain"
     max_same_errors: int | None = 5
     min_progress_s: float = 30.0
     idle_s: float = 300.0
@@ -176,6 +190,16 @@ class Settings:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
+        if self.verify_every is not None and self.scheme == "none":
+            raise ConfigError(
+                'scheme "none" keeps no versions, so there is no verified one to go back to; '
+                "choose another scheme, or leave out verify_every"
+            )
+        if self.verify_every is not None and self.replicate == "gradients":
+            raise ConfigError(
+                "an update that is verified is made twice, and replicas made of gradients follow "
+                'one; leave out verify_every, or "replicate": "gradients"'
+            )
         if self.is_guarded and self.scheme == "none":
             raise ConfigError(
                 'scheme "none" keeps no versions, so there is none to go back to; choose another '
@@ -196,8 +220,11 @@ class Settings:
 
     @property
     def buffers(self) -> int:
-        """Room for each shard on each of its holders, in shards: one is being written."""
-        return self.keep_in_memory + 1
+        """Room for each shard on each of its holders, in shards: one is being written.
+
+        One more is for the newest verified version.
+        """
+        return self.keep_in_memory + 1 + (self.verify_every is not None)
 
     @property
     def conditions(self) -> tuple[str, ...]:

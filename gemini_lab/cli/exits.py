@@ -20,6 +20,7 @@ EXIT_OF: Final[dict[str, Exit]] = {
     "script": Exit.FAILED,
     "divergence": Exit.FAILED,
     "not_finite": Exit.FAILED,
+    "wrong_sums": Exit.FAILED,  # tried again on the same machines it would go wrong again
     "machines": Exit.AGAIN,
     "owner": Exit.STOPPED,
     "notice": Exit.AGAIN,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 import xxhash
 
-from gemini_lab.engine.inputs import tensor_sum
+from gemini_lab.engine.digests import feed
 from gemini_lab.engine.ranks import gather
 from gemini_lab.errors import UnsupportedError
 
@@ -41,7 +41,7 @@ class ReplicaCheck:
     def _compare(self, when: str) -> None:
         sums: dict[str, xxhash.xxh3_64] = {}
         for name, tensor in self._tensors():
-            sums.setdefault(name, xxhash.xxh3_64()).update(_bytes_of(tensor))
+            feed(sums.setdefault(name, xxhash.xxh3_64()), tensor)
         found = gather([one.intdigest() >> 1 for one in sums.values()])
         for place, name in enumerate(sums):
             for rank, words in enumerate(found):
@@ -52,10 +52,3 @@ class ReplicaCheck:
                         "updates (learning rates, clipping, order of parameters), or shard with "
                         "fully_shard"
                     )
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A tensor's bytes, or on a device a checksum of them."""
-    is_here = tensor.device.type == "cpu"
-    read = tensor if is_here else tensor_sum(tensor).cpu().view(1)
-    return read.view(torch.uint8).numpy().data

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.verification import Verification
 from gemini_lab.log.events import Iteration
 from gemini_lab.recovery.guard import Guard
 
@@ -11,16 +12,24 @@ _EPOCH: Final = "epoch"
 _GUARD: Final = "guard"
 
 
-def carried(iterations: IterationLog, *, epoch: int, guard: Guard | None) -> dict[str, object]:
+def carried(
+    iterations: IterationLog,
+    *,
+    epoch: int,
+    guard: Guard | None,
+    verification: Verification | None = None,
+) -> dict[str, object]:
     """What is carried now.
 
     Args:
         iterations: The newest of them travels along.
         epoch: Of the script's loop.
         guard: What it knows travels along, if there is one.
+        verification: The same.
     """
     judged = {} if guard is None else {_GUARD: guard.to_small()}
-    return {**iterations.to_small(), _EPOCH: epoch, **judged}
+    verified = {} if verification is None else verification.to_small()
+    return {**iterations.to_small(), _EPOCH: epoch, **judged, **verified}
 
 
 def newest_in(small: Mapping[str, object]) -> Iteration | None:

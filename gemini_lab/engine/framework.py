@@ -39,12 +39,14 @@ class Framework(ABC):
         engine: The same.
         parallelism: How ranks share the model, in a word.
         stage: ZeRO stage; 0 elsewhere.
+        shares_updates: Whether all ranks make one and the same update.
         rank: This process's.
         world_size: How many ranks there are.
     """
 
     parallelism = "ZeRO"
     stage = 0
+    shares_updates = False
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -61,6 +63,11 @@ class Framework(ABC):
     @abstractmethod
     def optimizer(self) -> torch.optim.Optimizer:
         """What makes the updates."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return torch.device(self.engine.device)
 
     @abstractmethod
     def settings(self) -> Mapping[str, SettingValue]:
@@ -175,6 +182,15 @@ class Framework(ABC):
         Raises:
             ConfigError: They differ in what this rank cannot have of all of them.
         """
+
+    # -- computing again -------------------------------------------------------------------------
+
+    def contributing(self) -> Sequence[torch.Tensor]:
+        """Where this rank's gradients arrive, before they are added up over the ranks."""
+        return [weight for weight in self.trained() if weight.requires_grad]
+
+    def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
+        """Let go of what computing gradients beside an iteration has left."""
 
     # -- the boundaries --------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
 from gemini_lab.engine.update_recorder import UpdateRecorder
+from gemini_lab.engine.verification import Verification
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
@@ -74,7 +75,9 @@ class LiveProtection:
         epoch: Epochs that were over when the restored version was made.
         rewinder: Takes iterations back, where versions are kept.
         recorder: Keeps what made each version, where peers are to get that in its place.
+        verification: Has iterations verified, where the settings ask for it.
         remark: Called with a thing that the script's author should know, once each.
+        flaws: Called where an iteration begins to compute, to strike what is to be struck.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
     """
 
@@ -89,6 +92,8 @@ class LiveProtection:
         epoch: int = 0,
         rewinder: Rewinder | None = None,
         recorder: UpdateRecorder | None = None,
+        verification: Verification | None = None,
+        flaws: Callable[[], None] = lambda: None,
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -101,6 +106,8 @@ class LiveProtection:
         self._epoch = epoch
         self._rewinder = rewinder
         self._recorder = recorder
+        self._verification = verification
+        self._flaws = flaws
         self._wish: Wish | None = None
         self._order_back = 0  # of those to go back, the last that was carried out
         self._is_asked_back = False
@@ -186,6 +193,9 @@ class LiveProtection:
         self._is_computing = True
         if not self._top_is_told:
             self._seal()
+        self._flaws()
+        if self._verification is not None:
+            self._verification.begin(self._state.version + 1)
         self._iterations.begin_forward()
 
     def before_update(self) -> float:
@@ -194,6 +204,8 @@ class LiveProtection:
         waited_s = self._traffic.wait()
         self._is_to_hold = self._traffic.is_hold_agreed
         self._is_asked_back = self._traffic.agreed_back[0] > self._order_back
+        if self._verification is not None:
+            self._verification.before_update(self._state.version + 1, rewinds=self._lineage.rewinds)
         return waited_s
 
     def after_update(self, waited_s: float) -> None:
@@ -208,6 +220,9 @@ class LiveProtection:
             self._unsealed = Unsealed(drawn=None)
             if not self._top_is_told:
                 self._keep_drawn()
+        if self._verification is not None:
+            is_sent = self._unsealed is not None
+            self._verification.after_update(version, self._lineage, is_sent=is_sent)
         self._pulse.enter("between steps")
 
     # -- versions --------------------------------------------------------------------------------
@@ -243,6 +258,8 @@ class LiveProtection:
             return
         self._unsealed, self._is_computing = None, False
         self._lineage = went.lineage
+        if self._verification is not None:
+            self._verification.go_back(went.extra)
         self._iterations.go_back(iteration_in(went.extra))
         self._pulse.enter("between steps")
 
@@ -298,7 +315,9 @@ class LiveProtection:
         """
         drawn = self._state.capture_drawn() if drawn is None else drawn
         guard = None if self._rewinder is None else self._rewinder.guard
-        extra = carried(self._iterations, epoch=self._epoch, guard=guard)
+        extra = carried(
+            self._iterations, epoch=self._epoch, guard=guard, verification=self._verification
+        )
         small = bytearray(self._state.capture_small(extra, drawn=drawn, at_top=at_top))
         layout, version = self._state.layout, self._state.version
         difference = None

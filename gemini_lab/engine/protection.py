@@ -18,6 +18,7 @@ from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
 from gemini_lab.engine.carried import epoch_in, guard_in, newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.flaws import Flaws
 from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.job_settings import read_settings
@@ -33,6 +34,8 @@ from gemini_lab.engine.surroundings import gather
 from gemini_lab.engine.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.engine.update_recorder import UpdateRecorder
+from gemini_lab.engine.verification import Verification, Verified, verified_in
+from gemini_lab.engine.verifying import Verifier
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.guard import Guard
@@ -182,6 +185,9 @@ def start_protection(
     guard = Guard.of(settings)
     if guard is not None and (known := guard_in(small)) is not None:
         guard.restore(known)
+    verification = _verification(
+        session, state, place, traffic, settings, newest=verified_in(small)
+    )
     iterations = IterationLog(emit, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
     session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
@@ -196,6 +202,8 @@ def start_protection(
         if settings.scheme == "none"
         else Rewinder(state, memory.slab, traffic, guard=guard, emit=session.emit),
         recorder=recorder,
+        verification=verification,
+        flaws=Flaws(state.framework, session.flaws).install,
         remark=remark,
         hold=session.hold,
     )
@@ -306,6 +314,46 @@ def _open_traffic(
         wants_hold=lambda: session.wants_hold,
         order_back=lambda: encode_order(session.order_back),
         differences=None if sent is None else sent.over,
+    )
+
+
+def _verification(
+    session: WorkerSession,
+    state: EngineState,
+    place: Place,
+    traffic: CheckpointTraffic,
+    settings: Settings,
+    *,
+    newest: Verified | None,
+) -> Verification | None:
+    """What has iterations computed again, if the settings ask for it.
+
+    Args:
+        session: The worker's.
+        state: The engine's.
+        place: The rank's.
+        traffic: Of its versions.
+        settings: The job's.
+        newest: The newest verified version, if the one that was restored tells of it.
+    """
+    if settings.verify_every is None:
+        return None
+    return Verification(
+        Verifier(
+            state.framework,
+            place.group,
+            rank=place.rank,
+            seats=place.seats,
+            every=settings.verify_every,
+            is_first=session.start.plan.version is None,
+            apart=traffic.apart,
+        ),
+        place.slab,
+        rank=place.rank,
+        on_wrong=settings.on_wrong_sums,
+        newest=newest or Verified(version=state.version, lineage=place.lineage),
+        emit=session.emit,
+        stand_still=session.stand_still,
     )
 
 

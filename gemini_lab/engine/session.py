@@ -17,6 +17,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
     EventSaid,
+    Flawed,
     GoBack,
     Held,
     Hold,
@@ -46,6 +47,7 @@ class WorkerSession:
         pulse: Says what the training thread does.
         on_finish: Called when the script has ended, to let the last version become whole.
         wants_hold: Whether the node's agent has asked to stop where a version is whole.
+        flaws: Where this worker's machine is to compute wrong, as the agent has told by now.
         order_back: What it has told last of going back; `None` for nothing.
     """
 
@@ -66,6 +68,7 @@ class WorkerSession:
         self._imports = imports
         self.wants_hold = False
         self.order_back: GoBack | None = None
+        self.flaws: list[Flawed] = []
         self._held: Held | None = None
         self._listener: threading.Thread | None = None
 
@@ -141,7 +144,7 @@ class WorkerSession:
         )
         self._channel.send(request)
         answer = self._channel.receive()
-        while answer is not None and isinstance(answer[0], Hold | GoBack):
+        while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed):
             self._obey(answer[0])
             answer = self._channel.receive()
         if answer is None:
@@ -183,11 +186,14 @@ class WorkerSession:
 
     def _hear(self) -> None:
         while (answer := self._channel.receive()) is not None:
-            if isinstance(answer[0], Hold | GoBack):
+            if isinstance(answer[0], Hold | GoBack | Flawed):
                 self._obey(answer[0])
 
-    def _obey(self, order: Hold | GoBack) -> None:
+    def _obey(self, order: Hold | GoBack | Flawed) -> None:
         """What is asked of all ranks is done where they agree on it."""
+        if isinstance(order, Flawed):
+            self.flaws.append(order)
+            return
         if isinstance(order, GoBack):
             self.order_back = order
             return
@@ -215,6 +221,18 @@ class WorkerSession:
         raise GeminiError(
             f"training has stood still after version {version} for {HOLD_S:.0f} s for a node to "
             "leave, and nobody went on; it starts again from there"
+        )
+
+    def stand_still(self) -> NoReturn:
+        """A machine computes wrong, as was just said: wait to be ended.
+
+        Raises:
+            GeminiError: Nobody did.
+        """
+        with self.pulse.within("held"):
+            time.sleep(HOLD_S)
+        raise GeminiError(
+            f"a machine computes wrong, and nobody ended training within {HOLD_S:.0f} s"
         )
 
     def finish(self) -> None:

@@ -5,6 +5,7 @@ imported its package.
 """
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
@@ -22,6 +23,16 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
 def is_fsdp2(module: nn.Module) -> "TypeGuard[FSDPModule]":
     """Whether `fully_shard` was applied to this module."""
     return _is_a(module, "torch.distributed.fsdp", "FSDPModule")
+
+
+def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights that FSDP2 puts together to compute; none before it has done so."""
+    for module in model.modules():
+        if is_fsdp2(module):
+            for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001
+                for one in group.fsdp_params:
+                    if hasattr(one, "_unsharded_param"):
+                        yield one._unsharded_param  # noqa: SLF001
 
 
 def is_fsdp1(module: nn.Module) -> bool:

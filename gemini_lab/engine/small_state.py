@@ -82,6 +82,11 @@ def beside(current: Any, value: Any) -> Any:
     return value.to(current.device) if both else value
 
 
+def own_numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's attributes that are numbers, but for the handle of a library's object."""
+    return {name: value for name, value in (numbers(optimizer) or {}).items() if name != "opt_id"}
+
+
 def numbers(thing: Any) -> dict[str, Any] | None:
     """The numbers among an object's attributes: all that a loss scaler changes are such."""
     if thing is None:

@@ -15,6 +15,7 @@ from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.optimizer_state import OptimizerState, flat_part, local_part
 from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.sharding import whole_weights
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicated_by, reshard
 from gemini_lab.errors import UnsupportedError
@@ -45,6 +46,7 @@ class TorchFramework(Framework):
             for number, weight in enumerate(self._state.weights)
         ]
         self._is_shared = engine.parallelism == "DDP" and self.world_size > 1
+        self.shares_updates = self._is_shared
         ranks = self.world_size if self._is_shared else 1
         self._blocks = lay_blocks(self._kept, ranks=ranks)
         self._part = self.rank if self._is_shared else 0
@@ -227,6 +229,14 @@ class TorchFramework(Framework):
         """The same: a job's ranks have all of it alike."""
         names = ("counters", "optimizer", "gradients", "present")
         return {name: heir.shared([one[name] for one in smalls], f"its {name}") for name in names}
+
+    # -- computing again -------------------------------------------------------------------------
+
+    def contributing(self) -> Sequence[torch.Tensor]:
+        """The model's weights; under FSDP2 the whole ones, which there are once it has computed."""
+        if self.parallelism != "FSDP2":
+            return super().contributing()
+        return [weight for weight in whole_weights(self.module) if weight.requires_grad]
 
     # -- the boundaries --------------------------------------------------------------------------
 

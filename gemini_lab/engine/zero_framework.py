@@ -12,7 +12,7 @@ from gemini_lab.engine.blocks import WEIGHT
 from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
-from gemini_lab.engine.small_state import beside, numbers
+from gemini_lab.engine.small_state import beside, numbers, own_numbers
 from gemini_lab.engine.stepping import StepHook, hook_step
 from gemini_lab.engine.updates import Run
 from gemini_lab.engine.zero import partitions_of
@@ -264,7 +264,7 @@ class ZeroFramework(Framework):
                 for group in base.param_groups
             ],
             "scalars": [scalars_of(base, master, form) for master, form in masters],
-            "numbers": _own_numbers(base),
+            "numbers": own_numbers(base),
             "powers_since": self._powers.capture(),
             "overflow": bool(getattr(zero, "overflow", False)),
             "loss_scaler": numbers(getattr(zero, "loss_scaler", None)),
@@ -291,13 +291,15 @@ class ZeroFramework(Framework):
         if saved["autocast_scaler"] is not None:
             zero.torch_autocast_gradscaler.load_state_dict(saved["autocast_scaler"])
 
+    # -- computing again -------------------------------------------------------------------------
+
+    def end_replay(self) -> None:
+        """Have ZeRO 3 partition what it gathered and saw no gradient leave."""
+        if self.stage == 3:
+            self._partitions.zero.parameter_offload.release_backward_leftovers()
+
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         """In `engine.step`."""
         return hook_step(self._engine, hook)
-
-
-def _own_numbers(base: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's attributes that are numbers, but for the handle of a library's object."""
-    return {name: value for name, value in (numbers(base) or {}).items() if name != "opt_id"}

@@ -50,6 +50,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.rewind:bench",
         "from a loss of NaN to the next good iteration, and what the guard costs",
     ),
+    "verify": (
+        "gemini_lab.experiments.benches.verify:bench",
+        "what verifying sums costs, and who is named when bits turn",
+    ),
     "profiler": (
         "gemini_lab.experiments.benches.profiler:bench",
         "what watching costs each collective",

@@ -13,6 +13,7 @@ from gemini_lab.injector.failures import (
     StoreFull,
     WorkerCrash,
     WorkerHang,
+    WrongSums,
     read_failure,
 )
 from gemini_lab.injector.orders import Cast, Order, orders
@@ -35,6 +36,7 @@ __all__ = [
     "StoreFull",
     "WorkerCrash",
     "WorkerHang",
+    "WrongSums",
     "orders",
     "read_failure",
 ]

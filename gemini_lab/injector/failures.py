@@ -10,6 +10,7 @@
     ├── RackLoss      all machines of a rack go at once
     ├── LinkCut       a node's connections close
     ├── BitFlip       a bit of a replica in memory turns
+    ├── WrongSums     a machine computes wrong: bits turn in its gradients, activations or updates
     └── StoreFull     the persistent tier takes no more bytes
 
 A failure says where by a *place*: a node's name (`"node-2"`); `"rank-2"`, the node that runs rank 2
@@ -19,7 +20,7 @@ when the failure comes; or `"root"`, the node with the root agent.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal, get_args
 
 from gemini_lab.errors import ConfigError
 
@@ -207,6 +208,37 @@ class BitFlip(_AtNode):
             raise ConfigError(f"a shard's number is 0 or more (got {self.shard})")
 
 
+Where = Literal["gradient", "activation", "optimizer"]
+"""What a machine computes wrong: a gradient, what a layer gives on, an optimizer's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongSums(_AtNode):
+    """A bit turns in what the workers of a node compute.
+
+    Attributes:
+        where: In what.
+        lasts: Whether it turns each time from now on, also in workers that are started later, or
+            once.
+        seed: Decides in which weight or layer; None leaves that to the scenario's.
+    """
+
+    kind: ClassVar[str] = "wrong_sums"
+    where: Where = "gradient"
+    lasts: bool = True
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_place(self.node)
+        if self.where not in get_args(Where):
+            raise ConfigError(
+                f"sums are wrong in one of {', '.join(get_args(Where))} (got {self.where!r})"
+            )
+
+    def __str__(self) -> str:
+        return f"wrong sums {self.node} {self.where}, {'lasting' if self.lasts else 'once'}"
+
+
 @dataclass(frozen=True, slots=True)
 class StoreFull(Failure):
     """Every write to the persistent tier fails for lack of space from now on."""
@@ -226,19 +258,29 @@ FAILURES: Final[dict[str, type[Failure]]] = {
         RackLoss,
         LinkCut,
         BitFlip,
+        WrongSums,
         StoreFull,
     )
 }
 """Every kind of failure by its name in JSON."""
 
 
-def read_failure(kind: str, places: Sequence[str], shard: int | None = None) -> Failure:
+def read_failure(
+    kind: str,
+    places: Sequence[str],
+    shard: int | None = None,
+    *,
+    where: str | None = None,
+    once: bool = False,
+) -> Failure:
     """The failure that a command line's words mean.
 
     Args:
         kind: One of `FAILURES`.
         places: Where; for a `rack_loss` the words of the rack's name.
         shard: For a `bit_flip`, whose copy.
+        where: For `wrong_sums`, in what a bit turns.
+        once: The same: once, and not each time.
 
     Raises:
         ConfigError: There is no such kind, or it needs another number of places.
@@ -254,4 +296,8 @@ def read_failure(kind: str, places: Sequence[str], shard: int | None = None) -> 
         raise ConfigError(f"{kind} takes one place (got {len(places)}: {' '.join(places)})")
     if shard is not None:
         record["shard"] = shard
+    if where is not None:
+        record["where"] = where
+    if once:
+        record["lasts"] = False
     return Failure.from_json(record)

@@ -13,6 +13,8 @@ from gemini_lab.injector.failures import (
     RackLoss,
     RootLoss,
     StoreFull,
+    Where,
+    WrongSums,
     check_place,
     rank_of,
 )
@@ -62,7 +64,14 @@ class Cast:
 
 
 ActionKind = Literal[
-    "worker_crash", "worker_hang", "node_loss", "node_freeze", "link_cut", "bit_flip", "store_full"
+    "worker_crash",
+    "worker_hang",
+    "node_loss",
+    "node_freeze",
+    "link_cut",
+    "bit_flip",
+    "wrong_sums",
+    "store_full",
 ]
 """What an agent can do to its own node; other failures are several of these at once."""
 
@@ -74,6 +83,8 @@ class Action:
     Attributes:
         kind: As the failures are called.
         rank: Which worker is struck; `None`: the node's first.
+        where: What is computed wrong; `None` for nothing.
+        lasts: Whether it is each time, or once.
         shard: Whose copy a bit flips in; `None` leaves the choice to `seed`.
         seed: Decides what is left open.
     """
@@ -81,6 +92,8 @@ class Action:
     kind: ActionKind
     rank: int | None = None
     shard: int | None = None
+    where: Where | None = None
+    lasts: bool = False
     seed: int = 0
 
 
@@ -113,14 +126,19 @@ def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
             return _losses(node for node in cast.racks[rack] if node in cast.nodes)
         case StoreFull():
             return [Order(node=node, action=Action(kind="store_full")) for node in cast.nodes]
-    place = failure.places[0]
-    action = Action(
-        kind=typing_cast(ActionKind, failure.kind),
-        rank=rank_of(place),
-        shard=failure.shard if isinstance(failure, BitFlip) else None,
-        seed=seed,
-    )
-    return [Order(node=cast.node_at(place), action=action)]
+    return [Order(node=cast.node_at(failure.places[0]), action=_action(failure, seed))]
+
+
+def _action(failure: Failure, seed: int) -> Action:
+    """What the one node that a failure strikes does to itself."""
+    kind, rank = typing_cast(ActionKind, failure.kind), rank_of(failure.places[0])
+    match failure:
+        case BitFlip(shard=shard):
+            return Action(kind=kind, rank=rank, shard=shard, seed=seed)
+        case WrongSums(where=where, lasts=lasts, seed=own):
+            chosen = seed if own is None else own
+            return Action(kind=kind, rank=rank, where=where, lasts=lasts, seed=chosen)
+    return Action(kind=kind, rank=rank, seed=seed)
 
 
 def _losses(nodes: Iterable[str]) -> list[Order]:

@@ -79,6 +79,7 @@ _OfNumbers = (
     | events.LossFinite
     | events.Rewound
     | events.RewindFailed
+    | events.WrongSums
 )
 
 
@@ -95,6 +96,9 @@ def _of_numbers(told: _OfNumbers) -> str | None:
             return f"    losses are numbers again from iteration {told.iteration} on"
         case events.Rewound():
             return None if told.rank else f"<< went back: {told}"
+        case events.WrongSums():
+            back = f"; training goes back to version {told.version}" if told.goes_back else ""
+            return None if told.rank else f"!! WRONG SUMS: {told}{back}"
         case events.RewindFailed():
             return None if told.rank else f"!! {told.reason}"
 
@@ -146,6 +150,7 @@ def describe(entry: Entry) -> str | None:
             | events.LossFinite()
             | events.Rewound()
             | events.RewindFailed()
+            | events.WrongSums()
         ) as told:
             return _of_numbers(told)
         case events.NodeLeaving() | events.DrainWaiting() | events.NodeDrained() as told:

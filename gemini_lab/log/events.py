@@ -170,11 +170,11 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
 
 class NodeExcluded(Event, frozen=True, kw_only=True):
-    """A node is used again only where there is no other: every attempt on it failed.
+    """A node is not used again, but where there is no other; one that computed wrong never is.
 
     Attributes:
         name: The node's.
-        reason: How the last attempt ended.
+        reason: How the last attempt on it ended, or what it computed wrong.
     """
 
     name: str
@@ -312,10 +312,12 @@ class RunFinished(Event, frozen=True, kw_only=True):
     iteration: int
 
 
-FailureCause = Literal["script", "divergence", "not_finite", "machines", "owner", "notice"]
+FailureCause = Literal[
+    "script", "divergence", "not_finite", "wrong_sums", "machines", "owner", "notice"
+]
 """Why a run was given up: its script raised an error of its own, did not repeat itself, or made no
-numbers; what it ran on went away; a person ended it; it was told to end soon, as batch systems
-do."""
+numbers; a machine computed wrong; what it ran on went away; a person ended it; it was told to end
+soon, as batch systems do."""
 
 
 class RunFailed(Event, frozen=True, kw_only=True):
@@ -512,6 +514,56 @@ class RewindFailed(OfWorker, frozen=True, kw_only=True):
     iteration: int
     cause: Literal["guard", "person"]
     reason: str
+
+
+class SumsVerified(OfWorker, frozen=True, kw_only=True):
+    """An iteration was computed again on other machines, and all computed the same; rank 0 says it.
+
+    Attributes:
+        iteration: Its number.
+        replays: How often it was computed again.
+        duration_s: How much longer it took for that.
+    """
+
+    iteration: int
+    replays: int
+    duration_s: float
+
+
+class WrongSums(OfWorker, frozen=True, kw_only=True):
+    """Machines came to different numbers with the same work: one of them computes wrong.
+
+    All ranks say it alike.
+
+    Attributes:
+        iteration: That was computed again.
+        work: What came out differently: the gradients, or what the optimizer made of them.
+        ranks: Whose.
+        nodes: The machines that compute wrong, for certain.
+        suspects: Of these nodes at least one does besides, and which cannot be told.
+        replays: How often it was computed again.
+        version: The newest one that is verified.
+        goes_back: Whether training goes back there, and later versions count no more.
+        rewinds: How often training had gone back since the workers were started.
+    """
+
+    iteration: int
+    work: Literal["gradient", "update"]
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    suspects: tuple[str, ...]
+    replays: int
+    version: int
+    goes_back: bool
+    rewinds: int
+
+    def __str__(self) -> str:
+        what = "gradients" if self.work == "gradient" else "optimizer's update"
+        told = [f"{', '.join(self.nodes)} computed wrong"] if self.nodes else []
+        if self.suspects:
+            told.append(f"which of {', '.join(self.suspects)} computed wrong cannot be told")
+        ranks = ", ".join(map(str, self.ranks))
+        return f"iteration {self.iteration}, {what} of rank {ranks}: {'; '.join(told)}"
 
 
 class VersionComplete(OfWorker, frozen=True, kw_only=True):
@@ -993,6 +1045,8 @@ AnyEvent = (
     | LossNotFinite
     | LossFinite
     | Rewound
+    | SumsVerified
+    | WrongSums
     | RewindFailed
     | VersionComplete
     | ReplicaDiffered

@@ -130,10 +130,15 @@ class ReadBuffer:
 
 
 class Slab:
-    """CPU memory for the versions of some shards; see the module's text for its form."""
+    """CPU memory for the versions of some shards; see the module's text for its form.
+
+    Attributes:
+        pinned: A version that who writes here never overwrites, and of which lineage.
+    """
 
     def __init__(self, fd: int, memory: mmap.mmap) -> None:
         self.fd = fd
+        self.pinned: tuple[int, Lineage] | None = None
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
         self.chunk_bytes, self.buffers, self.slots = read_header(self.memory)
         start = header_bytes(len(self.slots))
@@ -205,16 +210,18 @@ class Slab:
         """Start to write `version`, over the buffer that is worth least.
 
         That is one without a complete version before `version`, or else the oldest: all others
-        stay. So a version that is written again after a fall-back replaces its own old copy.
+        stay. So a version that is written again after a fall-back replaces its own old copy. The
+        pinned one stays in any case.
         """
         row = self._row(shard)
         copies = [buffer.copy() for buffer in row]
 
-        def worth(index: int) -> tuple[bool, int, int]:
+        def worth(index: int) -> tuple[bool, bool, int, int]:
             held = copies[index]
             if held is None:
-                return (False, -1, 0)
-            return (held.version < version, held.version, held.lineage.word)
+                return (False, False, -1, 0)
+            is_pinned = (held.version, held.lineage) == self.pinned
+            return (is_pinned, held.version < version, held.version, held.lineage.word)
 
         buffer = row[min(range(self.buffers), key=worth)]
         return WriteBuffer(buffer, version, self.chunk_bytes, lineage or NO_LINEAGE)

@@ -17,6 +17,7 @@ from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.recovery.messages import Flawed
 
 
 class Victim(Protocol):
@@ -29,6 +30,9 @@ class Victim(Protocol):
     keeper: MemoryKeeper
     writer: ShardWriter
     root: RootLink
+
+    def flaw(self, order: Flawed) -> list[int]:
+        """Have its workers compute wrong; gives their ranks."""
 
 
 async def strike(node: Victim, action: Action) -> None:
@@ -47,6 +51,8 @@ async def strike(node: Victim, action: Action) -> None:
             _said(node, action)
         case "bit_flip":
             await _flip_bit(node, action)
+        case "wrong_sums":
+            _compute_wrong(node, action)
         case "store_full":
             node.writer.is_full = True
             _said(node, action)
@@ -77,6 +83,16 @@ async def _flip_bit(node: Victim, action: Action) -> None:
         node.lab.emit(Note(text=f"no bit was flipped: {error}"))
     else:
         _said(node, action, shard=hit.shard, version=hit.version, byte=hit.byte)
+
+
+def _compute_wrong(node: Victim, action: Action) -> None:
+    if action.where is None:
+        return
+    ranks = node.flaw(Flawed(where=action.where, is_lasting=action.lasts, seed=action.seed))
+    if ranks:
+        _said(node, action, rank=ranks[0])
+    else:
+        node.lab.emit(Note(text=f"{action.kind}: no worker runs on {node.name}"))
 
 
 def _said(node: Victim, action: Action, **more: int) -> None:

@@ -25,6 +25,7 @@ from gemini_lab.log.events import (
     Protected,
     Rewound,
     VersionComplete,
+    WrongSums,
 )
 from gemini_lab.node.build_locks import BuildLocks, build_root
 from gemini_lab.node.bulk import BulkProcesses
@@ -35,12 +36,14 @@ from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
+from gemini_lab.recovery.distrust import left_by
 from gemini_lab.recovery.messages import (
     Commit,
     Drained,
     EventSaid,
     Fence,
     Fenced,
+    Flawed,
     GoBack,
     Held,
     Hold,
@@ -137,6 +140,7 @@ class Supervisor:
         )
         self._left: tuple[VersionId, ...] = ()  # by rewinds
         self._run: int | None = None  # whose those are
+        self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._is_placed = False  # whether the root agent knows the placement
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
@@ -180,6 +184,18 @@ class Supervisor:
                 return
             self.epoch = before
         await self.host.kill_all(epoch=self.epoch)
+
+    def flaw(self, order: Flawed) -> list[int]:
+        """Have this node's workers compute wrong: those that there are, and later ones if it lasts.
+
+        Returns:
+            The ranks of those that there are.
+        """
+        if order.is_lasting:
+            self._flaws.append(order)
+        for worker in self.host.workers.values():
+            worker.channel.send(order)
+        return sorted(self.host.workers)
 
     async def close(self) -> None:
         """End all that was started here, and let the memory go."""
@@ -296,6 +312,8 @@ class Supervisor:
                     interface=interface,
                 )
             )
+            for flaw in self._flaws:
+                self.host.workers[rank].channel.send(flaw)
 
     # -- what workers say --------------------------------------------------------------------------
 
@@ -329,6 +347,11 @@ class Supervisor:
                 kept = [said for said in told if said.iteration <= event.version]
                 self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
                 self._left = joined(self._left, [left_of(event, run=self._run or 0)])
+            case WrongSums(goes_back=True):
+                told = self._iterations[event.rank]
+                kept = [said for said in told if said.iteration <= event.version]
+                self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
+                self._left = joined(self._left, [left_by(event, run=self._run or 0)])
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

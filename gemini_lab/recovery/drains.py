@@ -78,6 +78,7 @@ def forgotten(state: RootState, node: str) -> RootState:
     return replace(
         state,
         leaving=tuple(name for name in state.leaving if name != node),
+        wrong=tuple(name for name in state.wrong if name != node),
         holding="" if state.holding == node else state.holding,
         moved=tuple(name for name in state.moved if name != node),
     )
@@ -85,7 +86,7 @@ def forgotten(state: RootState, node: str) -> RootState:
 
 def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
     """Ask for machines until there are enough that stay."""
-    going = {*state.leaving, *state.moved} & living.keys()
+    going = {*state.leaving, *state.moved, *state.wrong} & living.keys()
     wanted = state.seats.machines + len(going)
     if len(living) < wanted:
         yield Emit(event=events.NodeRequested(reason=reason))

@@ -376,6 +376,20 @@ class GoBack(RootOrder, frozen=True, kw_only=True):
     skip: bool
 
 
+class Flawed(Message, frozen=True, kw_only=True):
+    """Compute wrong from now on, as a broken machine does; an injected failure, agent to worker.
+
+    Attributes:
+        where: What a bit turns in: a gradient, what a layer gives on, an optimizer's result.
+        is_lasting: Whether it turns each time, or once.
+        seed: Decides in which weight or layer.
+    """
+
+    where: Literal["gradient", "activation", "optimizer"]
+    is_lasting: bool
+    seed: int
+
+
 class Drained(RootOrder, frozen=True, kw_only=True):
     """Your node's ranks train elsewhere now: whoever waits for that may take the machine."""
 

@@ -22,7 +22,7 @@ def make_plan(
     """The plan for what these inventories show, without the nodes that are avoided.
 
     A node that every attempt failed on, or whose machine is to go, is used again only where there
-    is no other, or where it has what would be lost without it.
+    is no other, or where it has what would be lost without it; one that computes wrong, never.
 
     Args:
         state: The run's.
@@ -31,10 +31,11 @@ def make_plan(
         importing: Those on which a start would have to wait: of spares that are as good otherwise
             they are the last.
     """
-    nodes = sorted(in_order(living), key=lambda node: node in importing)
+    trusted = [node for node in in_order(living) if node not in state.wrong]
+    nodes = sorted(trusted, key=lambda node: node in importing)
     usable = [node for node in nodes if node not in state.avoided]
     plan = _plan_with(usable, state, inventories)
-    if len(usable) == len(living):
+    if len(usable) == len(nodes):
         return plan
     avoided = [node for node in nodes if node in state.avoided]
     other = _plan_with([*usable, *avoided], state, inventories)

@@ -147,6 +147,7 @@ HeardEvent = (
     | events.Iteration
     | events.Rewound
     | events.RewindFailed
+    | events.WrongSums
     | events.VersionComplete
 )
 """Of what workers say, the events on which the root agent decides: only these are sent to it."""
@@ -245,6 +246,7 @@ class RootState:
         errors: The script's own ones in this run, the newest last.
         offences: On which node each of them did, newest last.
         excluded: Nodes that are not used again because every attempt on them failed.
+        wrong: Those that computed wrong sums: they are never used again.
         leaving: Nodes whose machines are to go, and whose ranks train there until they can move.
         holding: The one of them for which the ranks are stopping; empty for none.
         moved: Those whose ranks have moved, or do now: they too are used again only where there is
@@ -278,6 +280,7 @@ class RootState:
     errors: tuple[str, ...] = ()
     offences: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     holding: str = ""
     moved: tuple[str, ...] = ()

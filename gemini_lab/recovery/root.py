@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
+from gemini_lab.recovery.distrust import left_by, reason_to_end, without
 from gemini_lab.recovery.drains import Drains, ask_for_nodes, forgotten, moving
 from gemini_lab.recovery.faults import (
     Verdict,
@@ -264,7 +265,8 @@ class RootAgent:
     def _on_job(self, submitted: JobSubmitted) -> Iterator[Instruction]:
         seats = submitted.order.seats
         going = {*self.state.leaving, *self.state.moved}
-        best_first = sorted(in_order(self.living), key=lambda node: node in going)
+        trusted = in_order(self.living.keys() - {*self.state.wrong})
+        best_first = sorted(trusted, key=lambda node: node in going)
         present = in_order(best_first[: seats.nodes])
         members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
@@ -277,6 +279,8 @@ class RootAgent:
             leaving=self.state.leaving,
             moved=self.state.moved,
             drains=self.state.drains,
+            wrong=self.state.wrong,
+            excluded=self.state.wrong,
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 
@@ -577,6 +581,8 @@ class RootAgent:
                     yield from self._on_iteration(at_s, event)
             case events.Rewound():
                 yield from self._on_rewound(event)
+            case events.WrongSums():
+                yield from self._on_wrong_sums(at_s, event)
             case events.RewindFailed(cause="guard"):
                 if self.state.phase in ACTIVE:
                     yield from self._fail(at_s, event.reason, cause="not_finite")
@@ -680,6 +686,22 @@ class RootAgent:
             yield from self._saver.forget_left(version, state=self.state)
             yield WriteState(state=self.state)
 
+    def _on_wrong_sums(self, at_s: float, said: events.WrongSums) -> Iterator[Instruction]:
+        """A machine computes wrong: go on without it, from what was verified, or end the run."""
+        if self.state.phase not in ACTIVE or self.state.read_settings().on_wrong_sums == "warn":
+            return
+        if reason := reason_to_end(said, self.state):
+            yield from self._fail(at_s, reason, cause="wrong_sums")
+            return
+        left = left_by(said, run=self.state.job.run)
+        self._repeats.learn((), [left])
+        self._leave_behind([left])
+        yield from self._saver.forget_left(said.version, state=self.state)
+        self.state = without(self.state, said.nodes)
+        for node in said.nodes:
+            yield Emit(event=events.NodeExcluded(name=node, reason=str(said)))
+        yield from self._begin(at_s, cause="wrong_sums", lost=said.nodes)
+
     def _leave_behind(self, left: Iterable[VersionId]) -> None:
         """Training went back: versions after that, and iterations, count no more."""
         after = joined(self.state.left, left)
@@ -731,7 +753,7 @@ class RootAgent:
             yield from self._fail(at_s, verdict.reason, cause=verdict.cause, output=output)
 
     def _spares(self) -> list[str]:
-        going = {*self.state.leaving, *self.state.moved}
+        going = {*self.state.leaving, *self.state.moved, *self.state.wrong}
         return [node for node in self.state.seats.spares(self.living) if node not in going]
 
     # -- time ----------------------------------------------------------------------------------

@@ -9,7 +9,14 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.pace import Pace
-from gemini_lab.report.values import Recovery, RunReport, Traffic, WastedTime, WorkerExit
+from gemini_lab.report.values import (
+    Recovery,
+    RunReport,
+    Traffic,
+    Verified,
+    WastedTime,
+    WorkerExit,
+)
 
 
 def load_report(folder: Path) -> RunReport:
@@ -72,6 +79,12 @@ def report_of(run: RunReducer) -> RunReport:
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
         rewinds=tuple(run.rewinds.found),
+        verified=Verified(
+            iterations=run.verified.count,
+            newest=run.verified.newest,
+            took_s=run.verified.took_s,
+            wrong=tuple(run.verified.wrong),
+        ),
     )
 
 

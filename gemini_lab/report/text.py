@@ -95,6 +95,7 @@ def _summary(report: RunReport) -> Iterator[str]:
     for went in report.rewinds:
         took = format_seconds(went.duration_s)
         yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ")
+    yield from _verified(report)
     if report.unread:
         yield f"  {_count(report.unread, 'event')} of the log made no sense"
     if report.reason:
@@ -104,6 +105,19 @@ def _summary(report: RunReport) -> Iterator[str]:
             yield f"  ! {error}"
         yield from (f"    | {line}" for line in last_lines(report.output))
     yield from culprits(report.exits)
+
+
+def _verified(report: RunReport) -> Iterator[str]:
+    """What was computed again on other machines, and who computed wrong."""
+    verified = report.verified
+    if verified.iterations:
+        yield (
+            f"  {_count(verified.iterations, 'iteration')} verified on other machines in "
+            f"{format_seconds(verified.took_s)}, the newest {verified.newest}"
+        )
+    for one in verified.wrong:
+        back = f"; back to version {one.version}" if one.goes_back else ""
+        yield from _wrapped(f"WRONG SUMS: {one}{back}", "  !! ")
 
 
 def _diverged(report: RunReport) -> Iterator[str]:

@@ -26,6 +26,7 @@ MOMENTS: Final = (
     events.WorkerHung,
     events.Rewound,
     events.RewindFailed,
+    events.WrongSums,
     events.RecoveryStarted,
     events.RecoveryPlanned,
     events.RecoveryWaiting,

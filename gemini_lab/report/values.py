@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite, Rewound
+from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite, Rewound, WrongSums
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -310,6 +310,23 @@ class NotFinite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was computed again on other machines.
+
+    Attributes:
+        iterations: Those of which all machines computed the same.
+        newest: The newest of them; `None` for none.
+        took_s: What that took, all together.
+        wrong: Each time that machines came to different numbers, in order of the log.
+    """
+
+    iterations: int = 0
+    newest: int | None = None
+    took_s: float = 0.0
+    wrong: tuple[WrongSums, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """What a run did.
 
@@ -331,6 +348,7 @@ class RunReport:
         divergences: What was not the same when it was done again, in order of the log.
         not_finite: When losses were NaN or infinite, in order of the log.
         rewinds: When training went back to a version in memory, in order of the log.
+        verified: What was computed again on other machines.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -364,6 +382,7 @@ class RunReport:
     divergences: tuple[Diverged, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
     rewinds: tuple[Rewound, ...] = ()
+    verified: Verified = Verified()
 
     @property
     def duration_s(self) -> float:
@@ -397,6 +416,8 @@ class RunReport:
             {"began": msgspec.to_builtins(one.began), "ended": one.ended} for one in self.not_finite
         ]
         record["rewinds"] = [msgspec.to_builtins(one) for one in self.rewinds]
+        wrong = [msgspec.to_builtins(one) for one in self.verified.wrong]
+        record["verified"] = {**record["verified"], "wrong": wrong}
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {
                 "divergences": [msgspec.to_builtins(one) for one in recovery.divergences],

@@ -6,7 +6,8 @@ its own functions in front of that object's methods and takes them off again.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self
 
 from gemini_lab.errors import ConfigError
@@ -139,6 +140,20 @@ class CommSeam:
         if start is None or now is None:
             return None
         return iteration_record(self._clock, start=start, update=update, end=now, calls=calls)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is communicated meanwhile is no part of the iteration, and nobody plans with it."""
+        with self._changed:
+            calls, count, deviation = self.calls, len(self._records), self.deviation
+            profile, gate, self._profile, self._gate = self._profile, self._gate, None, None
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.calls, self.deviation = calls, deviation
+                del self._records[count:]
+                self._profile, self._gate = profile, gate
 
     def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
         """Follow `profile` from here on; call it where an iteration begins.

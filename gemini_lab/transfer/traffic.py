@@ -1,7 +1,8 @@
 """A worker's checkpoint traffic, put together as its settings say."""
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -125,6 +126,12 @@ class CheckpointTraffic:
         Only between an update and the version that is sent of it, or after `wait`.
         """
         return self._mover.exchange(values)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """In it, what training communicates is no part of its iteration."""
+        with nullcontext() if self._seam is None else self._seam.apart():
+            yield
 
     def go_back(self, version: int) -> None:
         """Training goes back to a version that is whole, after `wait`; a new iteration begins."""

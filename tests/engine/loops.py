@@ -43,7 +43,7 @@ class Job:
         self.found = {}
         self.rewinds = []
 
-    def protect(self, engine, *, data=None, client_state=None, also=None, guard=None):
+    def protect(self, engine, *, data=None, client_state=None, also=None, guard=None, **more):
         script = gather(
             engine, data=data, client_state=client_state, also=also, remark=self.remarks.append
         )
@@ -64,6 +64,7 @@ class Job:
             epoch=epoch_in(small),
             rewinder=rewinder,
             remark=self.remarks.append,
+            **{name: make(state) for name, make in more.items()},
         )
         state.framework.hook(self.protection)
         return self.protection
@@ -235,7 +236,7 @@ def loop_of(request):
     """The one that a request names."""
     if request["loop"] in LOOPS:
         return LOOPS[request["loop"]]
-    kinds = {"lightning": "lightning_loops", "rewound": "rewind_loops"}
+    kinds = {"lightning": "lightning_loops", "rewound": "rewind_loops", "verified": "verify_loops"}
     module = kinds.get(request["loop"].split()[0], "library_loops")
     return importlib.import_module(module).LOOPS[request["loop"]]
 

@@ -23,6 +23,7 @@ from gemini_lab.injector import (
     StoreFull,
     WorkerCrash,
     WorkerHang,
+    WrongSums,
 )
 from gemini_lab.injector.pace import Pace
 
@@ -36,6 +37,7 @@ EVERY_KIND = (
     RackLoss("rack-a"),
     LinkCut("root"),
     BitFlip("node-1", 3),
+    WrongSums("rank-1", "optimizer", lasts=False),
     StoreFull(),
 )
 places = st.one_of(
@@ -46,6 +48,13 @@ places = st.one_of(
 failures = st.one_of(
     st.builds(WorkerCrash, places),
     st.builds(BitFlip, places, st.none() | st.integers(0, 9)),
+    st.builds(
+        WrongSums,
+        places,
+        st.sampled_from(["gradient", "activation", "optimizer"]),
+        st.booleans(),
+        st.none() | st.integers(0, 9),
+    ),
     st.builds(NodesLoss, st.lists(places, min_size=1, max_size=4, unique=True).map(tuple)),
     st.builds(RackLoss, st.text(min_size=1, max_size=5)),
     st.just(StoreFull()),
@@ -192,6 +201,7 @@ def test_a_scenario_names_only_what_a_lab_has():
         (lambda: NodesLoss(()), "different nodes"),
         (lambda: NodesLoss(("node-1", "node-1")), "different nodes"),
         (lambda: BitFlip("node-1", -1), "0 or more"),
+        (lambda: WrongSums("node-1", "loss"), "one of gradient, activation, optimizer"),
         (lambda: Scenario().lose(node=1), "not both"),
         (lambda: Scenario().lose(node=1, iteration=1, at_s=1.0), "not both"),
         (lambda: Scenario().lose(node=1, iteration=-1), "before the start"),

@@ -12,6 +12,7 @@ from gemini_lab.injector import (
     RootLoss,
     StoreFull,
     WorkerCrash,
+    WrongSums,
     orders,
 )
 from gemini_lab.injector.orders import Action
@@ -49,6 +50,13 @@ def test_nodes_meant_twice_are_lost_once():
 
 def test_of_a_rack_only_the_nodes_that_are_left_are_lost():
     assert [node for node, _ in _told(RackLoss("a"))] == ["node-0"]
+
+
+def test_wrong_sums_have_a_seed_of_their_own_or_the_scenarios():
+    struck = Action(kind="wrong_sums", rank=3, where="activation", lasts=True, seed=9)
+    assert _told(WrongSums("rank-3", "activation")) == [("node-4", struck)]
+    ((_, once),) = _told(WrongSums("node-0", lasts=False, seed=4))
+    assert (once.lasts, once.seed) == (False, 4)
 
 
 def test_a_flipped_bit_follows_the_scenarios_seed():

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from gemini_lab.memory import slab_form
 from gemini_lab.memory.free import free_memory
 from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest, flip_bit
 from gemini_lab.memory.slab_form import slab_bytes
+from gemini_lab.shard.lineage import NO_LINEAGE
 
 CHUNK = 1000
 SIZE = 3500  # four chunks, the last one short
@@ -108,6 +110,18 @@ def test_the_newest_versions_stay_while_the_next_one_is_written(buffers):
         assert versions(slab, 0) == [*range(max(1, version - buffers + 1), version)]
         write(slab, 0, version)
     assert versions(slab, 0) == [*range(9 - buffers, 9)]
+    slab.close()
+
+
+def test_a_pinned_version_stays_while_newer_ones_come_and_go():
+    slab = Slab.create([SlotSpec(0, SIZE)], chunk_bytes=CHUNK, buffers=3)
+    slab.pinned = (4, NO_LINEAGE)
+    for version in range(1, 9):
+        write(slab, 0, version)
+    assert versions(slab, 0) == [4, 7, 8]
+    slab.pinned = (4, replace(NO_LINEAGE, epoch=1))  # of another history
+    write(slab, 0, 9)
+    assert versions(slab, 0) == [7, 8, 9]
     slab.close()
 
 

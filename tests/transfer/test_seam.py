@@ -97,6 +97,23 @@ def test_the_update_is_marked_within_the_iteration(seam: CommSeam) -> None:
     assert not seam.is_updating
 
 
+def test_what_is_apart_from_an_iteration_is_not_recorded_and_deviates_from_no_profile(
+    seam: CommSeam,
+) -> None:
+    seam.expect(profile_of(seam))
+    seam.begin_iteration()
+    seam._backend.all_reduce(WORD)
+    with seam.apart():
+        seam._backend.reduce_scatter_tensor(WORD, torch.zeros(4))
+    assert (seam.calls, seam.deviation, seam.in_flight) == (1, "", False)
+    seam.begin_update()
+    seam._backend.all_reduce(WORD)
+    assert not seam.deviation
+    record = seam.begin_iteration()
+    assert record is not None
+    assert [name for name, _ in record.sequence] == ["all_reduce", "all_reduce"]
+
+
 def test_detached_the_backend_is_as_it_was() -> None:
     backend = Backend()
     seam = CommSeam(backend).attach()

@@ -10,7 +10,9 @@ from gemini_lab.log.events import (
     RecoveryPlanned,
     Rewound,
     RunStarted,
+    WrongSums,
 )
+from gemini_lab.recovery.distrust import left_by
 from gemini_lab.recovery.repeats import MOST_SAID, Repeats
 from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, whole
 
@@ -47,6 +49,9 @@ class Divergences:
             case Rewound() as said if self._repeats is not None:
                 whole(said.version)
                 self._repeats.go_back(said)
+            case WrongSums(goes_back=True) as said if self._repeats is not None:
+                whole(said.version)
+                self._repeats.learn((), [left_by(said, run=0)])
             case RecoveryPlanned(version=version) as plan if self._repeats is not None:
                 self._repeats.restart(version or 0, epoch=plan.made_in, rewinds=plan.made_after)
             case Diverged() as noticed:

@@ -16,6 +16,7 @@ from gemini_lab.log.events import (
     Rewound,
     WorkerExited,
     WorkerHung,
+    WrongSums,
 )
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds
 
@@ -51,6 +52,7 @@ class Marks:
         self.marks: list[Mark] = []
         self.changes = 0
         self._recoveries: dict[int, int] = {}
+        self._wrong = (-1, -1)  # epoch and iteration of the newest wrong sums: the same
         self._rewound = (-1, -1)  # epoch and number of the newest rewind: every rank says it
 
     def take(self, entry: Entry) -> None:
@@ -82,6 +84,9 @@ class Marks:
                 text = f"WENT BACK: {said}"
                 started_s = at_s - seconds(said.duration_s)
                 self._mark(Mark(kind="recovery", start_s=started_s, end_s=at_s, text=text))
+            case WrongSums() as said if (said.epoch, said.iteration) > self._wrong:
+                self._wrong = said.epoch, said.iteration
+                self._mark(Mark(kind="noticed", start_s=at_s, text=f"WRONG SUMS: {said}"))
             case RecoveryStarted(recovery=number):
                 started_s = seconds(event.failed_at_s)
                 self._recoveries[number] = len(self.marks)

@@ -54,7 +54,10 @@ def _went_back(run: RunReducer) -> Iterable[str]:
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:
-    """What was noticed first, and what is likely behind it; losses that are no numbers now."""
+    """Machines that computed wrong; losses that are no numbers now; what differs, and why."""
+    if run.verified.wrong:
+        times = f" ({run.verified.total} times by now)" if run.verified.total > 1 else ""
+        yield f"WRONG SUMS{times}: {run.verified.wrong[-1]}"
     if run.finite.under_way is not None:
         yield f"NOT FINITE: {run.finite.under_way.began}"
     found = run.divergences.found

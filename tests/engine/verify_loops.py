@@ -1,0 +1,126 @@
+"""Loops whose iterations are computed again elsewhere, on machines that may compute wrong."""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from keeper import SlabKeeper
+from rewind_loops import Listed, engine_of
+from torch.utils.data import DataLoader
+
+from gemini_lab.engine.flaws import Flaws
+from gemini_lab.engine.verification import Verification, Verified
+from gemini_lab.engine.verifying import Verifier
+from gemini_lab.errors import GeminiError
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Flawed
+from gemini_lab.seats import Seats
+from gemini_lab.shard.lineage import NO_LINEAGE
+
+
+class Wire:
+    """Ranks talk over training's own group."""
+
+    def isend(self, tensor, to):
+        return dist.isend(tensor, to)
+
+    def irecv(self, tensor, source):
+        return dist.irecv(tensor, source)
+
+    def all_gather(self, values):
+        ours = torch.tensor(values, dtype=torch.int64)
+        theirs = [torch.zeros_like(ours) for _ in range(dist.get_world_size())]
+        dist.all_gather(theirs, ours)
+        return [one.tolist() for one in theirs]
+
+
+def draws(model):
+    """Adds noise of a generator that nobody knows of."""
+    noise = torch.Generator()
+    model[0].register_forward_hook(lambda *args: args[2] + torch.rand(1, generator=noise))
+
+
+def differs(model):
+    """Has a number of its own on every rank."""
+    own = dist.get_rank()
+    model[0].register_forward_hook(lambda *args: args[2] * (1 + own))
+
+
+def apart(model):
+    """Is not called as a whole: its parts are."""
+    wrapped = model.forward
+    model.__class__ = type("Apart", (type(model),), {"__call__": lambda _, *args: wrapped(*args)})
+
+
+MODELS = {"draws": draws, "differs": differs, "apart": apart}
+
+
+class StandsStillError(GeminiError):
+    """Training waits to be ended."""
+
+
+def _stand_still():
+    raise StandsStillError
+
+
+def verified(job):
+    """Trains with every iteration verified, or as its case says; flaws come as told."""
+    case = job.case
+    made = engine_of(case)
+    if "model" in case:
+        MODELS[case["model"]](made.model.module)
+    rank, nodes = dist.get_rank(), dist.get_world_size()
+    job.keeper = SlabKeeper(buffers=3)
+    loader = DataLoader(Listed(bad=(), without=()), batch_size=None)
+    said, orders = [], []
+
+    def verification(state):
+        if "every" not in case:
+            return None
+        verifier = Verifier(
+            state.framework,
+            Wire(),
+            rank=rank,
+            seats=Seats(nodes=nodes, members=tuple(f"node-{n}" for n in range(nodes))),
+            every=case["every"],
+            is_first=case.get("is_first", True),
+            apart=nullcontext,
+        )
+        return Verification(
+            verifier,
+            job.keeper.slab,
+            rank=rank,
+            on_wrong=case.get("on_wrong", "warn"),
+            newest=Verified(version=0, lineage=NO_LINEAGE),
+            emit=said.append,
+            stand_still=_stand_still,
+        )
+
+    protected = job.protect(
+        made.protected_one,
+        data=loader,
+        also=made.also,
+        verification=verification,
+        flaws=lambda state: Flaws(state.framework, orders).install,
+    )
+    batches = iter(loader)
+    try:
+        for step in protected.steps(case.get("steps", 6)):
+            if case.get("flawed") == rank and step + 1 == case["at"]:
+                orders.append(
+                    Flawed(where=case["where"], is_lasting=case["lasts"], seed=case.get("seed", 0))
+                )
+            loss = made.update(batches, protected.log)
+            job.note(step + 1, loss, made.rate(), torch.rand(()))
+    except StandsStillError:
+        job.found["stood_still"] = True
+    job.found["verified"] = [one.iteration for one in said if isinstance(one, events.SumsVerified)]
+    job.found["wrong"] = [
+        [one.iteration, one.work, [*one.nodes], [*one.suspects], one.version, one.replays]
+        for one in said
+        if isinstance(one, events.WrongSums)
+    ]
+    job.found["kept"] = sorted(one.version for one in job.keeper.slab.copies())
+
+
+LOOPS = {"verified": verified}

@@ -1,0 +1,62 @@
+"""A machine that computes wrong does so for good, whichever workers are started on it."""
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+
+from gemini_lab.node.supervisor import Supervisor
+from gemini_lab.recovery.messages import Fence, Flawed, StartWorkers
+from tests.recovery.story import Story
+
+
+class Host:
+    """Workers that hear what they are told, and do nothing."""
+
+    is_ready = True
+
+    def __init__(self, **_):
+        self.workers = {}
+
+    def start(self, start):
+        told = []
+        channel = SimpleNamespace(send=told.append, told=told)
+        self.workers[start.rank] = SimpleNamespace(rank=start.rank, channel=channel)
+
+    async def kill_all(self, *, epoch):
+        del epoch
+        self.workers.clear()
+
+
+def told_of_flaws(node):
+    return {rank: worker.channel.told for rank, worker in node.host.workers.items()}
+
+
+def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
+    node = Supervisor(
+        name="node-0",
+        ip="127.0.0.1",
+        warm=False,
+        lab=SimpleNamespace(emit=None),
+        root=SimpleNamespace(send=lambda _: None),
+        tasks=SimpleNamespace(begin=None),
+        leave=None,
+        host=Host,
+        bulk=object(),
+    )
+    starts = [one.order for one in Story().start().orders if one.to == "node-0"]
+    start = next(one for one in starts if isinstance(one, StartWorkers))
+    once = Flawed(where="gradient", is_lasting=False, seed=1)
+    lasting = Flawed(where="optimizer", is_lasting=True, seed=2)
+    assert node.flaw(once) == []
+
+    async def live():
+        await node.obey(start)
+        assert told_of_flaws(node) == {0: []}
+        assert (node.flaw(once), node.flaw(lasting)) == ([0], [0])
+        assert told_of_flaws(node) == {0: [once, lasting]}
+        await node.obey(Fence(epoch=start.epoch + 1))
+        await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
+        assert told_of_flaws(node) == {0: [lasting]}
+
+    asyncio.run(live())

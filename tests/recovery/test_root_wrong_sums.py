@@ -1,0 +1,161 @@
+"""Stories of machines that compute wrong: training goes on without them, from what was verified."""
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import KeptCopy, Persist
+from gemini_lab.recovery.planning import make_plan
+from gemini_lab.recovery.protocol import JobSubmitted, RootState
+from gemini_lab.shard.lineage import Lineage
+
+from .story import RUN, Story, job
+
+
+def verifying(iterations: int = 5, *, nodes: int = 5, verified: int = 3, **settings) -> Story:
+    """Iterations are done, and the verified version is kept in memory beside the newest ones."""
+    story = Story(nodes=nodes).start(iterations, verify_every=3, **settings)
+    for kept in story.copies.values():
+        shards = {copy.shard for copy in kept}
+        kept += [KeptCopy(shard, verified, Lineage(RUN, 1)) for shard in shards]
+    return story
+
+
+def accuse(story: Story, *nodes: str, suspects=(), goes_back=True, version: int = 3) -> None:
+    """All ranks say who computes wrong; the epoch may end meanwhile."""
+    epoch = story.epoch
+    for rank, member in enumerate(story.members()):
+        said = events.WrongSums(
+            rank=rank,
+            epoch=epoch,
+            iteration=6,
+            work="gradient",
+            ranks=(2,),
+            nodes=nodes,
+            suspects=suspects,
+            replays=2,
+            version=version,
+            goes_back=goes_back,
+            rewinds=0,
+        )
+        story.event(member, said)
+
+
+def test_a_standby_takes_the_place_of_a_machine_that_computes_wrong():
+    story = verifying()
+    accuse(story, "node-2")
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
+    (begun,) = story.of(events.RecoveryStarted)
+    assert (begun.cause, begun.lost) == ("wrong_sums", ("node-2",))
+    (left,) = story.of(events.NodeExcluded)
+    assert left.name == "node-2"
+    assert "node-2 computed wrong" in left.reason
+
+
+def test_training_goes_back_to_the_newest_verified_version_and_not_to_later_ones():
+    story = verifying()
+    assert max(copy.version for kept in story.copies.values() for copy in kept) == 5
+    accuse(story, "node-2")
+    assert (story.plan().version, story.plan().tier) == (3, "memory")
+    story.protect()
+    story.iterate(4)
+    (end,) = story.of(events.RecoveryFinished)
+    assert end.version == 3
+    story.exit(1, -9)  # what was left is not come back to later either
+    assert story.plan().version == 4
+
+
+def test_a_later_version_in_the_persistent_tier_is_not_gone_on_from():
+    story = verifying(persistent_url="memory://runs", persist_every_s=None)
+    story.persistent = [2, 5]
+    for kept in story.copies.values():
+        kept[:] = [copy for copy in kept if copy.version != 3]
+    accuse(story, "node-2")
+    assert story.plan().version == 2
+
+
+def test_where_no_machine_is_left_the_run_waits_rather_than_use_one_that_computes_wrong():
+    story = verifying(nodes=4)
+    accuse(story, "node-2")
+    assert story.root.state.phase == "waiting"
+    assert story.requests[-1].wanted > len(story.root.living)
+    story.join("node-7")
+    assert story.members() == ["node-0", "node-1", "node-7", "node-3"]
+
+
+def test_it_has_no_ranks_in_the_next_job_either():
+    story = verifying()
+    accuse(story, "node-2")
+    story.do(story.root.handle(JobSubmitted(at_s=story.now_s, order=job())))
+    assert "node-2" not in story.members()
+
+
+def test_another_root_agent_knows_of_it():
+    story = verifying()
+    accuse(story, "node-2")
+    state = RootState.from_text(story.states[-1].to_text())
+    assert state.wrong == ("node-2",)
+    plan = make_plan(state, ["node-0", "node-1", "node-2", "node-3"], {})
+    assert plan.missing
+
+
+def test_another_machine_of_its_name_is_not_distrusted():
+    story = verifying()
+    accuse(story, "node-2")
+    story.lose("node-2")
+    assert story.root.state.wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "words"),
+    [
+        ({"on_wrong_sums": "stop"}, ("node-2",), '"on_wrong_sums": "stop" says'),
+        ({}, (), "which of node-1, node-2 computed wrong cannot be told"),
+    ],
+    ids=["as set", "nobody is named"],
+)
+def test_the_run_ends_where_it_is_to_or_cannot_tell_who_it_is(settings, nodes, words):
+    story = verifying(**settings)
+    accuse(story, *nodes, suspects=() if nodes else ("node-1", "node-2"), goes_back=False)
+    (end,) = story.of(events.RunFailed)
+    assert end.cause == "wrong_sums"
+    assert words in end.reason
+
+
+def test_where_it_is_only_to_be_said_training_goes_on():
+    story = verifying(on_wrong_sums="warn")
+    accuse(story, "node-2", goes_back=False)
+    assert story.root.state.phase == "running"
+    assert story.of(events.RecoveryStarted) == []
+
+
+def test_what_wrong_sums_made_is_not_what_the_same_iterations_are_compared_with():
+    """Iterations 4 and 5 come out otherwise on a machine that computes right."""
+    story = Story().start(3, verify_every=3)
+    for number in (4, 5):
+        say(story, number, loss=float(number))
+    accuse(story, "node-2")
+    story.protect()
+    for number in (4, 5):
+        say(story, number, loss=number + 0.5)
+    assert story.of(events.Diverged) == []
+
+
+def say(story: Story, iteration: int, *, loss: float) -> None:
+    for rank, node in enumerate(story.members()):
+        done = events.Iteration(
+            rank=rank,
+            epoch=story.epoch,
+            iteration=iteration,
+            duration_s=1.0,
+            waited_s=0.0,
+            values={"loss": loss},
+        )
+        story.event(node, done)
+
+
+def test_a_version_that_is_being_saved_and_is_left_behind_is_given_up():
+    story = verifying(persistent_url="memory://runs", persist_every_iterations=1)
+    saving = [sent.order for sent in story.orders if isinstance(sent.order, Persist)]
+    assert saving
+    accuse(story, "node-2")
+    assert story.root._saver.version is None
