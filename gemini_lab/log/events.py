@@ -38,6 +38,12 @@ DIFFERENCES: Final = {
 DRAIN: Final = "drain"
 """The `RecoveryStarted.cause` where nothing failed: `lost` leaves, and its ranks move."""
 
+RESIZE: Final = "resize"
+"""The same where ranks stopped because the run goes on with another number of nodes."""
+
+PLANNED: Final = frozenset({DRAIN, RESIZE})
+"""The causes for which nothing failed."""
+
 UNSAID: Final = -1
 """The rank and epoch of a worker's event whose session has not spoken yet; no log has it."""
 
@@ -215,6 +221,56 @@ class NodeDrained(Event, frozen=True, kw_only=True):
     """
 
     name: str
+
+
+class ResizeWanted(Event, frozen=True, kw_only=True):
+    """A person wants the run to go on with another number of nodes.
+
+    Attributes:
+        nodes: How many.
+    """
+
+    nodes: int
+
+
+class ResizeWaiting(Event, frozen=True, kw_only=True):
+    """The run is not the size that it is to be, and cannot be now; it trains on.
+
+    Attributes:
+        nodes: How many nodes it is to have.
+        reason: What stands against it, or is waited for, for people.
+    """
+
+    nodes: int
+    reason: str
+
+
+class Resized(Event, frozen=True, kw_only=True):
+    """Training goes on with another number of nodes.
+
+    Attributes:
+        nodes_then: How many there were.
+        nodes: How many there are.
+        wanted: How many it is to be; more than `nodes` where machines are short.
+        iteration: The first that they finished.
+    """
+
+    nodes_then: int
+    nodes: int
+    wanted: int
+    iteration: int
+
+
+class ResizeRefused(Event, frozen=True, kw_only=True):
+    """The run cannot have this number of nodes; it is not tried again.
+
+    Attributes:
+        nodes: How many.
+        reason: What a worker said, for people.
+    """
+
+    nodes: int
+    reason: str
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
@@ -827,6 +883,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
         sources: One for each shard, in shard order.
         transfers: What brings the version to every holder that lacks it.
         reason: Why this version and tier, for people.
+        ranks_then: How many ranks made the version that memory has, where it is cut anew.
     """
 
     version: int | None
@@ -837,6 +894,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     sources: tuple[ShardSource, ...]
     transfers: tuple[ShardMove, ...]
     reason: str
+    ranks_then: int | None = None
 
 
 class ShardRecut(OfWorker, frozen=True, kw_only=True):
@@ -847,7 +905,10 @@ class ShardRecut(OfWorker, frozen=True, kw_only=True):
         version: Whose state it holds.
         ranks_then: How many ranks had made that.
         ranks: How many there are now.
-        read_bytes: What was read of their shards for it.
+        read_bytes: What was read of their shards for it: of files in the persistent tier, or in
+            memory, of which these are:
+        local_bytes: From its own node's.
+        peer_bytes: From that of others.
     """
 
     shard: int
@@ -855,6 +916,8 @@ class ShardRecut(OfWorker, frozen=True, kw_only=True):
     ranks_then: int
     ranks: int
     read_bytes: int
+    local_bytes: int = 0
+    peer_bytes: int = 0
 
 
 class ShardRestored(OfWorker, frozen=True, kw_only=True):
@@ -978,6 +1041,10 @@ AnyEvent = (
     | NodeLeaving
     | DrainWaiting
     | NodeDrained
+    | ResizeWanted
+    | ResizeWaiting
+    | Resized
+    | ResizeRefused
     | NodeRequested
     | LinkCut
     | RootElected
