@@ -367,6 +367,11 @@ class AgentCluster:
         word = time.time_ns()
         patiently(lambda: self._store.put(DRAIN_KEY + node, f"{number} {word}"))
 
+    def resize(self, number: int, nodes: int) -> None:
+        """Have the run with this number go on with so many nodes."""
+        word = time.time_ns()
+        patiently(lambda: self._store.put("resize", f"{number} {word} {nodes}"))
+
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.
 

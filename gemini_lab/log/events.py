@@ -260,6 +260,13 @@ class Resized(Event, frozen=True, kw_only=True):
     wanted: int
     iteration: int
 
+    def __str__(self) -> str:
+        more = f" ({self.wanted} are wanted)" if self.wanted != self.nodes else ""
+        return (
+            f"{self.nodes} nodes in place of {self.nodes_then} from iteration "
+            f"{self.iteration} on{more}"
+        )
+
 
 class ResizeRefused(Event, frozen=True, kw_only=True):
     """The run cannot have this number of nodes; it is not tried again.

@@ -26,6 +26,7 @@ from gemini_lab.recovery.protocol import (
     JobSubmitted,
     ProgressGivenUp,
     RequestNodes,
+    ResizeWanted,
     RewindWanted,
     RootState,
     SaveWanted,
@@ -87,6 +88,7 @@ class RootShell:
         self._given_up: int | None = None
         self._save: str | None = None  # the last word to save that was heard
         self._asked_back: int | None = None  # likewise, to go back
+        self._resized: int | None = None  # to have another size
         self._drains: dict[str, str] = {}  # and to drain, by node
 
     async def run(self) -> None:
@@ -155,6 +157,7 @@ class RootShell:
                 self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=number))
 
         self._observe_rewind(items)
+        self._observe_resize(items, now=now)
         self._observe_drains(items, now=now)
 
     def _observe_rewind(self, items: Mapping[str, str]) -> None:
@@ -162,6 +165,12 @@ class RootShell:
         if job == self._job_number and number != self._asked_back:
             self._asked_back = number
             self._happenings.put_nowait(RewindWanted(number=number, steps=steps, skip=bool(skip)))
+
+    def _observe_resize(self, items: Mapping[str, str], *, now: float) -> None:
+        job, number, nodes = map(int, items.get("resize", "-1 0 0").split())
+        if job == self._job_number and number != self._resized:
+            self._resized = number
+            self._happenings.put_nowait(ResizeWanted(at_s=now, number=number, nodes=nodes))
 
     def _observe_drains(self, items: Mapping[str, str], *, now: float) -> None:
         drains = {

@@ -51,7 +51,7 @@ def report_of(run: RunReducer) -> RunReport:
         name=run.name,
         simulated=course.is_simulated,
         script=course.job.script or "",
-        nodes=course.job.nodes,
+        nodes=course.nodes,
         ranks=course.ranks,
         started_at_s=course.started_at_s,
         ended_at_s=newest_s if course.ended_at_s is None else course.ended_at_s,
@@ -72,6 +72,7 @@ def report_of(run: RunReducer) -> RunReport:
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
         rewinds=tuple(run.rewinds.found),
+        resizes=tuple(run.sizes.found),
     )
 
 

@@ -31,6 +31,7 @@ from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
 from gemini_lab.report.reducers.rewinds import Rewinds
+from gemini_lab.report.reducers.sizes import Sizes
 from gemini_lab.report.reducers.spans import Spans
 from gemini_lab.report.reducers.sums import Plans, Sums
 from gemini_lab.report.reducers.traffic import Traffic
@@ -106,6 +107,7 @@ class RunReducer:
         divergences: What was not the same when it was done again.
         finite: When losses were no numbers.
         rewinds: When training went back.
+        sizes: When the run went on with another number of nodes.
         recoveries: What failed, and how training came back.
         logged: What the script logged.
         spans: When it failed, recovered and waited.
@@ -130,6 +132,7 @@ class RunReducer:
         self.divergences = Divergences(ranks=keep.ranks)
         self.finite = Finite()
         self.rewinds = Rewinds()
+        self.sizes = Sizes()
         self.recoveries = Recoveries(
             self.reached, self.pace, self.divergences, most=keep.recoveries
         )
@@ -151,6 +154,7 @@ class RunReducer:
             self.divergences,
             self.finite,
             self.rewinds,
+            self.sizes,
             self.recoveries,
             self.logged,
             self.spans,

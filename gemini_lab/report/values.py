@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite, Rewound
+from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite, Resized, Rewound
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -331,6 +331,7 @@ class RunReport:
         divergences: What was not the same when it was done again, in order of the log.
         not_finite: When losses were NaN or infinite, in order of the log.
         rewinds: When training went back to a version in memory, in order of the log.
+        resizes: When it went on with another number of nodes, in order of the log.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -364,6 +365,7 @@ class RunReport:
     divergences: tuple[Diverged, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
     rewinds: tuple[Rewound, ...] = ()
+    resizes: tuple[Resized, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -397,6 +399,7 @@ class RunReport:
             {"began": msgspec.to_builtins(one.began), "ended": one.ended} for one in self.not_finite
         ]
         record["rewinds"] = [msgspec.to_builtins(one) for one in self.rewinds]
+        record["resizes"] = [msgspec.to_builtins(one) for one in self.resizes]
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {
                 "divergences": [msgspec.to_builtins(one) for one in recovery.divergences],

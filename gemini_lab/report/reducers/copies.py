@@ -107,8 +107,8 @@ class Copies:
             case RecoveryPlanned() if event.epoch >= self._epoch:
                 self._planned(event)
             case RecoveryStep(step="retrieve") if event.epoch >= self._epoch:
-                if self._tier == "memory" and not self._is_cut:  # peers have one another's replicas again
-                    self.missing.clear()
+                if self._tier == "memory" and not self._is_cut:
+                    self.missing.clear()  # peers have one another's replicas again
             case ShardRestored() if event.epoch >= self._epoch:
                 position = event.rank // self.per_node
                 self.missing.discard((position, position))
