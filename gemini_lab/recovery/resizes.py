@@ -169,6 +169,10 @@ def holders_of(state: RootState) -> Holders:
     }
 
 
+def _missing(count: int) -> str:
+    return "a machine is missing" if count == 1 else f"{count} machines are missing"
+
+
 class Resizes:
     """Changes of a run's size, as a root agent follows them.
 
@@ -220,7 +224,7 @@ class Resizes:
             return (0, reason) if reason else (goal, "")
         size = largest(state, min(goal, len(ready)))
         if size <= now:
-            return 0, why_not(state, goal) or f"{goal - now} machines are missing"
+            return 0, why_not(state, goal) or _missing(goal - now)
         pause_s = grow_pause_s(state)
         if state.resized_at_s and at_s < state.resized_at_s + pause_s:
             return 0, f"its size has just changed; it grows {pause_s:.0f} s after that"

@@ -5,6 +5,7 @@ torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # un
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -40,6 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches an iteration")
     parser.add_argument("--block", type=int, default=64, help="bytes a sequence")
     parser.add_argument("--seed", type=int, default=1, help="of weights, dropout and data order")
+    parser.add_argument("--dropout", type=float, help="in place of the size's own, such as 0")
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="at its peak")
     parser.add_argument("--zero-stage", type=int, default=3, choices=[1, 2, 3])
     parser.add_argument(
@@ -112,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, world_size = comm.get_rank(), comm.get_world_size()
 
     torch.manual_seed(options.seed)  # the same weights on every rank
-    model = GPT(named_size(options.size))
+    size = named_size(options.size)
+    if options.dropout is not None:
+        size = dataclasses.replace(size, dropout=options.dropout)
+    model = GPT(size)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=list(model.parameters()),
