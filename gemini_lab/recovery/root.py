@@ -237,6 +237,7 @@ class RootAgent:
             if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
                 yield from self._begin(joined.at_s, cause="worker_exited", lost=[])
             else:
+                yield from self._stop.ask_again(self.state, joined.node)
                 yield from self._finish_if_all_did(joined.at_s)
 
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:

@@ -43,6 +43,11 @@ class Stop:
             if member in living:
                 yield Send(to=str(member), order=Hold(epoch=state.epoch))
 
+    def ask_again(self, state: RootState, node: str) -> Iterator[Instruction]:
+        """A connection broke and came back: the word, or the answer to it, may have been lost."""
+        if self.is_under_way:
+            yield Send(to=node, order=Hold(epoch=state.epoch))
+
     def is_complete(self, rank: int, state: RootState) -> bool:
         """A rank has stopped; whether now all have, after the same version."""
         self._held.add(rank)
