@@ -1,8 +1,9 @@
-"""A run on real nodes goes on with other numbers of them, from memory, and nothing is done again."""
+"""A run on real nodes goes on with other numbers of them, from memory alone."""
 
 import pytest
 
 from gemini_lab.experiments.benches.resize import means
+from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.log.events import RESIZE
@@ -25,7 +26,8 @@ def test_four_nodes_become_three_and_four_again_from_memory(lab):
     run = lab.train(job(), persistent_url=None)
     run.wait(until=4)
     run.resize(3)
-    wait_for_size(run, 3)
+    wait_for(run, recoveries=1)
+    assert len(run.members) == 3
     run.wait(until=run.iteration + 3)
     run.resize(4)
     report = run.wait(200).report()
@@ -59,11 +61,3 @@ def test_fewer_go_on_without_a_node_and_as_many_as_before_when_another_joins(lab
     assert sizes(run)[0] == (4, 3)
     assert sizes(run)[-1] == (3, 4)
     assert all(one.lost_by_all == 0 for one in report.recoveries)
-
-
-def wait_for_size(run, nodes):
-    """Return when it trains with so many."""
-    from gemini_lab.experiments.benches.waiting import wait_for
-
-    wait_for(run, recoveries=1)
-    assert len(run.members) == nodes
