@@ -68,6 +68,7 @@ class OldShards:
         smalls: The small state of each, framed.
         local_bytes: Read from this node's memory so far.
         peer_bytes: And from that of others.
+        peers: Which these were.
 
     Raises:
         BadShardError: A copy cannot be used.
@@ -87,6 +88,7 @@ class OldShards:
         self.layouts: list[ShardLayout] = [layout for layout, _ in heard]
         self.smalls: list[bytes] = [small for _, small in heard]
         self.local_bytes = self.peer_bytes = 0
+        self.peers: set[str] = set()
 
     @property
     def near(self) -> list[int]:
@@ -241,6 +243,7 @@ class OldShards:
             target[place : place + one.size] = data[at : at + one.size].data
             at += one.size
         self.peer_bytes += size_bytes
+        self.peers.add(self._seats.node_of(source))
 
 
 def _pieces(moves: Sequence[Move]) -> Iterator[tuple[Range, int]]:

@@ -15,7 +15,7 @@ from gemini_lab.engine.old_shards import BadShardError, OldShards, OldSlabs
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
-from gemini_lab.seats import Seats
+from gemini_lab.seats import Seats, in_order, listed
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.shard.recut import Recut, plan_recut
@@ -292,7 +292,7 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
     _seal(buffer, layout.payload_bytes)
     return Receipt(
         tier="peer" if old.peer_bytes else "local",
-        holder=None if old.peer_bytes else place.node,
+        holder=listed(in_order(old.peers)) if old.peers else place.node,
         ranks_then=len(plan.cuts),
         read_bytes=old.local_bytes + old.peer_bytes,
         local_bytes=old.local_bytes,

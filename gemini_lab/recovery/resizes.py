@@ -253,7 +253,9 @@ class Resizes:
         yield WriteState(state=replace(state, refused=refused, wanted=wanted, resizing=0))
         yield Emit(event=events.ResizeRefused(nodes=nodes, reason=reason))
 
-    def end(self, at_s: float, state: RootState, *, is_recut: bool) -> Iterator[Instruction]:
+    def end(
+        self, at_s: float, state: RootState, living: Living, *, is_recut: bool
+    ) -> Iterator[Instruction]:
         """Training goes on; say if it has another size than before."""
         before, nodes = state.size, state.seats.nodes
         state = replace(state, size=nodes, resizing=0, is_unsettled=state.is_unsettled or is_recut)
@@ -269,7 +271,7 @@ class Resizes:
                 )
             )
         if nodes < state.goal:
-            yield from ask_for_nodes(state, {}, f"the run is to have {state.goal} nodes")
+            yield from ask_for_nodes(state, living, f"the run is to have {state.goal} nodes")
 
     def settle(self, state: RootState, living: Living) -> Iterator[Instruction]:
         """A version that was made since is whole: what it was cut from may go."""

@@ -730,7 +730,8 @@ class RootAgent:
         was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
         yield from self._adopt(self._drains.end(self.state, was_drain=was_drain))
         is_recut = bool(self._plan.cuts)
-        yield from self._adopt(self._resizes.end(at_s, self.state, is_recut=is_recut))
+        ended = self._resizes.end(at_s, self.state, self.living, is_recut=is_recut)
+        yield from self._adopt(ended)
         yield from self._let_leave(at_s)
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
