@@ -174,12 +174,10 @@ def test_every_rank_is_told_the_small_states_of_all_there_were():
 
 
 def test_a_copy_with_a_wrong_bit_is_named_and_nothing_is_made_of_it():
-    job = Job.of(MODEL, 4)
-    (slab,) = job.slabs["node-2"]
-    flip_bit(slab, 2, VERSION, byte_offset=600, bit=3)
-    slab_of_other = job.slabs["node-3"][0]
-    flip_bit(slab_of_other, 2, VERSION, byte_offset=600, bit=3)
-    _, told = job.resized(["node-0", "node-2", "node-3"])
-    found = [one for one in told if isinstance(one, UnusableCopyError)]
-    assert {(one.shard, one.version) for one in found} == {(2, VERSION)}
-    assert {one.holder for one in found} <= {"node-2", "node-3"}
+    job = Job.of(MODEL, 2)
+    (slab,) = job.slabs["node-0"]
+    flip_bit(slab, 1, VERSION, byte_offset=600, bit=3)
+    new, (error,) = job.resized(["node-0"])
+    assert isinstance(error, UnusableCopyError)
+    assert (error.shard, error.version, error.holder) == (1, VERSION, "node-0")
+    assert new.slabs["node-0"][0].copies() == []
