@@ -133,6 +133,13 @@ class ResizeWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoMachineComes:
+    """Who was asked for machines has none now."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewindWanted:
     """A person wants training to go back.
 
@@ -175,6 +182,7 @@ Happening = (
     | SaveWanted
     | DrainWanted
     | ResizeWanted
+    | NoMachineComes
     | RewindWanted
     | Tick
 )
@@ -271,6 +279,7 @@ class RootState:
         refused: Numbers of nodes with which the script cannot go on.
         resized_at_s: When it went on with another number last.
         growths: How often machines that came made it larger.
+        none_come: Whether it is known, in the recovery under way, that no machine comes.
         is_unsettled: Whether agents keep versions of another number of ranks.
         asked_back: The last number of a `RewindWanted` that was heard, and how many there were.
         drains: The last number of a `DrainWanted` that was heard.
@@ -311,6 +320,7 @@ class RootState:
     refused: tuple[int, ...] = ()
     resized_at_s: float = 0.0
     growths: int = 0
+    none_come: bool = False
     is_unsettled: bool = False
     asked_back: tuple[int, int] = (0, 0)
     drains: int = 0

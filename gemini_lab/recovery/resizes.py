@@ -94,6 +94,8 @@ def patience_s(state: RootState, at_s: float) -> float | None:
     settings = state.settings
     if settings is None or settings.when_short != "shrink" or state.trouble is None:
         return None
+    if state.none_come:
+        return 0.0
     return max(0.0, state.trouble.at_s + settings.shrink_after_s - at_s)
 
 

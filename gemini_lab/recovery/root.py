@@ -72,6 +72,7 @@ from gemini_lab.recovery.protocol import (
     JobSubmitted,
     NodeJoined,
     NodeLost,
+    NoMachineComes,
     Phase,
     ProgressGivenUp,
     ResizeWanted,
@@ -164,6 +165,8 @@ class RootAgent:
                 return list(self._on_drain(happening))
             case ResizeWanted():
                 return list(self._on_resize(happening))
+            case NoMachineComes():
+                return list(self._on_none_come(happening.at_s))
             case Tick():
                 return list(self._on_tick(happening.at_s))
             case FromAgent():
@@ -378,6 +381,7 @@ class RootAgent:
         elif is_new:
             trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
             state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
+            state = replace(state, none_come=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
         yield from self._enter("fencing", at_s)
         self._waits_for, self._has_run_short = "", False
@@ -538,6 +542,11 @@ class RootAgent:
                 reason=reason,
             )
         )
+
+    def _on_none_come(self, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase == "waiting" and patience_s(self.state, at_s):
+            self.state = replace(self.state, none_come=True)
+            yield from self._decide(at_s)
 
     def _save_meanwhile(self, at_s: float) -> Iterator[Instruction]:
         """Machines are missing: what memory holds is saved, so that fewer can go on from it."""

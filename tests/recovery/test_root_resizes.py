@@ -4,7 +4,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import ScriptError, Settle
-from gemini_lab.recovery.protocol import DrainWanted, ResizeWanted
+from gemini_lab.recovery.protocol import DrainWanted, NoMachineComes, ResizeWanted
 
 from .story import Story
 from .test_root_drains import go_on, held, new_root, told_to_hold
@@ -89,6 +89,16 @@ def test_when_none_came_in_time_fewer_go_on():
     later(story, 29.0)
     assert story.root.state.phase == "waiting"
     later(story, 1.5)
+    go_on(story)
+    assert sizes(story) == [(4, 3)]
+
+
+def test_where_no_machine_can_be_had_nobody_waits_for_one():
+    story = Story(nodes=4).start(iterations=4, when_short="shrink", shrink_after_s=30.0)
+    story.do(story.root.handle(NoMachineComes(at_s=story.now_s)))  # nobody is short yet
+    story.lose("node-1")
+    assert story.root.state.phase == "waiting"
+    story.do(story.root.handle(NoMachineComes(at_s=story.now_s)))
     go_on(story)
     assert sizes(story) == [(4, 3)]
 
