@@ -29,6 +29,7 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.recutting import Holders, covering, newest_whole
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import in_order
+from gemini_lab.settings import Settings
 
 LONGEST_PAUSE_S: Final = 1800.0
 
@@ -97,6 +98,34 @@ def patience_s(state: RootState, at_s: float) -> float | None:
     if state.none_come:
         return 0.0
     return max(0.0, state.trouble.at_s + settings.shrink_after_s - at_s)
+
+
+def if_none_comes(state: RootState, at_s: float, living: Living) -> str:
+    """What becomes of a run that waits for machines, for people; empty where it goes on waiting."""
+    if patience_s(state, at_s) is None:
+        return ""
+    there = len(usable(state, living))
+    if size := largest(state, there):
+        after_s = state.read_settings().shrink_after_s
+        return f"; if none comes within {after_s:.0f} s, {size} go on"
+    return f"; fewer cannot go on: {why_not(state, there)}"
+
+
+def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None = None) -> list[int]:
+    """The numbers of nodes with which a run of `nodes` can go on where machines are short."""
+    if settings.when_short != "shrink":
+        return []
+    return [
+        size
+        for size in range(nodes - 1, 0, -1)
+        if not why_never(
+            scheme=settings.scheme,
+            replicas=settings.replicas,
+            nodes=size,
+            strategy=settings.strategy,
+            placed=placed,
+        )
+    ]
 
 
 def usable(state: RootState, living: Living) -> list[str]:

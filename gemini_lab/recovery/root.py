@@ -85,7 +85,7 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
-from gemini_lab.recovery.resizes import Resizes, patience_s, seat_anew
+from gemini_lab.recovery.resizes import Resizes, if_none_comes, patience_s, seat_anew
 from gemini_lab.recovery.rewinds import joined, left_of
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
@@ -525,9 +525,7 @@ class RootAgent:
             yield from self._enter("waiting", at_s)
         if plan.missing:
             machines = f"no machine for positions {listed(plan.missing)}"
-            if patience_s(self.state, at_s) is not None:
-                after_s = self.state.read_settings().shrink_after_s
-                machines += f"; if none comes within {after_s:.0f} s, fewer go on"
+            machines += if_none_comes(self.state, at_s, self.living)
             reason = f"{reason}; {machines}" if reason else machines
             yield from self._ask_for_nodes(machines)
         if reason == self._waits_for:

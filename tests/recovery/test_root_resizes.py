@@ -76,7 +76,7 @@ def test_a_machine_that_comes_in_time_is_waited_for():
     story.lose("node-1")
     later(story, 1.0)
     (waiting,) = story.of(events.RecoveryWaiting)
-    assert "if none comes within 30 s, fewer go on" in waiting.reason
+    assert "if none comes within 30 s, 3 go on" in waiting.reason
     story.join("node-9")
     assert story.members() == ["node-0", "node-9", "node-2", "node-3"]
     go_on(story)
@@ -107,6 +107,8 @@ def test_with_fewer_nodes_than_replicas_the_run_waits():
     story = Story(nodes=4).start(iterations=4, replicas=4, **SHORT)
     story.lose("node-1")
     assert story.root.state.phase == "waiting"
+    (waiting,) = story.of(events.RecoveryWaiting)
+    assert "fewer cannot go on: replicas=4 needs at least 4 nodes" in waiting.reason
 
 
 def test_a_placement_that_allows_only_some_sizes_is_given_one_of_them():
