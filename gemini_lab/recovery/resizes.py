@@ -188,7 +188,7 @@ def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootS
     """The state with other seats; of the model's fingerprint the number of ranks is a part."""
     settings = state.read_settings()
     seats = replace(state.seats, nodes=size, members=tuple(members), placement=None)
-    return replace(state, placed=seats.placed(settings), fingerprint="")
+    return replace(state, placed=seats.placed(settings), fingerprint="", is_unsettled=True)
 
 
 def holders_of(state: RootState) -> Holders:
@@ -284,12 +284,10 @@ class Resizes:
         yield WriteState(state=replace(state, refused=refused, wanted=wanted, resizing=0))
         yield Emit(event=events.ResizeRefused(nodes=nodes, reason=reason))
 
-    def end(
-        self, at_s: float, state: RootState, living: Living, *, is_recut: bool
-    ) -> Iterator[Instruction]:
+    def end(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
         """Training goes on; say if it has another size than before."""
         before, nodes = state.size, state.seats.nodes
-        state = replace(state, size=nodes, resizing=0, is_unsettled=state.is_unsettled or is_recut)
+        state = replace(state, size=nodes, resizing=0)
         if before not in {0, nodes}:
             is_calm = at_s > state.resized_at_s + LONGEST_PAUSE_S
             growths = (0 if is_calm else state.growths) + (nodes > before)
@@ -305,7 +303,7 @@ class Resizes:
             yield from ask_for_nodes(state, living, f"the run is to have {state.goal} nodes")
 
     def settle(self, state: RootState, living: Living) -> Iterator[Instruction]:
-        """A version that was made since is whole: what it was cut from may go."""
+        """A version that was made since is whole: slabs of other numbers of ranks may go."""
         if not state.is_unsettled or state.phase != "running":
             return
         yield WriteState(state=replace(state, is_unsettled=False))

@@ -736,8 +736,7 @@ class RootAgent:
             yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
         was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
         yield from self._adopt(self._drains.end(self.state, was_drain=was_drain))
-        is_recut = bool(self._plan.cuts)
-        ended = self._resizes.end(at_s, self.state, self.living, is_recut=is_recut)
+        ended = self._resizes.end(at_s, self.state, self.living)
         yield from self._adopt(ended)
         yield from self._let_leave(at_s)
 

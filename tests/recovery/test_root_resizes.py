@@ -282,6 +282,28 @@ def test_a_size_that_the_script_refuses_is_left_and_not_tried_again(kind):
     assert story.of(events.RecoveryFinished)[-1].lost_iterations == 0
 
 
+def test_what_was_laid_out_for_a_size_that_was_refused_is_let_go():
+    story = Story(nodes=4).start(iterations=5)
+    resize(story, 3)
+    hold_all(story)
+    story.exit(1, 1, error=ScriptError(error="ConfigError", text="another global batch"))
+    go_on(story)
+    told = [sent.order.ranks for sent in story.orders if isinstance(sent.order, Settle)]
+    assert set(told) == {4}
+
+
+def test_a_version_that_is_to_be_cut_anew_is_not_saved_while_machines_are_missing():
+    story = Story(nodes=4).start(iterations=5, persistent_url="file:///tier")
+    resize(story, 3)
+    hold_all(story)
+    story.protect()
+    for node in ("node-3", "node-1"):
+        story.lose(node, cause="connection")
+    later(story, 1.0)
+    assert story.root.state.phase == "waiting"
+    assert story.of(events.PersistStarted) == []
+
+
 def test_a_run_that_is_short_tries_a_smaller_size_where_the_script_refuses_one():
     story = Story(nodes=4).start(iterations=4, **SHORT)
     story.lose("node-1")
