@@ -6,6 +6,7 @@ What is read is verified by the checksums in the slab, and what is sent by one o
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -68,7 +69,7 @@ class OldShards:
         smalls: The small state of each, framed.
         local_bytes: Read from this node's memory so far.
         peer_bytes: And from that of others.
-        peers: Which these were.
+        peers: How much of that, by node.
 
     Raises:
         BadShardError: A copy cannot be used.
@@ -88,7 +89,7 @@ class OldShards:
         self.layouts: list[ShardLayout] = [layout for layout, _ in heard]
         self.smalls: list[bytes] = [small for _, small in heard]
         self.local_bytes = self.peer_bytes = 0
-        self.peers: set[str] = set()
+        self.peers = Counter[str]()
 
     @property
     def near(self) -> list[int]:
@@ -243,7 +244,7 @@ class OldShards:
             target[place : place + one.size] = data[at : at + one.size].data
             at += one.size
         self.peer_bytes += size_bytes
-        self.peers.add(self._seats.node_of(source))
+        self.peers[self._seats.node_of(source)] += size_bytes
 
 
 def _pieces(moves: Sequence[Move]) -> Iterator[tuple[Range, int]]:

@@ -15,7 +15,7 @@ from gemini_lab.engine.old_shards import BadShardError, OldShards, OldSlabs
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
-from gemini_lab.seats import Seats, in_order, listed
+from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.shard.recut import Recut, plan_recut
@@ -56,7 +56,8 @@ class Receipt:
 
     Attributes:
         tier: From where.
-        holder: The node that had it, or the persistent tier's URL.
+        holder: The node that had it, or most of what did not lie on the own one; or the persistent
+            tier's URL.
         ranks_then: How many ranks made the version, where it was another number.
         read_bytes: If so, how much was read of their shards.
         local_bytes: What of that was in its own node's memory.
@@ -292,7 +293,7 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
     _seal(buffer, layout.payload_bytes)
     return Receipt(
         tier="peer" if old.peer_bytes else "local",
-        holder=listed(in_order(old.peers)) if old.peers else place.node,
+        holder=max(old.peers, key=lambda node: old.peers[node], default=place.node),
         ranks_then=len(plan.cuts),
         read_bytes=old.local_bytes + old.peer_bytes,
         local_bytes=old.local_bytes,

@@ -934,7 +934,8 @@ class ShardRestored(OfWorker, frozen=True, kw_only=True):
         shard: Rank of its owner: this one.
         version: What was loaded.
         tier: From where.
-        holder: Name of the node that had it, or the persistent tier's URL.
+        holder: Name of the node that had it, or of a shard that was cut anew most of what did not
+            lie on its own node; or the persistent tier's URL.
         size_bytes: Of the shard.
         verified: Whether every chunk was compared with its checksum.
         retrieve_s: To fetch it.
