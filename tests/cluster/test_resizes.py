@@ -47,7 +47,7 @@ def test_four_nodes_become_three_and_four_again_from_memory(lab):
 def test_fewer_go_on_without_a_node_and_as_many_as_before_when_another_joins(lab):
     lab.wait_until_ready()
     run = lab.train(
-        gpt_job(size="tiny", iterations=200, global_batch=12, layer_s=0.1),
+        gpt_job(size="tiny", iterations=10_000, global_batch=12, layer_s=0.05),
         persistent_url=None,
         when_short="shrink",
         shrink_after_s=0,
@@ -57,8 +57,9 @@ def test_fewer_go_on_without_a_node_and_as_many_as_before_when_another_joins(lab
     standby = next(name for name in lab.living if name not in run.members)
     for node in (standby, run.members[2]):
         run.inject(NodeLoss(node))
-    run.wait(until=60)
-    report = run.wait(300).report()
-    assert sizes(run)[0] == (4, 3)
-    assert sizes(run)[-1] == (3, 4)
+    wait_for(run, recoveries=2)  # the failure, and the resize when a machine has joined
+    report = run.report()
+    run.stop()
+    assert sizes(run)[:2] == [(4, 3), (3, 4)]
+    assert [one.cause for one in report.recoveries] == ["node_lost", RESIZE]
     assert all(one.lost_iterations == 0 for one in report.recoveries)
