@@ -1,6 +1,6 @@
 """A protected job's settings: the `"gemini"` block of `ds_config.json`, checked at the door."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from types import NoneType
