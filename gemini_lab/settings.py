@@ -20,6 +20,8 @@ REPLICATE: Final = ("copies", "gradients")
 ON_DIVERGENCE: Final = ("warn", "stop")
 DATA_ON_RESIZE: Final = ("refuse", "restart")
 ON_WRONG_SUMS: Final = ("drain", "stop", "warn")
+BATCH_ON_RESIZE: Final = ("keep", "change")
+WHEN_SHORT: Final = ("wait", "shrink")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 
 LOGGED_RANKS: Final = 64
@@ -35,6 +37,7 @@ _ABOVE_ZERO: Final = (
     "keep_versions",
     "min_progress_s",
     "idle_s",
+    "grow_pause_s",
     "persist_limit_s",
     "profile_iterations",
     "sub_buffers",
@@ -56,6 +59,8 @@ _CHOICES: Final = {
     "on_not_finite": ON_NOT_FINITE,
     "on_wrong_sums": ON_WRONG_SUMS,
     "data_on_resize": DATA_ON_RESIZE,
+    "batch_on_resize": BATCH_ON_RESIZE,
+    "when_short": WHEN_SHORT,
     "replicate": REPLICATE,
 }
 
@@ -105,6 +110,15 @@ class Settings:
         data_on_resize: What becomes of a position in the data that cannot be told for another
             number of ranks: `"refuse"` does not load a version of such a number; `"restart"` reads
             from the beginning, and says so.
+        when_short: What a run does that has lost a machine and has no other: `"wait"` for one;
+            `"shrink"` also waits, but for `shrink_after_s` only; then it goes on with the nodes
+            that there are, its shards cut anew, and grows again when a machine joins.
+        shrink_after_s: So long such a run waits for a machine; 0: not at all.
+        grow_pause_s: So long after it became smaller or larger no machine that joins makes it
+            larger; twice as long after each time that one did, up to half an hour, so that one
+            that comes and goes does not have it start again and again.
+        batch_on_resize: `"keep"` refuses another number of nodes where the global batch would not
+            be what it was; `"change"` leaves it to the script.
         max_same_errors: So often a script may raise one and the same error in a run, also where it
             makes progress in between; `None` for as often as it likes.
         min_progress_s: A worker that stands still in a step for this long, or for ten times the
@@ -155,6 +169,10 @@ class Settings:
     on_divergence: str = "warn"
     on_not_finite: str = "hold"
     data_on_resize: str = "refuse"
+    when_short: str = "wait"
+    shrink_after_s: float = 30.0
+    grow_pause_s: float = 60.0
+    batch_on_resize: str = "keep"
     rewind_on_spike: float | None = None
     verify_every: int | None = None
     on_wrong_sums: str = "drain"
@@ -190,6 +208,33 @@ class Settings:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
+        self._check_resizes()
+        self._check_returns()
+        if not 0 < self.mu <= 1:
+            raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
+        if self.buffer_bytes < self.sub_buffers:
+            raise ConfigError(
+                f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
+                "sub-buffers; raise it"
+            )
+
+    def _check_resizes(self) -> None:
+        """Refuse what does not go with another number of nodes."""
+        if self.shrink_after_s < 0:
+            raise ConfigError(f"shrink_after_s must be 0 or more (got {self.shrink_after_s})")
+        if self.when_short == "shrink" and self.scheme == "none":
+            raise ConfigError(
+                'scheme "none" keeps no versions with which fewer nodes could go on; choose '
+                'another scheme, or "when_short": "wait"'
+            )
+
+    def _check_returns(self) -> None:
+        """Refuse what does not go with going back by itself."""
+        if self.is_guarded and self.scheme == "none":
+            raise ConfigError(
+                'scheme "none" keeps no versions, so there is none to go back to; choose another '
+                'scheme, or leave out "on_not_finite": "rewind" and rewind_on_spike'
+            )
         if self.verify_every is not None and self.scheme == "none":
             raise ConfigError(
                 'scheme "none" keeps no versions, so there is no verified one to go back to; '
@@ -199,18 +244,6 @@ class Settings:
             raise ConfigError(
                 "an update that is verified is made twice, and replicas made of gradients follow "
                 'one; leave out verify_every, or "replicate": "gradients"'
-            )
-        if self.is_guarded and self.scheme == "none":
-            raise ConfigError(
-                'scheme "none" keeps no versions, so there is none to go back to; choose another '
-                'scheme, or leave out "on_not_finite": "rewind" and rewind_on_spike'
-            )
-        if not 0 < self.mu <= 1:
-            raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
-        if self.buffer_bytes < self.sub_buffers:
-            raise ConfigError(
-                f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
-                "sub-buffers; raise it"
             )
 
     @property

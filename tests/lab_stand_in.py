@@ -54,6 +54,9 @@ class ClusterStandIn:
     def rewind(self, number: int, *, steps: int, skip: bool) -> None:
         self.rewinds.append((number, steps, skip))
 
+    def resize(self, number: int, nodes: int) -> None:
+        self.resized = (number, nodes)
+
     def drain(self, number: int, node: str) -> None:
         self.drained.append((number, node))
 

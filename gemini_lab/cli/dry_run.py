@@ -15,6 +15,7 @@ from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import versions_at
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.recovery.resizes import smaller_sizes
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue, origins
 from gemini_lab.storage import persistent_tier
@@ -107,6 +108,7 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
         "machines": _machines(config),
         "store": _store(config),
         "folder": str(config.folder / wanted.name),
+        "if short": _if_short(seats, settings),
         "resumes": _resumes(wanted, settings, ranks=seats.world_size),
     }
     yield from (f"{name:<10}{text}" for name, text in rows.items())
@@ -117,6 +119,23 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
     said = origins(*layers)
     for name, value in settings.to_json().items():
         yield f"  {name:<26}{said[name]:<14}{_shown(name, value)}"
+
+
+def _if_short(seats: Seats, settings: Settings) -> str:
+    """What the run does that has lost a machine and has no other."""
+    if settings.when_short == "wait":
+        return "waits for a machine"
+    placed = None if seats.placement is None else seats.placement.nodes
+    sizes = smaller_sizes(settings, seats.nodes, placed=placed)
+    if not sizes:
+        return (
+            f"WAITS for a machine: with replicas={settings.replicas} and "
+            f"strategy={settings.strategy!r} no fewer than {seats.nodes} nodes can go on"
+        )
+    after = (
+        f"after {format_seconds(settings.shrink_after_s)}" if settings.shrink_after_s else "then"
+    )
+    return f"{after} goes on with those that are left: {', '.join(map(str, sizes))} nodes"
 
 
 def _machines(config: LabConfig) -> str:

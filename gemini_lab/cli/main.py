@@ -25,6 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "metrics": ("gemini_lab.cli.metrics:command", "a run's metrics, served or sent"),
     "rewind": ("gemini_lab.cli.rewind:command", "have training take back iterations"),
     "drain": ("gemini_lab.cli.drain:command", "move a node's ranks before its machine goes"),
+    "resize": ("gemini_lab.cli.resize:command", "have a run go on with more or fewer nodes"),
     "stop": ("gemini_lab.cli.runs:stop_command", "end a run that is under way"),
     "check": ("gemini_lab.cli.check:command", "does your script come back bit-identical?"),
     "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),

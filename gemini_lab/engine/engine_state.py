@@ -117,6 +117,7 @@ class EngineState:
         small["present"] = self.framework.present()
         small["extra"] = dict(extra or {})
         small["at_top"] = at_top
+        small["batch"] = self.batch
         return self._within_room(encode_framed(small))
 
     def _within_room(self, encoded: bytes) -> bytes:
@@ -157,8 +158,22 @@ class EngineState:
             self._restored = framed(payload)
         return dict(small["extra"])
 
+    @property
+    def batch(self) -> int | None:
+        """Samples of all ranks that make one update; `None` where it is not known."""
+        found = self.framework.batch()
+        if found is not None or not self.script.watches:
+            return found
+        dealt = {watch.dealt for watch in self.script.watches}
+        return dealt.pop() if len(dealt) == 1 else None
+
     def recast(
-        self, layouts: Sequence[ShardLayout], smalls: Sequence[Payload], *, may_restart: bool
+        self,
+        layouts: Sequence[ShardLayout],
+        smalls: Sequence[Payload],
+        *,
+        may_restart: bool,
+        keep_batch: bool = False,
     ) -> tuple[bytes, list[str]]:
         """The small state of a version of another number of ranks, as if captured here.
 
@@ -166,6 +181,7 @@ class EngineState:
             layouts: Of its shards, in order.
             smalls: Their small states, as bytes.
             may_restart: Whether data may be read anew where their position cannot be told.
+            keep_batch: Whether the global batch has to be what it was.
 
         Returns:
             The bytes, as `capture_small` gives them, and what the script's author should know.
@@ -178,7 +194,9 @@ class EngineState:
         heir.remark(f"{heir.ranks} ranks go on from a version of {heir.ranks_then} ranks")
         unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
         small = recast(unfolded, heir, self.framework, self.script, may_restart=may_restart)
-        small["identity"] = self._identity
+        small["identity"], small["batch"] = self._identity, self.batch
+        if keep_batch:
+            _require_batch(unfolded[0].get("batch"), self.batch, heir)
         self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
         return self._within_room(encode_framed(small)), heir.remarks
 
@@ -290,6 +308,25 @@ class EngineState:
                 f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
                 "their own messages say why"
             )
+
+
+def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
+    """Refuse another global batch than the version was made with, as far as that is known.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if then is None or now is None:
+        heir.remark(
+            "how many samples make an update is not known here: that all ranks together read as "
+            "many as before is the script's to see to"
+        )
+    elif then != now:
+        raise heir.refusal(
+            f"the global batch would be {now} samples, and was {then}; have the script compute "
+            "each rank's batch from the number of ranks (under DeepSpeed: train_batch_size "
+            'without a micro-batch), or say "batch_on_resize": "change"'
+        )
 
 
 def framework_of(engine: Engine) -> Framework:

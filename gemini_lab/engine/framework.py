@@ -77,6 +77,10 @@ class Framework(ABC):
     def trained(self) -> Iterator[nn.Parameter]:
         """The weights that updates change."""
 
+    def batch(self) -> int | None:
+        """Samples of all ranks that make one update; `None` where the script alone knows."""
+        return None
+
     # -- the large part --------------------------------------------------------------------------
 
     @abstractmethod

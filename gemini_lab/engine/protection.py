@@ -5,6 +5,7 @@ view a `framework`), memory for it (`shard_memory`), what is put back after a fa
 the traffic of versions (`transfer.traffic`), and the hook in the engine (`live`).
 """
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
@@ -24,6 +25,7 @@ from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
+from gemini_lab.engine.old_shards import OldSlabs
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.rewinding import Rewinder, encode_order
@@ -38,6 +40,7 @@ from gemini_lab.engine.verification import Verification, Verified, verified_in
 from gemini_lab.engine.verifying import Verifier
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
+from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.recovery.planning import resumes_elsewhere
@@ -173,7 +176,8 @@ def start_protection(
         persistent_url=settings.persistent_url,
         lineage=lineage,
         layout=state.layout,
-        recast=_recast(state, settings, remark),
+        recast=_recast(state, settings, remark, is_under_way=not is_first),
+        old_slabs=lambda ranks: _old_slabs(session, ranks),
     )
     with session.pulse.within("restoring", start.plan.tier):
         small = _restore(session, state, place)
@@ -386,6 +390,8 @@ def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mappin
                 ranks_then=receipt.ranks_then,
                 ranks=place.seats.world_size,
                 read_bytes=receipt.read_bytes,
+                local_bytes=receipt.local_bytes,
+                peer_bytes=receipt.peer_bytes,
             )
         )
     for watch in state.script.watches:
@@ -398,12 +404,29 @@ def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mappin
     return small
 
 
-def _recast(state: EngineState, settings: Settings, remark: Callable[[str], None]) -> Recast:
-    """Takes over the small state of another number of ranks, and says what it could not."""
+def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
+    """What this rank's node has in memory of the shards of so many ranks."""
+    fds, layouts = session.request_old_slabs(ranks)
+    try:
+        return [Slab.attach(fd) for fd in fds], layouts
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _recast(
+    state: EngineState, settings: Settings, remark: Callable[[str], None], *, is_under_way: bool
+) -> Recast:
+    """Takes over the small state of another number of ranks, and says what it could not.
+
+    In a run that is under way the global batch has to stay what it was; whoever starts one with
+    another number sees to that.
+    """
+    keep_batch = is_under_way and settings.batch_on_resize == "keep"
 
     def recast(layouts: Sequence[ShardLayout], smalls: Sequence[bytes]) -> bytes:
         may_restart = settings.data_on_resize == "restart"
-        small, told = state.recast(layouts, smalls, may_restart=may_restart)
+        small, told = state.recast(layouts, smalls, may_restart=may_restart, keep_batch=keep_batch)
         for text in told:
             remark(text)
         return small

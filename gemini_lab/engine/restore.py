@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from gemini_lab.engine.old_shards import BadShardError, OldShards, OldSlabs
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, require_same
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
-from gemini_lab.shard.recut import plan_recut
+from gemini_lab.shard.recut import Recut, plan_recut
 from gemini_lab.storage import persistent_tier
 from gemini_lab.storage.persistent import PersistentTier
 from gemini_lab.transfer.group import CheckpointGroup
@@ -55,9 +56,12 @@ class Receipt:
 
     Attributes:
         tier: From where.
-        holder: The node that had it, or the persistent tier's URL.
+        holder: The node that had it, or most of what did not lie on the own one; or the persistent
+            tier's URL.
         ranks_then: How many ranks made the version, where it was another number.
         read_bytes: If so, how much was read of their shards.
+        local_bytes: What of that was in its own node's memory.
+        peer_bytes: And what in that of others.
         size_bytes: Of the shard.
         retrieve_s: To bring it into the slab.
         verify_s: To compare it with its checksums.
@@ -68,6 +72,8 @@ class Receipt:
     holder: str | None
     ranks_then: int | None = None
     read_bytes: int = 0
+    local_bytes: int = 0
+    peer_bytes: int = 0
     size_bytes: int = 0
     retrieve_s: float = 0.0
     verify_s: float = 0.0
@@ -88,6 +94,7 @@ class Place:
         layout: Of this rank's shard as the engine has it now.
         recast: Makes this rank's small state of those of a version of another number of ranks,
             whose layouts it is given too.
+        old_slabs: Gives this node's slabs of so many ranks.
     """
 
     rank: int
@@ -98,6 +105,7 @@ class Place:
     lineage: Lineage = NO_LINEAGE
     layout: ShardLayout | None = None
     recast: Recast | None = None
+    old_slabs: Callable[[int], OldSlabs] | None = None
 
     @property
     def node(self) -> str:
@@ -128,6 +136,8 @@ def restore(
     if plan.tier == "persistent":
         # From storage a version begins this history: other copies of it are not combined with it.
         lineage, receipt = place.lineage, fetch(plan.version, place)
+    elif plan.cuts:
+        lineage, receipt = place.lineage, recut(plan, plan.version, place)
     else:
         lineage, receipt = plan.lineage, move_copies(plan, place)
     return put_back(plan.version, lineage, receipt, place, load)
@@ -240,12 +250,7 @@ def _fetch_recut(
     plan = plan_recut(layouts, layout)
     with _usable(version, place, errors=(IntegrityError,)):
         small = recast(layouts, [shard.small for shard in shards])
-    buffer = place.slab.begin(place.rank, version, place.lineage)
-    end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes
-    buffer.data[layout.small_offset_bytes : end_bytes] = 0
-    buffer.data[layout.small_offset_bytes :][: len(small)] = memoryview(small)
-    for start, size_bytes in plan.zeros:
-        buffer.data[start : start + size_bytes] = 0
+    buffer = _begin_cut(place, version, layout, plan, small)
     for number, shard in enumerate(shards):
         with _usable(version, place):
             shard.copy(plan.moves_from(number), buffer.data.data)
@@ -256,6 +261,58 @@ def _fetch_recut(
         ranks_then=len(shards),
         read_bytes=sum(shard.read_bytes for shard in shards),
     )
+
+
+def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
+    """Put this rank's shard together of those of another number of ranks, which memory has.
+
+    Raises:
+        UnusableCopyError: A copy is damaged, or gone.
+        ConfigError: The version cannot be cut anew for this rank.
+    """
+    assert place.layout is not None
+    assert place.recast is not None
+    assert place.old_slabs is not None
+    layout, started_s = place.layout, time.perf_counter()
+    try:
+        old = OldShards(
+            plan,
+            place.old_slabs(len(plan.cuts)),
+            rank=place.rank,
+            seats=place.seats,
+            group=place.group,
+        )
+        moves = plan_recut(old.layouts, layout, near=old.near)
+        small = place.recast(old.layouts, old.smalls)
+        buffer = _begin_cut(place, version, layout, moves, small)
+        old.copy(moves.moves, buffer.data.data)
+    except BadShardError as error:
+        raise UnusableCopyError(
+            shard=error.shard, version=version, holder=error.holder, reason=error.reason
+        ) from error
+    _seal(buffer, layout.payload_bytes)
+    return Receipt(
+        tier="peer" if old.peer_bytes else "local",
+        holder=max(old.peers, key=lambda node: old.peers[node], default=place.node),
+        ranks_then=len(plan.cuts),
+        read_bytes=old.local_bytes + old.peer_bytes,
+        local_bytes=old.local_bytes,
+        peer_bytes=old.peer_bytes,
+        retrieve_s=time.perf_counter() - started_s,
+    )
+
+
+def _begin_cut(
+    place: Place, version: int, layout: ShardLayout, moves: Recut, small: bytes
+) -> WriteBuffer:
+    """A new shard with all but what comes from others."""
+    buffer = place.slab.begin(place.rank, version, place.lineage)
+    end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes
+    buffer.data[layout.small_offset_bytes : end_bytes] = 0
+    buffer.data[layout.small_offset_bytes :][: len(small)] = memoryview(small)
+    for start, size_bytes in moves.zeros:
+        buffer.data[start : start + size_bytes] = 0
+    return buffer
 
 
 def _seal(buffer: WriteBuffer, payload_bytes: int) -> None:

@@ -22,6 +22,9 @@ from gemini_lab.recovery.messages import (
     Held,
     Hold,
     Learned,
+    Message,
+    OldSlabsGiven,
+    OldSlabsWanted,
     Refused,
     RestoreFailed,
     SlabRequest,
@@ -142,6 +145,20 @@ class WorkerSession:
             layout=layout,
             replicas=[*replicas],
         )
+        _, fds = self._ask(request)
+        return fds[0]
+
+    def request_old_slabs(self, ranks: int) -> tuple[list[int], list[ShardLayout]]:
+        """The descriptors of this node's slabs of a job of so many ranks, and what lies in them.
+
+        Whoever asks closes them.
+        """
+        message, fds = self._ask(OldSlabsWanted(ranks=ranks))
+        assert isinstance(message, OldSlabsGiven)
+        return fds, message.layouts
+
+    def _ask(self, request: Message) -> tuple[Message, list[int]]:
+        """What the node's agent answers; before this session listens to it."""
         self._channel.send(request)
         answer = self._channel.receive()
         while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed):
@@ -149,10 +166,9 @@ class WorkerSession:
             answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
-        message, fds = answer
-        if isinstance(message, Refused):
-            raise message.to_error()
-        return fds[0]
+        if isinstance(answer[0], Refused):
+            raise answer[0].to_error()
+        return answer
 
     def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
         """Tell the root agent that a copy could not be used, so that it plans without it."""

@@ -99,12 +99,12 @@ def _exchange(
 
 
 def require_fingerprint(layout: ShardLayout, saved: str | None) -> None:
-    """Refuse a model that is not that of the saved version.
+    """Refuse a model that is not that of the saved version, where its fingerprint is known.
 
     Raises:
         ConfigError: It is another one.
     """
-    if saved is not None and saved != layout.fingerprint:
+    if saved and saved != layout.fingerprint:
         raise ConfigError(
             "the model, its optimizer or the number of ranks is not that of the saved version "
             f"(fingerprint {layout.fingerprint[:12]}, saved {saved[:12]}); restart with the "

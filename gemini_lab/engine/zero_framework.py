@@ -166,6 +166,10 @@ class ZeroFramework(Framework):
 
     # -- the small part --------------------------------------------------------------------------
 
+    def batch(self) -> int | None:
+        """As DeepSpeed has it."""
+        return int(self._engine.train_batch_size())
+
     def require_boundary(self) -> None:
         """Refuse a version between micro-batches."""
         engine = self._engine

@@ -46,6 +46,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.drain:bench",
         "nodes whose ranks move to a standby, one after the other",
     ),
+    "resize": (
+        "gemini_lab.experiments.benches.resize:bench",
+        "from four nodes to three and back: seconds, bytes, losses",
+    ),
     "rewind": (
         "gemini_lab.experiments.benches.rewind:bench",
         "from a loss of NaN to the next good iteration, and what the guard costs",

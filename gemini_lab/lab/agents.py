@@ -25,7 +25,7 @@ from gemini_lab.log.events import (
     NodeReady,
     RootElected,
 )
-from gemini_lab.node.config import DRAIN_KEY, LAB_KEY, AgentUp, LabRecord
+from gemini_lab.node.config import DRAIN_KEY, LAB_KEY, NONE_COME_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.network import remarks_on
@@ -330,10 +330,16 @@ class AgentCluster:
                 self._audience.take_note(
                     f"no new node: {error}; the operator is asked again in {pause_s:.0f} s"
                 )
+                await asyncio.to_thread(self._say_none_come)
             finally:
                 self._bringing -= count
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+
+    def _say_none_come(self) -> None:
+        """Have a run that is short know: it may go on with what there is."""
+        with suppress(StoreUnavailableError):
+            self._store.put(NONE_COME_KEY, str(time.time_ns()))
 
     # -- orders ----------------------------------------------------------------------------------
 
@@ -366,6 +372,11 @@ class AgentCluster:
         """Have the ranks that the run with this number has on a node move to another machine."""
         word = time.time_ns()
         patiently(lambda: self._store.put(DRAIN_KEY + node, f"{number} {word}"))
+
+    def resize(self, number: int, nodes: int) -> None:
+        """Have the run with this number go on with so many nodes."""
+        word = time.time_ns()
+        patiently(lambda: self._store.put("resize", f"{number} {word} {nodes}"))
 
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.

@@ -22,6 +22,7 @@ from gemini_lab.recovery.messages import (
     InjectFailure,
     LogSaid,
     OutputSaid,
+    ResizeRun,
     RewindRun,
     SaveVersion,
     StopRun,
@@ -108,6 +109,10 @@ class AttachedRun(FollowedRun):
     def drain(self, node: str) -> str:
         """Move a node's ranks to a standby; as `Run.drain`."""
         return self._ask(DrainNode(node=node))
+
+    def resize(self, nodes: int) -> str:
+        """Have the run go on with so many nodes; as `Run.resize`."""
+        return self._ask(ResizeRun(nodes=nodes))
 
     def rewind(self, steps: int, *, skip: bool = True) -> str:
         """Have training take back iterations; as `Run.rewind`."""

@@ -39,6 +39,9 @@ class RunOwner(Protocol):
     def drain(self, number: int, node: str) -> None:
         """Have the ranks that the run with this number has on a node move to another machine."""
 
+    def resize(self, number: int, nodes: int) -> None:
+        """Have the run with this number go on with so many nodes."""
+
 
 class Cluster(RunOwner, Protocol):
     """Nodes that are up, until `close`."""

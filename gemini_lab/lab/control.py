@@ -27,13 +27,14 @@ from gemini_lab.recovery.messages import (
     Message,
     OutputSaid,
     Refused,
+    ResizeRun,
     RewindRun,
     SaveVersion,
     StopRun,
 )
 from gemini_lab.wire.tcp import Channel, connect, serve
 
-Request = StopRun | SaveVersion | GiveUpProgress | DrainNode | RewindRun | InjectFailure
+Request = StopRun | SaveVersion | GiveUpProgress | DrainNode | ResizeRun | RewindRun | InjectFailure
 
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""

@@ -114,11 +114,29 @@ def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrai
             return f"    {name} has no ranks any more: its machine may be taken"
 
 
+_OfSize = events.ResizeWanted | events.ResizeWaiting | events.Resized | events.ResizeRefused
+
+
+def _of_size(told: _OfSize) -> str:
+    """A line on a run that is to have another number of nodes."""
+    match told:
+        case events.ResizeWanted(nodes=nodes):
+            return f"    the run is to have {nodes} nodes"
+        case events.ResizeWaiting(nodes=nodes, reason=reason):
+            return f"    not {nodes} nodes yet: {reason}"
+        case events.Resized():
+            return f"    {told}"
+        case events.ResizeRefused(nodes=nodes, reason=reason):
+            return f"!! not with {nodes} nodes, it goes back: {reason}"
+
+
 def _of_recovery(told: events.OfRecovery) -> str | None:
     """A line on how a recovery goes."""
     match told:
         case events.RecoveryStarted(cause=events.DRAIN, lost=lost):
             return f"    the ranks of {', '.join(lost)} move"
+        case events.RecoveryStarted(cause=events.RESIZE):
+            return "    all ranks have stopped, to go on as another number"
         case events.RecoveryStarted(lost=lost, cause=cause):
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {told.recovery}: {cause.replace('_', ' ')}{where}"
@@ -155,6 +173,13 @@ def describe(entry: Entry) -> str | None:
             return _of_numbers(told)
         case events.NodeLeaving() | events.DrainWaiting() | events.NodeDrained() as told:
             return _of_leaving(told)
+        case (
+            events.ResizeWanted()
+            | events.ResizeWaiting()
+            | events.Resized()
+            | events.ResizeRefused()
+        ) as told:
+            return _of_size(told)
         case events.RootElected(name=name):
             return f"    root agent is on {name}"
         case events.OfRecovery() as told:

@@ -23,8 +23,9 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
-from gemini_lab.recovery.drains import why_never
+from gemini_lab.recovery import drains
 from gemini_lab.recovery.messages import OutputSaid
+from gemini_lab.recovery.resizes import why_never
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.seats import Seats, listed
 
@@ -118,10 +119,36 @@ class Run(FollowedRun):
             raise ConfigError(f"no node {node!r} is there; there are {listed(self._owner.living)}")
         settings = self.course.settings
         if node in self.members and "replicas" in settings:
-            reason = why_never(scheme=settings["scheme"], replicas=settings["replicas"])
+            reason = drains.why_never(scheme=settings["scheme"], replicas=settings["replicas"])
             if reason:
                 raise ConfigError(f"{node} cannot be drained: {reason}")
         self._owner.drain(self.number, node)
+
+    def resize(self, nodes: int) -> None:
+        """Have the run go on with another number of nodes, smaller or larger.
+
+        Returns at once. All ranks stop at an iteration's end; the shards of its version are cut
+        anew from memory, and training goes on with nothing done again. Where machines are missing
+        they are asked for, and the run trains on meanwhile. The log says what is waited for, when
+        it has the size (`resized`), or why its script refuses it (`resize_refused`).
+
+        Raises:
+            ConfigError: The run is over, or cannot have that size.
+        """
+        if self.is_over:
+            raise ConfigError(f"{self} is over: it has no size any more")
+        settings, placement = self.course.settings, self._seats.placement
+        if nodes < 1 or "replicas" in settings:
+            reason = why_never(
+                scheme=settings.get("scheme", ""),
+                replicas=settings.get("replicas", 1),
+                strategy=settings.get("strategy", "auto"),
+                nodes=nodes,
+                placed=None if placement is None else placement.nodes,
+            )
+            if reason:
+                raise ConfigError(f"{self} cannot have {nodes} nodes: {reason}")
+        self._owner.resize(self.number, nodes)
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:
         """Have training take back iterations, without a restart of any process.

@@ -27,6 +27,7 @@ from gemini_lab.recovery.messages import (
     GiveUpProgress,
     JobOrder,
     OutputSaid,
+    ResizeRun,
     RewindRun,
     SaveVersion,
     StopRun,
@@ -108,6 +109,9 @@ class Runs:
         if isinstance(request, RewindRun):
             run.rewind(request.steps, skip=request.skip)
             return f"{run.folder.name} goes back when its ranks have agreed on where"
+        if isinstance(request, ResizeRun):
+            run.resize(request.nodes)
+            return f"{run.folder.name} goes on with {request.nodes} nodes as soon as it can"
         if isinstance(request, DrainNode):
             run.drain(request.node)
             return f"{request.node} leaves {run.folder.name} as soon as its ranks can move"

@@ -38,6 +38,12 @@ DIFFERENCES: Final = {
 DRAIN: Final = "drain"
 """The `RecoveryStarted.cause` where nothing failed: `lost` leaves, and its ranks move."""
 
+RESIZE: Final = "resize"
+"""The same where ranks stopped because the run goes on with another number of nodes."""
+
+PLANNED: Final = frozenset({DRAIN, RESIZE})
+"""The causes for which nothing failed."""
+
 UNSAID: Final = -1
 """The rank and epoch of a worker's event whose session has not spoken yet; no log has it."""
 
@@ -215,6 +221,63 @@ class NodeDrained(Event, frozen=True, kw_only=True):
     """
 
     name: str
+
+
+class ResizeWanted(Event, frozen=True, kw_only=True):
+    """A person wants the run to go on with another number of nodes.
+
+    Attributes:
+        nodes: How many.
+    """
+
+    nodes: int
+
+
+class ResizeWaiting(Event, frozen=True, kw_only=True):
+    """The run is not the size that it is to be, and cannot be now; it trains on.
+
+    Attributes:
+        nodes: How many nodes it is to have.
+        reason: What stands against it, or is waited for, for people.
+    """
+
+    nodes: int
+    reason: str
+
+
+class Resized(Event, frozen=True, kw_only=True):
+    """Training goes on with another number of nodes.
+
+    Attributes:
+        nodes_then: How many there were.
+        nodes: How many there are.
+        wanted: How many it is to be; more than `nodes` where machines are short.
+        iteration: The first that they finished.
+    """
+
+    nodes_then: int
+    nodes: int
+    wanted: int
+    iteration: int
+
+    def __str__(self) -> str:
+        more = f" ({self.wanted} are wanted)" if self.wanted != self.nodes else ""
+        return (
+            f"{self.nodes} nodes in place of {self.nodes_then} from iteration "
+            f"{self.iteration} on{more}"
+        )
+
+
+class ResizeRefused(Event, frozen=True, kw_only=True):
+    """The run cannot have this number of nodes; it is not tried again.
+
+    Attributes:
+        nodes: How many.
+        reason: What a worker said, for people.
+    """
+
+    nodes: int
+    reason: str
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
@@ -879,6 +942,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
         sources: One for each shard, in shard order.
         transfers: What brings the version to every holder that lacks it.
         reason: Why this version and tier, for people.
+        ranks_then: How many ranks made the version that memory has, where it is cut anew.
     """
 
     version: int | None
@@ -889,6 +953,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     sources: tuple[ShardSource, ...]
     transfers: tuple[ShardMove, ...]
     reason: str
+    ranks_then: int | None = None
 
 
 class ShardRecut(OfWorker, frozen=True, kw_only=True):
@@ -899,7 +964,10 @@ class ShardRecut(OfWorker, frozen=True, kw_only=True):
         version: Whose state it holds.
         ranks_then: How many ranks had made that.
         ranks: How many there are now.
-        read_bytes: What was read of their shards for it.
+        read_bytes: What was read of their shards for it: of files in the persistent tier, or in
+            memory, of which these are:
+        local_bytes: From its own node's.
+        peer_bytes: From that of others.
     """
 
     shard: int
@@ -907,6 +975,8 @@ class ShardRecut(OfWorker, frozen=True, kw_only=True):
     ranks_then: int
     ranks: int
     read_bytes: int
+    local_bytes: int = 0
+    peer_bytes: int = 0
 
 
 class ShardRestored(OfWorker, frozen=True, kw_only=True):
@@ -916,7 +986,8 @@ class ShardRestored(OfWorker, frozen=True, kw_only=True):
         shard: Rank of its owner: this one.
         version: What was loaded.
         tier: From where.
-        holder: Name of the node that had it, or the persistent tier's URL.
+        holder: Name of the node that had it, or of a shard that was cut anew most of what did not
+            lie on its own node; or the persistent tier's URL.
         size_bytes: Of the shard.
         verified: Whether every chunk was compared with its checksum.
         retrieve_s: To fetch it.
@@ -1030,6 +1101,10 @@ AnyEvent = (
     | NodeLeaving
     | DrainWaiting
     | NodeDrained
+    | ResizeWanted
+    | ResizeWaiting
+    | Resized
+    | ResizeRefused
     | NodeRequested
     | LinkCut
     | RootElected

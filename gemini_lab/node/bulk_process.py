@@ -52,7 +52,7 @@ def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, 
             slabs.append(slab)
             return SlabLaidOut(), (slab.fd,)
         case InspectSlabs():
-            return inspect(request.run, slabs), ()
+            return inspect(request.run, slabs, ranks=request.ranks), ()
         case FlipBit():
             return flip_one_bit(request, slabs), ()
         case FreeSlabs():
@@ -99,7 +99,7 @@ def _copies_that_fit(
     return found
 
 
-def inspect(run: int, slabs: Sequence[Slab]) -> SlabsInspected:
+def inspect(run: int, slabs: Sequence[Slab], *, ranks: int = 0) -> SlabsInspected:
     """Which of a run's copies are whole, and which differ from their checksums; all are read."""
     copies, damaged = [], []
     for slab in slabs:
@@ -110,7 +110,7 @@ def inspect(run: int, slabs: Sequence[Slab]) -> SlabsInspected:
             if bad:
                 damaged.append(DamagedCopy(copy.shard, copy.version, copy.lineage, bad[0]))
             else:
-                copies.append(KeptCopy(copy.shard, copy.version, copy.lineage))
+                copies.append(KeptCopy(copy.shard, copy.version, copy.lineage, ranks))
     return SlabsInspected(copies=copies, damaged=damaged)
 
 

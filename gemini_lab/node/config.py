@@ -76,6 +76,7 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 LAB_KEY: Final = "lab"
 DRAIN_KEY: Final = "drain/"
+NONE_COME_KEY: Final = "none_come"
 LAB_FILE: Final = "lab-identity"
 """In a detached run's folder: the run's random identity, which shows who sees this very folder."""
 

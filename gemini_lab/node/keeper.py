@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.node.bulk import Answer, BulkEndedError, BulkProcesses
@@ -24,12 +26,23 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.shard.layout import ShardLayout, require_same
 
 
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """Slabs by place, and by shard what lies where in them, that the workers of now do not use."""
+
+    slabs: dict[int, Slab]
+    layouts: dict[int, ShardLayout]
+
+
 class MemoryKeeper:
     """The slabs of one node: one for each of its workers' places.
 
     The agent holds their descriptors and reads their headers; so they live and die with it. All
     that takes time is a bulk process's. What lays out, inspects or frees waits for its turn, so
     that an inventory never reads what is just being made.
+
+    Slabs are of one number of ranks. When workers of another number start, those that are there are
+    set aside: the new shards are made of what is in them.
 
     Args:
         bulk: This node's bulk processes.
@@ -42,7 +55,33 @@ class MemoryKeeper:
         self.layouts: dict[int, ShardLayout] = {}
         self._bulk = bulk
         self._slabs: dict[int, Slab] = {}
+        self._ranks = 0  # that the slabs are of; 0 before any worker has started
+        self._aside: dict[int, _Aside] = {}  # by their number of ranks
         self._turn = asyncio.Lock()
+
+    def turn_to(self, ranks: int) -> None:
+        """Workers of so many ranks start: slabs of another number are set aside for them."""
+        if ranks == self._ranks:
+            return
+        if self._slabs:
+            self._aside[self._ranks] = _Aside(self._slabs, self.layouts)
+        back = self._aside.pop(ranks, _Aside({}, {}))
+        self._ranks, self._slabs, self.layouts = ranks, back.slabs, back.layouts
+
+    def set_aside(self, ranks: int) -> tuple[list[Slab], list[ShardLayout]]:
+        """The slabs of another number of ranks, and what lies where in the shards in them."""
+        aside = self._aside.get(ranks, _Aside({}, {}))
+        return [*aside.slabs.values()], [*aside.layouts.values()]
+
+    async def settle(self, ranks: int) -> None:
+        """Let go of all slabs that are not of so many ranks."""
+        async with self._turn:
+            gone = [aside for number, aside in self._aside.items() if number != ranks]
+            self._aside = {n: aside for n, aside in self._aside.items() if n == ranks}
+            if self._ranks != ranks:
+                gone.append(_Aside(self._slabs, self.layouts))
+                self._ranks, self._slabs, self.layouts = 0, {}, {}
+            await self._let_go([slab for aside in gone for slab in aside.slabs.values()])
 
     async def slab(self, local_rank: int, wanted: SlabRequest) -> Slab:
         """The slab of a place: the one that is there, or a new one of the same form.
@@ -75,11 +114,20 @@ class MemoryKeeper:
             BulkEndedError: Twice, what read them was killed.
         """
         async with self._turn:
-            order = InspectSlabs(run=run)
-            try:
-                return await self._ask(order, SlabsInspected)
-            except BulkEndedError:
-                return await self._ask(order, SlabsInspected)
+            found = await self._inspect(run, self._ranks, [*self._slabs.values()])
+            for ranks, aside in [*self._aside.items()]:
+                more = await self._inspect(run, ranks, [*aside.slabs.values()])
+                found.copies.extend(more.copies)
+                found.damaged.extend(more.damaged)
+            return found
+
+    async def _inspect(self, run: int, ranks: int, slabs: Sequence[Slab]) -> SlabsInspected:
+        """What is in slabs of so many ranks."""
+        order = InspectSlabs(run=run, ranks=ranks)
+        try:
+            return await self._ask(order, SlabsInspected, slabs)
+        except BulkEndedError:
+            return await self._ask(order, SlabsInspected, slabs)
 
     def own_shards(self) -> list[int]:
         """The shards whose owners are this node's workers."""
@@ -121,21 +169,40 @@ class MemoryKeeper:
     async def free(self) -> None:
         """Give all memory back."""
         async with self._turn:
-            given = [os.dup(slab.fd) for slab in self._slabs.values()]
-            self.close()
-            with suppress(BulkEndedError):  # then they are freed, too
-                await self._bulk.ask(FreeSlabs(), SlabsFreed, given)
+            slabs = self._all()
+            self._forget()
+            await self._let_go(slabs)
 
     def close(self) -> None:
         """Let all slabs go, at the agent's end."""
-        for slab in self._slabs.values():
+        for slab in self._all():
             slab.close()
-        self._slabs.clear()
-        self.layouts.clear()
+        self._forget()
 
-    async def _ask(self, request: BulkRequest, kind: type[Answer]) -> Answer:
-        """Ask something about all slabs."""
-        fds = [os.dup(slab.fd) for slab in self._slabs.values()]
+    def _all(self) -> list[Slab]:
+        aside = [slab for one in self._aside.values() for slab in one.slabs.values()]
+        return [*self._slabs.values(), *aside]
+
+    def _forget(self) -> None:
+        self._ranks, self._slabs, self.layouts = 0, {}, {}
+        self._aside.clear()
+
+    async def _let_go(self, slabs: Sequence[Slab]) -> None:
+        """Give the memory of slabs back that nobody here knows any more."""
+        given = [os.dup(slab.fd) for slab in slabs]
+        for slab in slabs:
+            slab.close()
+        del slabs
+        if given:
+            with suppress(BulkEndedError):  # then they are freed, too
+                await self._bulk.ask(FreeSlabs(), SlabsFreed, given)
+
+    async def _ask(
+        self, request: BulkRequest, kind: type[Answer], slabs: Sequence[Slab] | None = None
+    ) -> Answer:
+        """Ask something about these slabs, by default about all that are not set aside."""
+        asked = [*self._slabs.values()] if slabs is None else slabs
+        fds = [os.dup(slab.fd) for slab in asked]
         answer, _ = await self._bulk.ask(request, kind, fds)
         return answer
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gemini_lab.log.events import AnyEvent, RootElected
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.node.config import DRAIN_KEY
+from gemini_lab.node.config import DRAIN_KEY, NONE_COME_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
@@ -24,8 +24,10 @@ from gemini_lab.recovery.protocol import (
     Instruction,
     JobCancelled,
     JobSubmitted,
+    NoMachineComes,
     ProgressGivenUp,
     RequestNodes,
+    ResizeWanted,
     RewindWanted,
     RootState,
     SaveWanted,
@@ -87,6 +89,8 @@ class RootShell:
         self._given_up: int | None = None
         self._save: str | None = None  # the last word to save that was heard
         self._asked_back: int | None = None  # likewise, to go back
+        self._none_come: str | None = None  # that no machine comes; what was said before is old
+        self._resized: int | None = None  # to have another size
         self._drains: dict[str, str] = {}  # and to drain, by node
 
     async def run(self) -> None:
@@ -155,6 +159,11 @@ class RootShell:
                 self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=number))
 
         self._observe_rewind(items)
+        self._observe_resize(items, now=now)
+        word = items.get(NONE_COME_KEY, "")
+        if self._none_come not in {None, word}:
+            self._happenings.put_nowait(NoMachineComes(at_s=now))
+        self._none_come = word
         self._observe_drains(items, now=now)
 
     def _observe_rewind(self, items: Mapping[str, str]) -> None:
@@ -162,6 +171,12 @@ class RootShell:
         if job == self._job_number and number != self._asked_back:
             self._asked_back = number
             self._happenings.put_nowait(RewindWanted(number=number, steps=steps, skip=bool(skip)))
+
+    def _observe_resize(self, items: Mapping[str, str], *, now: float) -> None:
+        job, number, nodes = map(int, items.get("resize", "-1 0 0").split())
+        if job == self._job_number and number != self._resized:
+            self._resized = number
+            self._happenings.put_nowait(ResizeWanted(at_s=now, number=number, nodes=nodes))
 
     def _observe_drains(self, items: Mapping[str, str], *, now: float) -> None:
         drains = {

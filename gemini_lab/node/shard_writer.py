@@ -47,6 +47,13 @@ class ShardWriter:
         self._order: Persist | None = None
         self._writing: asyncio.Task[None] | None = None
 
+    def obey(self, order: Persist | Commit) -> None:
+        """Do what the root agent asks for."""
+        if isinstance(order, Persist):
+            self.expect(order)
+        else:
+            self.commit(order)
+
     def expect(self, order: Persist) -> None:
         """Write this version when it is whole here; what was ordered before is given up."""
         self.cancel()

@@ -55,6 +55,8 @@ from gemini_lab.recovery.messages import (
     ListVersions,
     Message,
     NodeLeaves,
+    OldSlabsGiven,
+    OldSlabsWanted,
     OutputSaid,
     Persist,
     PortHeld,
@@ -65,6 +67,7 @@ from gemini_lab.recovery.messages import (
     RestoreFailed,
     RootOrder,
     ScriptFinished,
+    Settle,
     SlabGiven,
     SlabRequest,
     StartWorkers,
@@ -219,6 +222,8 @@ class Supervisor:
             case Hold() | GoBack():
                 for worker in self.host.workers.values():
                     worker.channel.send(order)
+            case Settle():
+                self._tasks.begin(self.keeper.settle(order.ranks))
             case Drained() if self._leaves_at_s is not None:
                 self._leave()
             case HoldPort():
@@ -227,10 +232,8 @@ class Supervisor:
                 self._start_workers(order)
             case Prepare() if self._is_warm:
                 self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
-            case Persist():
-                self.writer.expect(order)
-            case Commit():
-                self.writer.commit(order)
+            case Persist() | Commit():
+                self.writer.obey(order)
             case Release():
                 self._give_up_work()
                 self.writer.is_full = False
@@ -298,6 +301,7 @@ class Supervisor:
             self._left = ()
             self._run = order.order.run
         self._is_placed = order.seats.placement is not None
+        self.keeper.turn_to(order.seats.world_size)
         interface = interface_of(self._ip)
         for rank in order.seats.ranks_on(self.name):
             self.host.start(
@@ -334,6 +338,10 @@ class Supervisor:
                 self._watch.hear(message)
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))
+            case OldSlabsWanted():
+                slabs, layouts = self.keeper.set_aside(message.ranks)
+                given = OldSlabsGiven(layouts=layouts)
+                worker.channel.send(given, tuple(slab.fd for slab in slabs))
             case ScriptFinished() | Held() | RestoreFailed() | Learned():
                 self.root.send(message)
 

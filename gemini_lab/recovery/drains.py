@@ -5,29 +5,23 @@ nothing is done again. One node is moved at a time, because two that keep each o
 would take them along.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Drained, Hold
+from gemini_lab.recovery.messages import Drained
 from gemini_lab.recovery.protocol import (
     ACTIVE,
     RESTARTING,
     Emit,
     Instruction,
-    NodeJoined,
     RequestNodes,
     RootState,
     Send,
     WriteState,
 )
+from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import in_order, listed
-
-Living = Mapping[str, NodeJoined]
-
-LATE_S: Final = 20.0
-"""So long after the word, those are named that still train."""
 
 
 def why_never(*, scheme: str, replicas: int) -> str:
@@ -87,7 +81,7 @@ def forgotten(state: RootState, node: str) -> RootState:
 def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
     """Ask for machines until there are enough that stay."""
     going = {*state.leaving, *state.moved, *state.wrong} & living.keys()
-    wanted = state.seats.machines + len(going)
+    wanted = max(state.goal, state.seats.nodes) + state.job.seats.standbys + len(going)
     if len(living) < wanted:
         yield Emit(event=events.NodeRequested(reason=reason))
         yield RequestNodes(wanted=wanted, reason=reason)
@@ -98,21 +92,13 @@ class Drains:
 
     What it changes of a state it gives as a `WriteState`, which whoever calls it takes on.
 
-    Attributes:
-        is_holding: Whether the ranks were told to stop.
+    Args:
+        stop: Of the ranks.
     """
 
-    def __init__(self) -> None:
-        self.is_holding = False
-        self._since_s = 0.0
-        self._held: set[int] = set()
-        self._is_late_told = False
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
         self._waits_for = ""  # what was last said of a node that cannot leave yet
-
-    def restart(self) -> None:
-        """The workers end: none of them holds any more."""
-        self.is_holding = self._is_late_told = False
-        self._held = set()
 
     def ask(
         self, state: RootState, living: Living, node: str, *, within_s: float | None = None
@@ -143,18 +129,13 @@ class Drains:
     def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
         """Have all ranks stop if a node waits to leave whose ranks can move now."""
         node = seat_to_leave(state)
-        if not node or state.phase != "running" or self.is_holding:
+        if not node or state.phase != "running" or self._stop.is_under_way:
             return
         if reason := why_not_now(state, living):
             yield from self._wait(state, living, node, reason)
             return
-        self.restart()
-        self.is_holding, self._since_s, self._waits_for = True, at_s, ""
-        state = replace(state, holding=node)
-        yield WriteState(state=state)
-        for member in dict.fromkeys(state.members):
-            if member in living:
-                yield Send(to=str(member), order=Hold(epoch=state.epoch))
+        self._waits_for = ""
+        yield from self._stop.begin(at_s, replace(state, holding=node), living)
 
     def _wait(
         self, state: RootState, living: Living, node: str, reason: str
@@ -163,23 +144,6 @@ class Drains:
             self._waits_for = said
             yield Emit(event=events.DrainWaiting(name=node, reason=reason))
             yield from ask_for_nodes(state, living, f"{node} is to leave")
-
-    def all_hold(self, rank: int, state: RootState) -> bool:
-        """A rank has stopped; whether now all have, after the same version."""
-        self._held.add(rank)
-        return self.is_holding and state.phase == "running" and self._held >= set(state.ranks)
-
-    def late(self, at_s: float, ranks: Collection[int]) -> str:
-        """Who has not stopped for long, once and in words; empty if there is nothing to say."""
-        passed_s = at_s - self._since_s
-        if not self.is_holding or self._is_late_told or passed_s < LATE_S:
-            return ""
-        self._is_late_told = True
-        away = listed([rank for rank in ranks if rank not in self._held])
-        return (
-            f"a node is to leave; rank {away} has not come to the end of its iteration in "
-            f"{passed_s:.0f} s, and is waited for"
-        )
 
     def end(self, state: RootState, *, was_drain: bool) -> Iterator[Instruction]:
         """Training goes on; whom it could not do without is not asked for in vain again and again.

@@ -172,6 +172,12 @@ class DrainNode(Message, frozen=True, kw_only=True):
     node: str
 
 
+class ResizeRun(Message, frozen=True, kw_only=True):
+    """To the lab: have the run go on with so many nodes."""
+
+    nodes: int
+
+
 class RewindRun(Message, frozen=True, kw_only=True):
     """To the lab: have training take back so many iterations; the same data again, or not."""
 
@@ -390,6 +396,12 @@ class Flawed(Message, frozen=True, kw_only=True):
     seed: int
 
 
+class Settle(RootOrder, frozen=True, kw_only=True):
+    """Let the memory go that versions of other numbers of ranks than this take."""
+
+    ranks: int
+
+
 class Drained(RootOrder, frozen=True, kw_only=True):
     """Your node's ranks train elsewhere now: whoever waits for that may take the machine."""
 
@@ -458,11 +470,12 @@ class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole copy whose checksums were verified just now."""
+    """A whole copy whose checksums were verified just now, of a version that `ranks` made."""
 
     shard: int
     version: int
     lineage: Lineage = NO_LINEAGE
+    ranks: int = 0
 
 
 class Inventory(Message, frozen=True, kw_only=True):
@@ -686,9 +699,15 @@ class SlabLaidOut(Message, frozen=True, kw_only=True):
 
 
 class InspectSlabs(BulkRequest, frozen=True, kw_only=True):
-    """Read all copies of a run in these slabs, and compare them with their checksums."""
+    """Read all copies of a run in these slabs, and compare them with their checksums.
+
+    Attributes:
+        run: Whose.
+        ranks: How many ranks made what is in them.
+    """
 
     run: int
+    ranks: int = 0
 
 
 class SlabsInspected(Message, frozen=True, kw_only=True):
@@ -776,6 +795,18 @@ class SlabRequest(Message, frozen=True, kw_only=True):
 
 class SlabGiven(Message, frozen=True, kw_only=True):
     """To the worker: the descriptor comes along."""
+
+
+class OldSlabsWanted(Message, frozen=True, kw_only=True):
+    """To the agent: give me all slabs that this node has of a job of so many ranks."""
+
+    ranks: int
+
+
+class OldSlabsGiven(Message, frozen=True, kw_only=True):
+    """To the worker: their descriptors come along, with what lies where in the shards in them."""
+
+    layouts: list[ShardLayout]
 
 
 class RestoreFailed(Message, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -25,12 +25,17 @@ class PlacementLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One whole, verified copy of a shard in a node's memory, and the history that it is of."""
+    """One whole, verified copy of a shard in a node's memory, and the history that it is of.
+
+    Attributes:
+        ranks: How many ranks made its version; 0 where it goes without saying.
+    """
 
     shard: int
     version: int
     node: str
     lineage: Lineage = NO_LINEAGE
+    ranks: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,23 @@ class CopyTransfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A shard of another number of ranks, of which new ones are made: who can read it out.
+
+    Attributes:
+        shard: Which.
+        holders: Members with a whole copy of it.
+    """
+
+    shard: int
+    holders: tuple[str, ...]
+
+    def reader(self, node: str, *, number: int) -> str:
+        """Who reads it for the node with this number: that node itself, or they take turns."""
+        return node if node in self.holders else self.holders[number % len(self.holders)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPart:
     """What one node has to know of a plan; together with all others' it is the plan.
 
@@ -77,12 +99,15 @@ class PlanPart:
         tier: From where the version as a whole comes.
         transfers: The copies that this node sends or gets, in the plan's order: whoever sends
             finds its receiver, for both meet theirs in one order.
+        cuts: All shards of the version, in order, where another number of ranks made it and it is
+            in memory; else empty.
     """
 
     version: int | None
     tier: Tier
     lineage: Lineage = NO_LINEAGE
     transfers: tuple[CopyTransfer, ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +123,7 @@ class RecoveryPlan:
         transfers: What brings the version to every holder that lacks it; afterwards each shard
             has all its replicas again. Empty unless `tier` is `"memory"`.
         reason: Why this version and tier, for people.
+        cuts: As `PlanPart.cuts`.
     """
 
     version: int | None
@@ -107,6 +133,7 @@ class RecoveryPlan:
     transfers: tuple[CopyTransfer, ...]
     reason: str
     lineage: Lineage = NO_LINEAGE
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -125,6 +152,7 @@ class RecoveryPlan:
                 tier=self.tier,
                 lineage=self.lineage,
                 transfers=tuple(moves.get(node, ())),
+                cuts=self.cuts,
             )
             for node in self.members
             if node is not None
@@ -145,6 +173,10 @@ class RecoveryPlan:
             transfers=tuple(CopyTransfer(**transfer) for transfer in record["transfers"]),
             reason=record["reason"],
             lineage=Lineage(**record.get("lineage", {})),
+            cuts=tuple(
+                Cut(shard=cut["shard"], holders=tuple(cut["holders"]))
+                for cut in record.get("cuts", ())
+            ),
         )
 
 

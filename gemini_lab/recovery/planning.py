@@ -6,6 +6,7 @@ from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import Inventory, JobOrder
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.recutting import with_cuts
 from gemini_lab.recovery.rewinds import is_left
 from gemini_lab.recovery.stakes import Hopes, newest_seen
 from gemini_lab.seats import in_order
@@ -48,11 +49,12 @@ def _plan_with(
 ) -> RecoveryPlan:
     """The plan that uses these nodes, as spares in this order."""
     seats = state.seats
-    return plan_recovery(
-        # Without a placement no worker has called protect yet, and there is nothing to load.
+    # Without a placement no worker has called protect yet, and there is nothing to load.
+    copies = good_copies(state, inventories) if state.settings else []
+    plan = plan_recovery(
         placement=seats.placement or plan_placement(nodes=seats.nodes, replicas=1),
         members=seats.members,
-        copies=good_copies(state, inventories) if state.settings else [],
+        copies=[copy for copy in copies if copy.ranks in {0, seats.world_size}],
         living=nodes,
         standbys=nodes,
         persistent=stored_versions(state, inventories),
@@ -60,12 +62,20 @@ def _plan_with(
         workers_per_node=seats.workers_per_node,
         rack_of=seats.rack_of,
     )
+    others = [copy for copy in copies if copy.ranks not in {0, seats.world_size}]
+    return with_cuts(plan, others, rejected=state.rejected) if others else plan
 
 
 def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[Copy]:
     """The run's copies in memory, without those that failed to load or were left behind."""
     found = (
-        Copy(shard=copy.shard, version=copy.version, node=node, lineage=copy.lineage)
+        Copy(
+            shard=copy.shard,
+            version=copy.version,
+            node=node,
+            lineage=copy.lineage,
+            ranks=copy.ranks,
+        )
         for node, said in inventories.items()
         for copy in said.copies
     )

@@ -119,6 +119,27 @@ class DrainWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeWanted:
+    """A person wants the run to have another number of nodes.
+
+    Attributes:
+        number: Rises with each such word.
+        nodes: How many.
+    """
+
+    at_s: float
+    number: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMachineComes:
+    """Who was asked for machines has none now."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewindWanted:
     """A person wants training to go back.
 
@@ -161,6 +182,8 @@ Happening = (
     | ProgressGivenUp
     | SaveWanted
     | DrainWanted
+    | ResizeWanted
+    | NoMachineComes
     | RewindWanted
     | Tick
 )
@@ -251,6 +274,15 @@ class RootState:
         holding: The one of them for which the ranks are stopping; empty for none.
         moved: Those whose ranks have moved, or do now: they too are used again only where there is
             no other.
+        wanted: How many nodes a person wanted last; 0: as many as the job was submitted with.
+        asked_size: The last number of a `ResizeWanted` that was heard.
+        size: With how many nodes training went on last; 0 before it has.
+        resizing: How many nodes it is to have when the ranks have stopped; 0 where they do not.
+        refused: Numbers of nodes with which the script cannot go on.
+        resized_at_s: When it went on with another number last.
+        growths: How often machines that came made it larger.
+        none_come: Whether it is known, in the recovery under way, that no machine comes.
+        is_unsettled: Whether agents keep versions of another number of ranks.
         asked_back: The last number of a `RewindWanted` that was heard, and how many there were.
         drains: The last number of a `DrainWanted` that was heard.
         recoveries: Failures so far, this one included.
@@ -284,6 +316,15 @@ class RootState:
     leaving: tuple[str, ...] = ()
     holding: str = ""
     moved: tuple[str, ...] = ()
+    wanted: int = 0
+    asked_size: int = 0
+    size: int = 0
+    resizing: int = 0
+    refused: tuple[int, ...] = ()
+    resized_at_s: float = 0.0
+    growths: int = 0
+    none_come: bool = False
+    is_unsettled: bool = False
     asked_back: tuple[int, int] = (0, 0)
     drains: int = 0
     recoveries: int = 0
@@ -313,6 +354,11 @@ class RootState:
     def avoided(self) -> frozenset[str]:
         """The nodes that are used only where there is no other."""
         return frozenset((*self.excluded, *self.moved))
+
+    @property
+    def goal(self) -> int:
+        """How many nodes are to train."""
+        return self.wanted or self.job.seats.nodes
 
     @property
     def ranks(self) -> range:

@@ -232,8 +232,14 @@ class Repeats:
         self._forget(said.rank, after=said.version)
         self._last[said.rank] = said.epoch, said.version
 
-    def restart(self, version: int, *, epoch: int, rewinds: int) -> None:
-        """All ranks go on from a version that was made in that epoch, after so many rewinds."""
+    def restart(self, version: int, *, epoch: int, rewinds: int, is_resized: bool = False) -> None:
+        """All ranks go on from a version that was made in that epoch, after so many rewinds.
+
+        Ranks of another number have other batches, so what follows cannot be compared with before.
+        """
+        if is_resized:
+            for rank in self._told:
+                self._forget(rank, after=version)
         made = (epoch, rewinds)
         later = [at for line, at in self._left.items() if made <= line and version <= at]
         for rank in self._told if later else ():

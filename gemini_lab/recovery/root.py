@@ -73,8 +73,10 @@ from gemini_lab.recovery.protocol import (
     JobSubmitted,
     NodeJoined,
     NodeLost,
+    NoMachineComes,
     Phase,
     ProgressGivenUp,
+    ResizeWanted,
     RewindWanted,
     RootState,
     SaveWanted,
@@ -84,9 +86,11 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
+from gemini_lab.recovery.resizes import Resizes, if_none_comes, patience_s, seat_anew
 from gemini_lab.recovery.rewinds import joined, left_of
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
+from gemini_lab.recovery.stop import Stop
 from gemini_lab.recovery.telling import (
     divergence_reason,
     finished_event,
@@ -124,6 +128,7 @@ class RootAgent:
         self._plan: RecoveryPlan | None = None
         self._inventory: dict[str, Inventory] = {}
         self._waits_for = ""  # what was last said of that
+        self._has_run_short = False  # whether it was planned anew with fewer machines
         self._retry_s = FIRST_RETRY_S
         self._progress = Progress()
         self._pulses = Pulses()
@@ -134,7 +139,8 @@ class RootAgent:
         self._restored: set[int] = set()
         self._finished: set[int] = set()
         self._saver = Saver(last_s=at_s)
-        self._drains = Drains()
+        self._stop = Stop()
+        self._drains, self._resizes = Drains(self._stop), Resizes(self._stop)
 
     # -- happenings ------------------------------------------------------------------------
 
@@ -158,6 +164,10 @@ class RootAgent:
                 return list(self._on_rewind_wanted(happening))
             case DrainWanted():
                 return list(self._on_drain(happening))
+            case ResizeWanted():
+                return list(self._on_resize(happening))
+            case NoMachineComes():
+                return list(self._on_none_come(happening.at_s))
             case Tick():
                 return list(self._on_tick(happening.at_s))
             case FromAgent():
@@ -186,6 +196,8 @@ class RootAgent:
             return list(self._begin(at_s, cause="root_lost", lost=[]))
         if self.state.holding:  # who of them holds is not known
             return list(self._begin(at_s, cause=events.DRAIN, lost=[self.state.holding]))
+        if self.state.resizing:
+            return list(self._begin(at_s, cause=events.RESIZE, lost=[]))
         working = {
             rank: status
             for joined in self.living.values()
@@ -229,6 +241,7 @@ class RootAgent:
             if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
                 yield from self._begin(joined.at_s, cause="worker_exited", lost=[])
             else:
+                yield from self._stop.ask_again(self.state, joined.node)
                 yield from self._finish_if_all_did(joined.at_s)
 
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
@@ -363,7 +376,7 @@ class RootAgent:
     def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
         """Fence: the next epoch begins, all workers of older ones end."""
         state = moving(self.state)
-        self._drains.restart()
+        self._stop.restart()
         is_start = cause == "start"
         trouble = state.trouble
         is_new = trouble is None and not is_start
@@ -372,9 +385,10 @@ class RootAgent:
         elif is_new:
             trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
             state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
+            state = replace(state, none_come=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
         yield from self._enter("fencing", at_s)
-        self._waits_for = ""
+        self._waits_for, self._has_run_short = "", False
         if is_new:  # said when it is written: a root that was deposed begins no recovery
             yield Emit(
                 event=events.RecoveryStarted(
@@ -470,14 +484,21 @@ class RootAgent:
         """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
         if self.state.phase == "inventory":
             yield from self._report_bad_copies()
-        before = self.state.members
+        before, members = self.state, self.state.members
+        self.state = seat_anew(at_s, before, self.living, self._inventory)
         self._plan = plan = self._make_plan()
         reason = self._reason_to_wait(plan, at_s)
         if reason or plan.missing:
+            self.state = before
             yield from self._wait(at_s, plan, reason)
             return
         lineage = plan.lineage
-        self._repeats.restart(plan.version or 0, epoch=lineage.epoch, rewinds=lineage.rewinds)
+        self._repeats.restart(
+            plan.version or 0,
+            epoch=lineage.epoch,
+            rewinds=lineage.rewinds,
+            is_resized=bool(plan.cuts) or before.seats.nodes != self.state.seats.nodes,
+        )
         # What is newer than the plan's version is lost or given up: not to be waited for again.
         self.state = replace(
             self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
@@ -486,7 +507,7 @@ class RootAgent:
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
-        ready = [node for node in plan.members if node in before]  # a new machine still imports
+        ready = [node for node in plan.members if node in members]  # a new machine still imports
         host = (ready or plan.members)[0]
         yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
         if len(spares) < self.state.seats.standbys:
@@ -508,6 +529,7 @@ class RootAgent:
             yield from self._enter("waiting", at_s)
         if plan.missing:
             machines = f"no machine for positions {listed(plan.missing)}"
+            machines += if_none_comes(self.state, at_s, self.living)
             reason = f"{reason}; {machines}" if reason else machines
             yield from self._ask_for_nodes(machines)
         if reason == self._waits_for:
@@ -522,6 +544,11 @@ class RootAgent:
                 reason=reason,
             )
         )
+
+    def _on_none_come(self, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase == "waiting" and patience_s(self.state, at_s):
+            self.state = replace(self.state, none_come=True)
+            yield from self._decide(at_s)
 
     def _save_meanwhile(self, at_s: float) -> Iterator[Instruction]:
         """Machines are missing: what memory holds is saved, so that fewer can go on from it."""
@@ -587,17 +614,23 @@ class RootAgent:
                 if self.state.phase in ACTIVE:
                     yield from self._fail(at_s, event.reason, cause="not_finite")
             case events.VersionComplete():
-                self._saver.note_complete(
-                    event.rank, event.version, next_version=event.next_version
-                )
-                newest = max(self.state.newest, self._saver.newest_whole(self.state.ranks))
-                self.state = replace(self.state, newest=newest)
-                if self.state.phase == "running":  # a fast job makes several versions a tick
-                    yield from self._saver.begin_if_due(at_s, state=self.state)
+                yield from self._on_version(at_s, event)
+
+    def _on_version(self, at_s: float, said: events.VersionComplete) -> Iterator[Instruction]:
+        """A rank's version is whole; with the last of them the job's is."""
+        self._saver.note_complete(said.rank, said.version, next_version=said.next_version)
+        newest = max(self.state.newest, self._saver.newest_whole(self.state.ranks))
+        if newest > self.state.newest:
+            yield from self._adopt(self._resizes.settle(self.state, self.living))
+        self.state = replace(self.state, newest=newest)
+        if self.state.phase == "running":  # a fast job makes several versions a tick
+            yield from self._saver.begin_if_due(at_s, state=self.state)
 
     def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what."""
         self._protected.add(event.rank)
+        if self.state.fingerprint == "":  # of another number of ranks
+            self.state = replace(self.state, fingerprint=event.fingerprint)
         if self.state.settings is None and event.placement is not None:
             is_elsewhere = resumes_elsewhere(self.state.job, event.settings)
             self._learn_settings(event)
@@ -727,10 +760,16 @@ class RootAgent:
             yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
         was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
         yield from self._adopt(self._drains.end(self.state, was_drain=was_drain))
+        ended = self._resizes.end(at_s, self.state, self.living)
+        yield from self._adopt(ended)
         yield from self._let_leave(at_s)
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
+            return
+        if refused := list(self._adopt(self._resizes.refuse(self.state, exited))):
+            yield from refused
+            yield from self._begin(at_s, cause="resize_refused", lost=[])
             return
         verdict = judge_exit(self.state, exited, node=node, spares=self._spares())
         output = tuple(exited.output.splitlines())
@@ -767,18 +806,22 @@ class RootAgent:
         elif phase == "waiting":
             yield from self._saver.give_up_if_late(at_s, state=self.state)
             yield from self._save_meanwhile(at_s)
-            if elapsed_s > self._retry_s:
+            if patience_s(self.state, at_s) == 0 and not self._has_run_short:
+                self._has_run_short = True
+                yield from self._decide(at_s)
+            elif elapsed_s > self._retry_s:
                 self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
                 yield from self._take_inventory(at_s)
         elif phase == "rendezvous" and elapsed_s > RENDEZVOUS_LIMIT_S:
             yield from self._begin(at_s, cause="no answer", lost=[])
         elif phase in {"starting", "running"}:
             yield from self._check_progress(at_s)
-            if late := self._drains.late(at_s, self.state.ranks):
+            if late := self._stop.late(at_s, self.state.ranks):
                 yield Emit(event=events.Note(text=late))
             if self.state.phase == "running":
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)
+                yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
         elif phase == "finishing":
             before = self._saver.version
             yield from self._saver.give_up_if_late(at_s, state=self.state)
@@ -842,8 +885,10 @@ class RootAgent:
     ) -> Iterator[Instruction]:
         """What an agent says of moves: a rank has stopped, ranks could start here, it is to go."""
         match said:
-            case Held() if self._drains.all_hold(said.rank, self.state):
-                yield from self._begin(at_s, cause=events.DRAIN, lost=[self.state.holding])
+            case Held() if self._stop.is_complete(said.rank, self.state):
+                leaves = self.state.holding
+                cause = events.DRAIN if leaves else events.RESIZE
+                yield from self._begin(at_s, cause=cause, lost=[leaves] if leaves else [])
             case ReadyToStart() if node in self.living:
                 self.living[node] = replace(self.living[node], is_ready=True)
                 yield from self._let_leave(at_s)
@@ -860,6 +905,11 @@ class RootAgent:
         """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
         yield from self._adopt(self._drains.let_go(self.state, self.living))
         yield from self._adopt(self._drains.begin_if_due(at_s, self.state, self.living))
+        yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
+
+    def _on_resize(self, wanted: ResizeWanted) -> Iterator[Instruction]:
+        yield from self._adopt(self._resizes.ask(wanted, self.state))
+        yield from self._let_leave(wanted.at_s)
 
     def _adopt(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
         """Take on each state that is to be written."""

@@ -113,6 +113,8 @@ class Saver:
         version = plan.version
         if version is None or plan.tier != "memory" or self.version is not None:
             return
+        if plan.cuts:  # it is of another number of ranks than those that would write it
+            return
         if state.read_settings().persistent_url is None or version == self._failed:
             return
         if not self._is_wanted and (self.is_held or version <= self._last_version):

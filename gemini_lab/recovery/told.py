@@ -21,4 +21,5 @@ def planned(plan: RecoveryPlan, *, recovery: int, epoch: int) -> RecoveryPlanned
             ShardMove(shard=t.shard, sender=t.sender, receiver=t.receiver) for t in plan.transfers
         ),
         reason=plan.reason,
+        ranks_then=len(plan.cuts) or None,
     )

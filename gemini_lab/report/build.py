@@ -58,7 +58,7 @@ def report_of(run: RunReducer) -> RunReport:
         name=run.name,
         simulated=course.is_simulated,
         script=course.job.script or "",
-        nodes=course.job.nodes,
+        nodes=course.nodes,
         ranks=course.ranks,
         started_at_s=course.started_at_s,
         ended_at_s=newest_s if course.ended_at_s is None else course.ended_at_s,
@@ -85,6 +85,7 @@ def report_of(run: RunReducer) -> RunReport:
             took_s=run.verified.took_s,
             wrong=tuple(run.verified.wrong),
         ),
+        resizes=tuple(run.sizes.found),
     )
 
 

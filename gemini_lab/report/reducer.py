@@ -31,6 +31,7 @@ from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
 from gemini_lab.report.reducers.rewinds import Rewinds
+from gemini_lab.report.reducers.sizes import Sizes
 from gemini_lab.report.reducers.spans import Spans
 from gemini_lab.report.reducers.sums import Plans, Sums
 from gemini_lab.report.reducers.traffic import Traffic
@@ -108,6 +109,7 @@ class RunReducer:
         finite: When losses were no numbers.
         rewinds: When training went back.
         verified: What was computed again, and which machines computed wrong.
+        sizes: When the run went on with another number of nodes.
         recoveries: What failed, and how training came back.
         logged: What the script logged.
         spans: When it failed, recovered and waited.
@@ -133,6 +135,7 @@ class RunReducer:
         self.finite = Finite()
         self.rewinds = Rewinds()
         self.verified = VerifiedSums()
+        self.sizes = Sizes()
         self.recoveries = Recoveries(
             self.reached, self.pace, self.divergences, most=keep.recoveries
         )
@@ -155,6 +158,7 @@ class RunReducer:
             self.finite,
             self.rewinds,
             self.verified,
+            self.sizes,
             self.recoveries,
             self.logged,
             self.spans,

@@ -92,6 +92,8 @@ def _summary(report: RunReport) -> Iterator[str]:
     yield from _diverged(report)
     for one in report.not_finite:
         yield from _wrapped(f"NOT FINITE: {one}", "  !! ")
+    for size in report.resizes:
+        yield from _wrapped(f"{size}", "  ")
     for went in report.rewinds:
         took = format_seconds(went.duration_s)
         yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ")

@@ -7,7 +7,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gemini_lab.log.events import Diverged, FailureCause, LossNotFinite, Rewound, WrongSums
+from gemini_lab.log.events import (
+    Diverged,
+    FailureCause,
+    LossNotFinite,
+    Resized,
+    Rewound,
+    WrongSums,
+)
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
@@ -349,6 +356,7 @@ class RunReport:
         not_finite: When losses were NaN or infinite, in order of the log.
         rewinds: When training went back to a version in memory, in order of the log.
         verified: What was computed again on other machines.
+        resizes: When it went on with another number of nodes, in order of the log.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -383,6 +391,7 @@ class RunReport:
     not_finite: tuple[NotFinite, ...] = ()
     rewinds: tuple[Rewound, ...] = ()
     verified: Verified = Verified()
+    resizes: tuple[Resized, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -418,6 +427,7 @@ class RunReport:
         record["rewinds"] = [msgspec.to_builtins(one) for one in self.rewinds]
         wrong = [msgspec.to_builtins(one) for one in self.verified.wrong]
         record["verified"] = {**record["verified"], "wrong": wrong}
+        record["resizes"] = [msgspec.to_builtins(one) for one in self.resizes]
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {
                 "divergences": [msgspec.to_builtins(one) for one in recovery.divergences],

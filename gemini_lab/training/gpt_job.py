@@ -5,6 +5,7 @@ torchrun --nproc_per_node 4 -m gemini_lab.training.gpt_job --size small     # un
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -31,9 +32,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", default="small", help=f"model: {', '.join(SIZES)}")
     parser.add_argument("--iterations", type=int, default=24, help="optimizer steps in all")
     parser.add_argument("--batch", type=int, default=2, help="sequences a rank and micro-batch")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        help="sequences an iteration, of all ranks together, in place of --batch: it stays what it "
+        "is where another number of nodes goes on",
+    )
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches an iteration")
     parser.add_argument("--block", type=int, default=64, help="bytes a sequence")
     parser.add_argument("--seed", type=int, default=1, help="of weights, dropout and data order")
+    parser.add_argument("--dropout", type=float, help="in place of the size's own, such as 0")
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="at its peak")
     parser.add_argument("--zero-stage", type=int, default=3, choices=[1, 2, 3])
     parser.add_argument(
@@ -69,8 +77,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
     """What others keep in `ds_config.json`; bf16 on GPUs, fp32 on CPUs."""
+    batch = {"train_micro_batch_size_per_gpu": options.batch}
+    if options.global_batch is not None:
+        batch = {"train_batch_size": options.global_batch}
     return {
-        "train_micro_batch_size_per_gpu": options.batch,
+        **batch,
         "gradient_accumulation_steps": options.accumulate,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": on_gpu},
@@ -103,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, world_size = comm.get_rank(), comm.get_world_size()
 
     torch.manual_seed(options.seed)  # the same weights on every rank
-    model = GPT(named_size(options.size))
+    size = named_size(options.size)
+    if options.dropout is not None:
+        size = dataclasses.replace(size, dropout=options.dropout)
+    model = GPT(size)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=list(model.parameters()),
@@ -111,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     batches = TokenBatches(
         load_corpus(options.corpus),
-        options.batch,
+        engine.train_micro_batch_size_per_gpu(),
         options.block,
         options.seed,
         rank=rank,

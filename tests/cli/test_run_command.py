@@ -57,6 +57,7 @@ def test_a_dry_run_says_each_setting_with_its_origin_and_starts_nothing(project,
     assert origin(text, "persist_every_s") == ("60", "config block")
     assert origin(text, "idle_s") == ("300.0", "default")
     assert "NO node may be lost" in text
+    assert "if short  waits for a machine" in text
     assert "ds_config.json, which train.py names" in text
     assert not (project / "gemini-runs").exists()
 
@@ -121,6 +122,17 @@ def test_where_metrics_cannot_go_is_said_before_anything_starts(project, capsys,
     assert main(["run", *options, "--nodes", "2", "train.py"]) == Exit.REFUSED
     assert way_out in capsys.readouterr().err
     assert sorted(path.name for path in project.iterdir()) == ["ds_config.json", "train.py"]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_dry_run_says_with_how_many_nodes_a_run_goes_on_that_is_short(capsys):
+    shrinks = ["--set", "when_short=shrink"]
+    assert main(["run", "--dry-run", "--nodes", "4", *shrinks, "train.py"]) == 0
+    said = "if short  after 30.0 s goes on with those that are left: 3, 2 nodes"
+    assert said in capsys.readouterr().out
+    few = ["--nodes", "2", "--replicas", "2"]
+    assert main(["run", "--dry-run", *few, *shrinks, "train.py"]) == 0
+    assert "if short  WAITS for a machine: with replicas=2" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("project")

@@ -366,6 +366,49 @@ def test_a_slab_stays_what_it_is_for_the_same_place_and_comes_along_to_another()
     on_a_node(story)
 
 
+def test_slabs_of_another_number_of_ranks_are_set_aside_until_they_are_let_go():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        keeper.turn_to(4)
+        old = fill(await keeper.slab(0, wanted(0, 1)), 0, version=3)
+        keeper.turn_to(3)
+        fill(await keeper.slab(0, wanted(0, 2)), 0, version=4)
+        (slab,), layouts = keeper.set_aside(4)
+        assert bytes(slab.read(0, 3, MADE_IN).data) == old
+        assert [layout.rank for layout in layouts] == [0]
+        found = await keeper.inventory(RUN)
+        assert found.copies == [KeptCopy(0, 4, MADE_IN, 3), KeptCopy(0, 3, MADE_IN, 4)]
+        await keeper.settle(3)
+        assert keeper.set_aside(4) == ([], [])
+        assert (await keeper.inventory(RUN)).copies == [KeptCopy(0, 4, MADE_IN, 3)]
+
+    on_a_node(story)
+
+
+def test_a_run_that_goes_back_to_its_size_finds_the_slabs_that_it_had():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        keeper.turn_to(4)
+        slab = await keeper.slab(0, wanted(0, 1))
+        keeper.turn_to(3)  # which its script refuses
+        await keeper.slab(0, wanted(0, 2))
+        keeper.turn_to(4)
+        assert await keeper.slab(0, wanted(0, 1)) is slab
+
+    on_a_node(story)
+
+
+def test_a_node_that_trains_no_more_lets_its_slabs_go_with_the_others():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        del bulk
+        keeper.turn_to(4)
+        fill(await keeper.slab(0, wanted(0, 1)), 0, version=3)
+        await keeper.settle(3)
+        assert (await keeper.inventory(RUN)).copies == []
+
+    on_a_node(story)
+
+
 def test_a_node_of_many_workers_is_read_at_once():
     async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
         del bulk

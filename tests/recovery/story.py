@@ -22,6 +22,7 @@ from gemini_lab.recovery.messages import (
     RestoreFailed,
     ScriptError,
     ScriptFinished,
+    Settle,
     StartWorkers,
     TakeInventory,
     WorkerExited,
@@ -171,6 +172,9 @@ class Story:
                     left=self.left.get(sent.to, []),
                 )
                 self.say(sent.to, said)
+            case Settle():
+                kept = self.copies[sent.to]
+                kept[:] = [copy for copy in kept if copy.ranks == sent.order.ranks]
             case HoldPort() if sent.to not in self.importing:
                 self.say(sent.to, PortHeld(epoch=epoch, address="host:1"))
 
@@ -190,7 +194,10 @@ class Story:
                 placement=seats.placed(settings).holders,
             )
             self.event(node, said)
-            if self.plan().version is not None:
+            if (version := self.plan().version) is not None:
+                if self.plan().cuts:  # the owner has its new shard, and nobody else yet
+                    new = KeptCopy(rank, version, self.lineage, len(self.members()))
+                    self.copies[node].append(new)
                 self.event(node, self.receipt(rank))
 
     def receipt(self, rank: int) -> events.ShardRestored:
@@ -224,8 +231,12 @@ class Story:
         for shard, holders in enumerate(self.root.state.seats.holders.holders):
             for position in holders:
                 kept = self.copies[members[position]]
-                kept[:] = [c for c in kept if c.shard != shard or c.version == iteration - 1]
-                kept.append(KeptCopy(shard, iteration, self.lineage))
+                kept[:] = [
+                    c
+                    for c in kept
+                    if (c.shard, c.ranks) != (shard, len(members)) or c.version == iteration - 1
+                ]
+                kept.append(KeptCopy(shard, iteration, self.lineage, len(members)))
         self.say_complete(iteration)
 
     def go_back(self, version: int, *, from_iteration: int, is_heard: bool = True) -> None:
@@ -301,6 +312,10 @@ class Story:
         """The plan that was carried out last: as it was told, and as its parts went out."""
         told = self.of(events.RecoveryPlanned)[-1]
         assert isinstance(told, events.RecoveryPlanned)
+        sent = [s for s in self.orders if isinstance(s.order, StartWorkers)]
+        got = {s.to: s.order.plan for s in sent if s.order.epoch == told.epoch}
+        cuts = {part.cuts for part in got.values()}
+        assert len(cuts) < 2
         plan = RecoveryPlan(
             version=told.version,
             tier=told.tier,
@@ -314,9 +329,9 @@ class Story:
             ),
             reason=told.reason,
             lineage=Lineage(RUN, told.made_in, told.made_after) if told.made_in else NO_LINEAGE,
+            cuts=next(iter(cuts), ()),
         )
-        sent = [s for s in self.orders if isinstance(s.order, StartWorkers)]
-        got = {s.to: s.order.plan for s in sent if s.order.epoch == told.epoch}
+        assert told.ranks_then == (len(plan.cuts) or None)
         assert {n: p.transfers for n, p in got.items()} == {
             n: p.transfers for n, p in plan.parts().items()
         }

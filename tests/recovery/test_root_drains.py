@@ -2,7 +2,7 @@
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Drained, Held, Hold, NodeLeaves, ReadyToStart
-from gemini_lab.recovery.protocol import DrainWanted, RootState
+from gemini_lab.recovery.protocol import DrainWanted, NodeJoined, RootState
 from gemini_lab.recovery.root import RootAgent
 
 from .story import Story
@@ -56,6 +56,17 @@ def test_a_nodes_ranks_move_to_a_standby_when_all_have_stopped_and_nothing_is_do
     assert story.of(events.RecoveryStarted)[0].cause == "drain"
     assert let_go(story) == ["node-2"]
     assert [event.name for event in story.of(events.NodeDrained)] == ["node-2"]
+
+
+def test_an_answer_that_was_lost_with_its_connection_is_asked_for_again():
+    story = Story().start(iterations=5)
+    drain(story, "node-2")
+    held(story, 0, 1, 2)
+    back = NodeJoined(at_s=story.now_s, node="node-3", epoch=story.epoch, workers={3: "running"})
+    story.do(story.root.handle(back))
+    assert told_to_hold(story)[4:] == ["node-3"]
+    held(story, 3)
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
 
 
 def test_a_node_that_left_takes_no_place_again_while_there_is_another():

@@ -19,10 +19,10 @@ ITERATION_S = 1.0
 
 
 class Slab:
-    """Two buffers a shard, chosen as `gemini_lab.memory.slab` chooses them."""
+    """Two buffers a shard of so many, chosen as `gemini_lab.memory.slab` chooses them."""
 
-    def __init__(self, shards: Sequence[int], histories: Histories) -> None:
-        self.shards = tuple(shards)
+    def __init__(self, shards: Sequence[int], histories: Histories, *, ranks: int) -> None:
+        self.shards, self.ranks = tuple(shards), ranks
         self._histories = histories
         self._buffers: dict[int, list[Held | None]] = {shard: [None, None] for shard in shards}
 
@@ -37,7 +37,9 @@ class Slab:
             return (held.version < version, held.version)
 
         index = min(range(2), key=worth)
-        new = pair[index] = Held(shard=shard, version=version, lineage=lineage, state=state)
+        new = pair[index] = Held(
+            shard=shard, version=version, lineage=lineage, state=state, ranks=self.ranks
+        )
         return new
 
     def commit(self, held: Held) -> None:
@@ -67,7 +69,7 @@ class Slab:
 
     def laid_out(self, shards: Sequence[int]) -> "Slab":
         """A slab for another position, with the copies that it has room for."""
-        new = Slab(shards, self._histories)
+        new = Slab(shards, self._histories, ranks=self.ranks)
         for copy in self.copies():
             if copy.shard in new.shards:
                 held = new.begin(copy.shard, copy.version, copy.lineage, copy.state)
@@ -117,6 +119,7 @@ class Store:
     cancel: int | None = None
     give_up: int | None = None
     drains: dict[str, int] = field(default_factory=dict)
+    resize: tuple[int, int] | None = None  # the number of the word, and how many nodes
 
     def drop(self, node: str) -> None:
         """A lease ran out, and with it went every key under it."""

@@ -28,6 +28,7 @@ from gemini_lab.recovery.messages import (
     RootOrder,
     ScriptError,
     ScriptFinished,
+    Settle,
     StartWorkers,
     TakeInventory,
     WorkerExited,
@@ -78,6 +79,7 @@ class Node:
         self.link: Link | None = None
         self.worker: Worker | None = None
         self.slab: Slab | None = None
+        self.aside: dict[int, Slab] = {}  # of other numbers of ranks
         self.shell: Shell | None = None
         self.is_store_away = False
         self.settled_s = 0.0
@@ -98,7 +100,20 @@ class Node:
 
     def copies(self) -> list[Held]:
         """What is whole in its memory."""
+        slabs = [*([] if self.slab is None else [self.slab]), *self.aside.values()]
+        return [copy for slab in slabs for copy in slab.copies()]
+
+    def own_copies(self) -> list[Held]:
+        """What of that the number of ranks made that trains here, or did last."""
         return [] if self.slab is None else list(self.slab.copies())
+
+    def turn_to(self, ranks: int) -> None:
+        """Workers of so many ranks start, as `MemoryKeeper.turn_to` has it."""
+        if self.slab is not None and self.slab.ranks != ranks:
+            self.aside[self.slab.ranks] = self.slab
+            self.slab = None
+        if self.slab is None:
+            self.slab = self.aside.pop(ranks, None)
 
     def told(self, lineage: Lineage) -> Lineage:
         """A lineage as the agents of this world tell it."""
@@ -143,9 +158,14 @@ class Node:
                 self._write_if_complete()
             case Commit():
                 self.writing.append(order)
+            case Settle():
+                self.aside = {n: slab for n, slab in self.aside.items() if n == order.ranks}
+                if self.slab is not None and self.slab.ranks != order.ranks:
+                    self.slab = None
             case Release():
                 self.kill_worker()
                 self.slab, self.left = None, ()
+                self.aside.clear()
                 self.world.safety.is_excused = True
 
     def _inventory(self, order: TakeInventory) -> Inventory:
@@ -155,7 +175,9 @@ class Node:
         return Inventory(
             epoch=order.epoch,
             copies=[
-                KeptCopy(c.shard, c.version, self.told(c.lineage)) for c in copies if c.is_good
+                KeptCopy(c.shard, c.version, self.told(c.lineage), c.ranks)
+                for c in copies
+                if c.is_good
             ],
             damaged=[
                 DamagedCopy(c.shard, c.version, self.told(c.lineage), 0)
@@ -175,6 +197,7 @@ class Node:
                 f"{self.name} starts rank {rank} of epoch {order.epoch} while rank "
                 f"{self.worker.rank} of epoch {self.worker.epoch} still writes its memory"
             )
+        self.turn_to(order.seats.world_size)
         key = (order.epoch, order.rendezvous)
         job = self.world.jobs.get(key)
         if job is None:
@@ -199,14 +222,14 @@ class Node:
     # -- the persistent tier ---------------------------------------------------------------------
 
     def _has(self, order: Persist) -> bool:
-        found = {c.shard for c in self.copies() if c.version == order.version}
+        found = {c.shard for c in self.own_copies() if c.version == order.version}
         return self.slab is not None and found >= {*(order.shards or self.slab.shards[:1])}
 
     def _has_passed(self, version: int) -> bool:
         own = (
             []
             if self.slab is None
-            else [c for c in self.copies() if c.shard == self.slab.shards[0]]
+            else [c for c in self.own_copies() if c.shard == self.slab.shards[0]]
         )
         return any(copy.version > version for copy in own)
 
@@ -254,7 +277,7 @@ class Node:
 
     def _copy_for(self, order: Persist, shard: int) -> Held | None:
         """The copy that is to be written: of the history that is named, or of the last one."""
-        found = [c for c in self.copies() if c.version == order.version and c.shard == shard]
+        found = [c for c in self.own_copies() if c.version == order.version and c.shard == shard]
         if order.lineage is not None:
             found = [c for c in found if self.told(c.lineage) == order.lineage]
         return max(found, key=lambda c: c.lineage, default=None)
@@ -347,7 +370,7 @@ class Node:
         seats = job.seats if job.seats.placement is not None else job.seats.placed(settings)
         kept = seats.kept_shards(worker.rank)
         if self.slab is None:
-            self.slab = Slab(kept, self.world.histories)
+            self.slab = Slab(kept, self.world.histories, ranks=seats.world_size)
         elif self.slab.shards != kept:
             if not self.world.rules.lays_out_anew:
                 said = ScriptError(error="ConfigError", text="this node keeps other shards")
@@ -385,6 +408,8 @@ class Node:
             return self._load(worker, None)
         if plan.tier == "persistent":
             return self._fetch(worker, plan.version)
+        if plan.cuts:
+            return self._recut(worker, plan.version)
         while worker.transfer < len(plan.transfers):
             move = plan.transfers[worker.transfer]
             if move.sender == self.name:
@@ -421,7 +446,36 @@ class Node:
         _, states = tier.versions[version]
         assert self.slab is not None
         lineage = Lineage(run=worker.job.order.order.run, epoch=worker.epoch)
-        held = self.slab.begin(worker.rank, version, lineage, states[worker.rank])
+        state = states.get(worker.rank, states[0])  # of another number of ranks it is all the same
+        held = self.slab.begin(worker.rank, version, lineage, state)
+        self.slab.commit(held)
+        return self._load(worker, held)
+
+    def _recut(self, worker: Worker, version: int) -> bool:
+        """Make the new shard of all old ones, as `engine.restore.recut` does."""
+        job, plan = worker.job, worker.plan
+        if any(job.reached.get(rank, 0) < 2 for rank in job.seats.ranks):
+            return False
+        states = set[int]()
+        for cut in plan.cuts:
+            name = cut.reader(self.name, number=job.seats.position_of(worker.rank))
+            reader = self.world.nodes[name]
+            if reader.worker is None or reader.worker.epoch != worker.epoch:
+                return False  # who waits for it hears that it is gone
+            aside = reader.aside.get(len(plan.cuts))
+            lineage = plan.lineage if self.world.rules.has_lineage else None
+            copy = None if aside is None else aside.find(cut.shard, version, lineage)
+            if copy is None:
+                self.exit_worker(1)
+                return True
+            if not copy.is_good:
+                return self._reject(worker, cut.shard, version, name)
+            states.add(copy.state)
+        if len(states) > 1:
+            raise BrokenError(f"shards of the states {states} are cut anew together")
+        assert self.slab is not None
+        lineage = Lineage(run=job.order.order.run, epoch=worker.epoch)
+        held = self.slab.begin(worker.rank, version, lineage, states.pop())
         self.slab.commit(held)
         return self._load(worker, held)
 
@@ -452,7 +506,8 @@ class Node:
             self._send(worker)
         else:
             self._event(_restored(worker, self.name))
-            if worker.plan.tier == "memory" and len(job.loaded) == job.seats.world_size:
+            is_replicated = worker.plan.tier == "memory" and not worker.plan.cuts
+            if is_replicated and len(job.loaded) == job.seats.world_size:
                 self.world.note_full(job)
         return True
 

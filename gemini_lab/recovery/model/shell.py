@@ -20,6 +20,7 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     NodeLost,
     ProgressGivenUp,
+    ResizeWanted,
     RootState,
     Send,
     Tick,
@@ -64,6 +65,7 @@ class Shell:
         self.cancelled: int | None = None
         self.given_up: int | None = None
         self.drains: dict[str, int] = {}
+        self.resized: tuple[int, int] | None = None
         self.blocked_since_s: float | None = None
         self.said: events.AnyEvent | None = None
 
@@ -150,6 +152,10 @@ class Shell:
             if self.drains.get(name) != number and self.job_number:
                 self.drains[name] = number
                 self.inbox.append(DrainWanted(at_s=now, node=name, number=number))
+        if store.resize is not None and store.resize != self.resized and self.job_number:
+            self.resized = store.resize
+            number, nodes = store.resize
+            self.inbox.append(ResizeWanted(at_s=now, number=number, nodes=nodes))
         self.inbox.append(Tick(at_s=now))
 
     # -- its connections -------------------------------------------------------------------------

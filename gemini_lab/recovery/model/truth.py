@@ -18,6 +18,7 @@ class Held:
     Attributes:
         state: The history of updates that made it, as `Histories` numbers them.
         is_good: Whether its bytes match their checksums.
+        ranks: How many ranks there are where it was made.
     """
 
     shard: int
@@ -26,6 +27,7 @@ class Held:
     state: int
     is_whole: bool = False
     is_good: bool = True
+    ranks: int = 0
 
 
 class Histories:
@@ -87,10 +89,10 @@ class Safety:
             self.is_excused = True
 
 
-def whole_states(copies: Iterable[Held], shards: int) -> set[int]:
+def whole_states(copies: Iterable[Held]) -> set[int]:
     """The states of which every shard is among these copies."""
-    found: defaultdict[int, set[int]] = defaultdict(set)
+    found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for copy in copies:
         if copy.is_whole and copy.is_good:
-            found[copy.state].add(copy.shard)
-    return {state for state, have in found.items() if len(have) == shards}
+            found[copy.state, copy.ranks].add(copy.shard)
+    return {state for (state, ranks), have in found.items() if len(have) == ranks}

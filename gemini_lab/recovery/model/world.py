@@ -58,6 +58,7 @@ class Shape:
     iterations: int = 8
     has_tier: bool = True
     persist_every: int = 2
+    shrinks: bool = False
 
 
 @dataclass(slots=True)
@@ -105,6 +106,8 @@ class World:
                 "persistent_url": "memory://run",
                 "persist_every_iterations": self.shape.persist_every,
             }
+        if self.shape.shrinks:
+            given |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
         self.settings = Settings.parse(given)
         self.order = JobOrder(
             number=1,
@@ -186,6 +189,7 @@ class World:
         node.is_alive, node.is_frozen, node.refuses = False, False, bool(refuses)
         node.kill_worker()
         node.slab, node.shell = None, None
+        node.aside.clear()
         if node.link is not None:
             node.link.cut(0, 99)
         for other in self.nodes.values():
@@ -299,6 +303,12 @@ class World:
             drains.pop(node.name, None)
             drains[node.name] = max(drains.values(), default=0) + 1
 
+    def do_resize(self, nodes: int) -> None:
+        """A person wants another number of nodes."""
+        if self.store.is_up:
+            before, _ = self.store.resize or (0, 0)
+            self.store.resize = before + 1, 1 + nodes
+
     def do_rewind(self, depth: int) -> None:
         """Training goes back after the next update, once in each start."""
         job = max(self.jobs.values(), key=lambda one: one.order.epoch, default=None)
@@ -393,7 +403,7 @@ class World:
         One that its holders did not all have yet is nobody's progress: the one before it is.
         """
         held = [one for one in self.memory() if not is_left(one.version, one.lineage, self.left)]
-        states = whole_states(held, self.order.seats.world_size)
+        states = whole_states(held)
         in_memory = (self.histories.version[state] for state in states & self.full_states)
         stored = self.tier.versions.items()
         in_tier = (v for v, (lineage, _) in stored if not is_left(v, lineage, self.left))
@@ -416,7 +426,7 @@ class World:
         """One whole version exists, as long as the placement promises it."""
         if self.safety.is_excused or self.told.done or self.told.failed:
             return
-        if not whole_states(self.memory(), self.order.seats.world_size):
+        if not whole_states(self.memory()):
             raise BrokenError(f"no version is whole in memory, though only {self.safety.lost} went")
 
     def hear_event(self, shell: Shell, event: events.AnyEvent) -> None:

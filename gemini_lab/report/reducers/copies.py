@@ -66,15 +66,17 @@ class Copies:
         self.missing: set[tuple[int, int]] = set()
         self._nodes = nodes
         self._job: RunStarted | None = None
+        self._positions = 0
         self._epoch = 0
         self._tier = ""  # from where the newest plan loads
+        self._is_cut = False  # whether it does so from the shards of another number of ranks
         self._rejected: set[int] = set()
         self._whole_at_s: dict[int, float] = {}
 
     @property
     def positions(self) -> int:
         """Nodes that train."""
-        return 0 if self._job is None else self._job.nodes
+        return self._positions
 
     @property
     def per_node(self) -> int:
@@ -105,8 +107,8 @@ class Copies:
             case RecoveryPlanned() if event.epoch >= self._epoch:
                 self._planned(event)
             case RecoveryStep(step="retrieve") if event.epoch >= self._epoch:
-                if self._tier == "memory":  # peers have one another's replicas again
-                    self.missing.clear()
+                if self._tier == "memory" and not self._is_cut:
+                    self.missing.clear()  # peers have one another's replicas again
             case ShardRestored() if event.epoch >= self._epoch:
                 position = event.rank // self.per_node
                 self.missing.discard((position, position))
@@ -119,11 +121,16 @@ class Copies:
         if not self._nodes.members:
             raise ValueError("this job's nodes make no sense")
         self._job = job
-        ranks = 1 if job.simulated else job.nodes * job.workers_per_node
+        self._resize(job.nodes)
+        self._place(job.placement or _planned_placement(job))
+
+    def _resize(self, nodes: int) -> None:
+        """There are so many nodes from here on."""
+        self._positions = nodes
+        ranks = 1 if self.is_simulated else nodes * self.per_node
         self.complete = [NONE] * ranks
         self.next_version = [0] * ranks
         self.shard_bytes = [0] * ranks
-        self._place(job.placement or _planned_placement(job))
 
     def _place(self, placement: Placement) -> None:
         if placement.nodes != self.positions:
@@ -158,14 +165,18 @@ class Copies:
         self.persistent = self.persistent if self.persistent <= version else NONE
 
     def _planned(self, plan: RecoveryPlanned) -> None:
-        if len(plan.members) != (self.positions or len(plan.members)):
-            raise ValueError("the plan is for another number of nodes")
+        nodes = len(plan.members)
+        if self._job is not None and nodes != self.positions:
+            self._resize(nodes)
+            replicas = 1 if self.placement is None else self.placement.replicas
+            self._place(plan_placement(nodes=nodes, replicas=min(replicas, nodes)))
         version = NONE if plan.version is None else whole(plan.version)
         self._epoch, self._tier = plan.epoch, plan.tier
+        self._is_cut = plan.ranks_then is not None
         self.next_version = [version + 1] * len(self.next_version)
         self.complete = [NONE if plan.tier == "start" else version] * len(self.complete)
         self.missing = set()
-        if plan.tier == "persistent":
+        if plan.tier == "persistent" or plan.ranks_then is not None:
             self.missing = set(self.all_copies())
         elif plan.tier == "memory":
             position = {name: p for p, name in enumerate(plan.members)}

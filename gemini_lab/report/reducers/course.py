@@ -54,6 +54,7 @@ class Course:
         cause: Why the run failed or was stopped, for programs; `None` if it was neither.
         output: The last lines of the worker because of which the run was given up.
         epoch: Of the newest plan.
+        nodes: How many train, as it stands; 0 until a job is known.
         notes: Remarks: when, on which node, what.
     """
 
@@ -67,6 +68,7 @@ class Course:
         self.cause: FailureCause | None = None
         self.output: tuple[str, ...] = ()
         self.epoch = 0
+        self.nodes = 0
         self.notes: deque[tuple[float, str, str]] = deque(maxlen=most_notes)
 
     def take(self, entry: Entry) -> None:
@@ -82,6 +84,8 @@ class Course:
             case RunFinished() | RunFailed():
                 self._end(entry.at_s, event)
             case RecoveryPlanned():
+                if event.epoch >= self.epoch:
+                    self.nodes = len(event.members)
                 self.epoch = max(self.epoch, event.epoch)
         if self.ended_at_s is None:
             self._follow(entry)
@@ -92,6 +96,7 @@ class Course:
         if not 0 < job.nodes * job.workers_per_node <= MOST_RANKS:
             raise ValueError(f"no cluster has {job.nodes} x {job.workers_per_node} ranks")
         self.job, self.started_at_s = job, at_s
+        self.nodes = self.nodes or job.nodes
         self.settings = {**job.settings, **self.settings}
         if job.simulated is not None:
             self.settings |= {"simulated": True, **_plain(job.simulated)}
@@ -141,8 +146,8 @@ class Course:
 
     @property
     def ranks(self) -> int:
-        """Training processes; 0 until a job is known."""
-        return 0 if self.job is None else self.job.nodes * self.job.workers_per_node
+        """Training processes, as it stands; 0 until a job is known."""
+        return 0 if self.job is None else self.nodes * self.job.workers_per_node
 
     @property
     def outcome(self) -> Outcome:

@@ -5,7 +5,7 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
-    DRAIN,
+    PLANNED,
     DrainWaiting,
     Injected,
     Iteration,
@@ -97,7 +97,7 @@ class Nodes:
                 self.failed.add(entry.node if isinstance(event, WorkerExited) else seat)
             case NodeLeaving() | DrainWaiting() | NodeDrained() as told:
                 self._leave(told)
-            case RecoveryStarted() if event.cause != DRAIN:
+            case RecoveryStarted() if event.cause not in PLANNED:
                 for name in event.lost:
                     self._lose(name)
             case RecoveryPlanned() if event.epoch >= self._epoch:
@@ -129,9 +129,11 @@ class Nodes:
         self.members = [*known, *(f"node-{p}" for p in range(len(known), job.nodes))]
 
     def _plan(self, plan: RecoveryPlanned) -> None:
-        if len(plan.members) != (len(self.members) or len(plan.members)):
-            raise ValueError("the plan is for another number of nodes")
+        if not 0 < len(plan.members) * self._per_node <= MOST_RANKS:
+            raise ValueError(f"no cluster has {len(plan.members)} x {self._per_node} ranks")
         self._epoch = plan.epoch
+        if len(plan.members) != len(self.members):  # the run has another size from here on
+            self._seats.clear()
         self.members = list(plan.members)
         self.gone = {p for p, name in enumerate(plan.members) if name is None}
         self.failed.clear()

@@ -31,8 +31,9 @@ class Furthest:
 
 @dataclass(slots=True)
 class _Try:
-    """The workers of one epoch, that went on from version `base`."""
+    """The workers of one epoch, of so many ranks, that went on from version `base`."""
 
+    ranks: int
     base: int = 0
     newest: dict[int, int] = field(default_factory=dict)
     over: Furthest | None = None
@@ -42,7 +43,8 @@ class Reached:
     """The newest iteration of every rank, by epoch; memory: `TRIES` times the ranks."""
 
     def __init__(self) -> None:
-        self._ranks = 0
+        self._ranks = 0  # of the newest try; 0 where a job is not known
+        self._per_node = 0
         self._tries: dict[int, _Try] = {}
         self._epochs: list[int] = []  # in order
 
@@ -53,7 +55,10 @@ class Reached:
             case RunStarted() if not self._ranks:
                 ranks = event.nodes * event.workers_per_node
                 self._ranks = 1 if event.simulated else min(ranks, MOST_RANKS)
-            case RecoveryPlanned():
+                self._per_node = 0 if event.simulated else event.workers_per_node
+            case RecoveryPlanned(members=members):
+                if self._per_node and not (self._epochs and event.epoch < self._epochs[-1]):
+                    self._ranks = min(len(members) * self._per_node, MOST_RANKS)
                 self._try(event.epoch).base = whole(event.version or 0)
             case Iteration(restored=False):
                 self._note(event)
@@ -63,9 +68,9 @@ class Reached:
                     told.newest[rank] = min(whole(version), told.newest[rank])
 
     def _note(self, event: Iteration) -> None:
-        if not 0 <= event.rank < (self._ranks or MOST_RANKS):
-            raise ValueError(f"the run has no rank {event.rank}")
         told = self._try(event.epoch)
+        if not 0 <= event.rank < (told.ranks or MOST_RANKS):
+            raise ValueError(f"the run has no rank {event.rank}")
         if told.over is None:
             told.newest[event.rank] = max(whole(event.iteration), told.newest.get(event.rank, 0))
 
@@ -74,7 +79,7 @@ class Reached:
         if found is None:
             if len(self._tries) >= MOST_KEPT:
                 raise ValueError("no run starts so often")
-            found = self._tries[whole(epoch)] = _Try()
+            found = self._tries[whole(epoch)] = _Try(self._ranks)
             insort(self._epochs, epoch)
             if len(self._epochs) > TRIES:
                 old = self._tries[self._epochs[-TRIES - 1]]
@@ -84,7 +89,7 @@ class Reached:
     def _furthest(self, one: _Try) -> Furthest:
         if one.over is not None:
             return one.over
-        ranks = range(self._ranks or len(one.newest))
+        ranks = range(one.ranks or len(one.newest))
         return Furthest(
             by_all=min((one.newest.get(rank, one.base) for rank in ranks), default=one.base),
             by_any=max(one.newest.values(), default=one.base),
@@ -94,8 +99,8 @@ class Reached:
 
     def now(self) -> list[int]:
         """The newest iteration of each rank, in order, after the newest start."""
-        newest = self._tries[self._epochs[-1]] if self._epochs else _Try()
-        ranks = range(self._ranks or len(newest.newest))
+        newest = self._tries[self._epochs[-1]] if self._epochs else _Try(self._ranks)
+        ranks = range(newest.ranks or len(newest.newest))
         return [newest.newest.get(rank, newest.base) for rank in ranks]
 
     def done(self) -> int:

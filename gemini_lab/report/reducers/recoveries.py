@@ -208,7 +208,7 @@ class Recoveries:
         recovery = replace(recovery, injections=causes, exits=exits)
         noticed_s = recovery.failed_at_s
         before = [injection.at_s for injection in causes if injection.at_s <= noticed_s]
-        if not before or recovery.cause == events.DRAIN:  # a machine that is to go has not failed
+        if not before or recovery.cause in events.PLANNED:  # nothing has failed
             return recovery
         detect = Step(name="detect", start_s=before[0], end_s=noticed_s)
         return replace(recovery, failed_at_s=before[0], steps=(detect, *recovery.steps))

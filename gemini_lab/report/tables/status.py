@@ -40,7 +40,11 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         wasted_s=losses.wasted_s,
         conditions=tuple(_conditions(run)),
         diverged=tuple(_diverged(run)),
-        notes=(*(f"{node}: {text}" for _, node, text in course.notes), *_went_back(run)),
+        notes=(
+            *(f"{node}: {text}" for _, node, text in course.notes),
+            *_went_back(run),
+            *_sizes(run),
+        ),
         unread=run.unread,
         is_past=is_past,
     )
@@ -51,6 +55,14 @@ def _went_back(run: RunReducer) -> Iterable[str]:
     if run.rewinds.found:
         times = f" ({run.rewinds.total} times by now)" if run.rewinds.total > 1 else ""
         yield f"training went back{times}; {run.rewinds.found[-1]}"
+
+
+def _sizes(run: RunReducer) -> Iterable[str]:
+    """Since when the run has another number of nodes, and why it is not the one it is to have."""
+    if run.sizes.found:
+        yield f"{run.sizes.found[-1]}"
+    if run.sizes.waits_for:
+        yield run.sizes.waits_for
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:

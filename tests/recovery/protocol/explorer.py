@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemini_lab.recovery.model.truth import BrokenError
 from gemini_lab.recovery.model.world import Action, Rules, Shape, World
@@ -58,6 +58,7 @@ _IN_ORDER = (
     (("tier_down",), ("kill_group", 4), ("tier_up",)),
 )  # what must come one after the other
 DRAINS_EVERY = 3  # schedules, in one some nodes are to go
+RESIZES_EVERY = 4  # schedules, one has a run that goes on with other numbers of nodes
 REWINDS_EVERY = 2  # schedules, one has training go back
 RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
@@ -76,6 +77,8 @@ class Found:
 def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     """A world and what happens in it: stretches of work, with faults at random moments."""
     shape, actions = _failing(seed)
+    if seed % RESIZES_EVERY == 1:
+        shape, actions = _resizing(random.Random(-2 - seed), shape, actions)
     if seed % REWINDS_EVERY:
         return shape, actions
     rng, with_rewinds = random.Random(-1 - seed), list(actions)
@@ -108,6 +111,16 @@ def _failing(seed: int) -> tuple[Shape, tuple[Action, ...]]:
         for _ in range(rng.randint(1, 3)):
             actions.insert(rng.randint(1, len(actions)), ("drain", rng.randrange(6)))
     return shape, tuple(actions)
+
+
+def _resizing(
+    rng: random.Random, shape: Shape, actions: tuple[Action, ...]
+) -> tuple[Shape, tuple[Action, ...]]:
+    """The same where fewer go on when machines are short, and a person wants other numbers."""
+    more = list(actions)
+    for _ in range(rng.randint(0, 3)):
+        more.insert(rng.randint(1, len(more)), ("resize", rng.randrange(6)))
+    return replace(shape, shrinks=rng.random() < 0.7, iterations=20), tuple(more)
 
 
 def _returning(rng: random.Random) -> tuple[Action, ...]:

@@ -1,0 +1,311 @@
+"""A run that goes on with another number of nodes than it had: smaller, larger, on purpose or not.
+
+The size is decided where a recovery is planned: a run that is short of machines, and may, takes
+those that there are. To change it without a failure all ranks stop where a version is whole, as for
+a drain. The shards of the last version are then cut anew from the memory of those who stay
+(`recovery.recutting`). A size that the script refuses is not tried again.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.log import events
+from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
+from gemini_lab.recovery.faults import own_error
+from gemini_lab.recovery.messages import Inventory, Settle, WorkerExited
+from gemini_lab.recovery.plan import Copy, VersionId
+from gemini_lab.recovery.planning import good_copies
+from gemini_lab.recovery.protocol import (
+    Emit,
+    Instruction,
+    ResizeWanted,
+    RootState,
+    Send,
+    WriteState,
+)
+from gemini_lab.recovery.recutting import Holders, covering, newest_whole
+from gemini_lab.recovery.stop import Living, Stop
+from gemini_lab.seats import in_order
+from gemini_lab.settings import Settings
+
+LONGEST_PAUSE_S: Final = 1800.0
+
+
+def why_never(
+    *, scheme: str, replicas: int, nodes: int, strategy: str = "auto", placed: int | None = None
+) -> str:
+    """Why a job with these settings cannot go on with so many nodes; empty if it can.
+
+    Args:
+        scheme: When versions leave.
+        replicas: Copies of each shard.
+        nodes: How many there are to be.
+        strategy: How copies are placed.
+        placed: Of how many nodes the placement is that came with the job, if one did.
+    """
+    if scheme == "none":
+        return 'with scheme "none" there are no versions with which another number could go on'
+    if placed not in {None, nodes}:
+        return f"the placement that came with the job is of {placed} nodes"
+    if nodes < 1:
+        return "a run needs at least one node"
+    try:
+        plan_placement(nodes=nodes, replicas=replicas, strategy=strategy)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def why_not(state: RootState, nodes: int) -> str:
+    """Why this run cannot go on with so many nodes; empty if it can, as far as is known."""
+    if nodes == state.size:
+        return ""
+    if state.settings is None:
+        return "no worker has told its settings yet"
+    if state.job.root:
+        return "its root agent is one of the user's own"
+    if nodes in state.refused:
+        return f"its script was tried with {nodes} nodes and refused"
+    placement, settings = state.job.seats.placement, state.settings
+    return why_never(
+        scheme=settings.scheme,
+        replicas=settings.replicas,
+        nodes=nodes,
+        strategy=settings.strategy,
+        placed=None if placement is None else placement.nodes,
+    )
+
+
+def largest(state: RootState, most: int) -> int:
+    """The largest number of nodes up to `most` with which the run can go on; 0 for none."""
+    return next((n for n in range(most, 0, -1) if not why_not(state, n)), 0)
+
+
+def grow_pause_s(state: RootState) -> float:
+    """How long the run is left as it is before machines that came make it larger."""
+    doubled = state.read_settings().grow_pause_s * 2.0 ** min(state.growths, 20)
+    return min(doubled, LONGEST_PAUSE_S)
+
+
+def patience_s(state: RootState, at_s: float) -> float | None:
+    """How much longer a run that is short waits for machines; `None` for ever."""
+    settings = state.settings
+    if settings is None or settings.when_short != "shrink" or state.trouble is None:
+        return None
+    if state.none_come:
+        return 0.0
+    return max(0.0, state.trouble.at_s + settings.shrink_after_s - at_s)
+
+
+def if_none_comes(state: RootState, at_s: float, living: Living) -> str:
+    """What becomes of a run that waits for machines, for people; empty where it goes on waiting."""
+    if patience_s(state, at_s) is None:
+        return ""
+    there = len(usable(state, living))
+    if size := largest(state, there):
+        after_s = state.read_settings().shrink_after_s
+        return f"; if none comes within {after_s:.0f} s, {size} go on"
+    return f"; fewer cannot go on: {why_not(state, there)}"
+
+
+def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None = None) -> list[int]:
+    """The numbers of nodes with which a run of `nodes` can go on where machines are short."""
+    if settings.when_short != "shrink":
+        return []
+    return [
+        size
+        for size in range(nodes - 1, 0, -1)
+        if not why_never(
+            scheme=settings.scheme,
+            replicas=settings.replicas,
+            nodes=size,
+            strategy=settings.strategy,
+            placed=placed,
+        )
+    ]
+
+
+def usable(state: RootState, living: Living) -> list[str]:
+    """Nodes that may train: those that do first, then standbys, those without imports last."""
+    here = [node for node in state.members if node is not None and node in living]
+    spares = set(state.seats.spares(living)) - {*state.leaving}
+    ready_first = sorted(in_order(spares), key=lambda node: not living[node].is_ready)
+    return [node for node in (*here, *ready_first) if node not in state.avoided]
+
+
+def seat_anew(
+    at_s: float, state: RootState, living: Living, inventories: Mapping[str, Inventory]
+) -> RootState:
+    """The state with the seats of the size that the run is to have now.
+
+    Args:
+        at_s: Now.
+        state: The run's, amid a restart.
+        living: Who is there.
+        inventories: What they hold.
+    """
+    copies = _ranked(state, inventories)
+    best = newest_whole([copy for copy in copies if copy.node in living])
+    nodes = usable(state, living)
+    if not _have(nodes, best):  # what would be lost without those that are avoided
+        nodes = [*nodes, *(node for node in in_order(living) if node not in nodes)]
+    size = _size(at_s, state, len(nodes))
+    is_cut = best is not None and len(best[1]) != state.seats.world_size
+    if size == state.seats.nodes and (not is_cut or _have(state.members, best)):
+        return state
+    chosen = covering(nodes, size, {} if best is None else best[1])
+    if chosen is None:
+        return state
+    return _seated(state, size, [*chosen, *[None] * (size - len(chosen))])
+
+
+def _have(nodes: Collection[str | None], version: tuple[VersionId, Holders] | None) -> bool:
+    """Whether these have every shard of a version between them."""
+    holders = () if version is None else version[1].values()
+    return all(not set(nodes).isdisjoint(held) for held in holders)
+
+
+def _size(at_s: float, state: RootState, there: int) -> int:
+    """How many nodes the run is to have, of which so many are there."""
+    size = state.size or state.seats.nodes
+    if state.resizing and state.resizing <= there:
+        size = state.resizing
+    if there < size and patience_s(state, at_s) == 0:
+        return largest(state, there) or size
+    return size
+
+
+def _ranked(state: RootState, inventories: Mapping[str, Inventory]) -> list[Copy]:
+    """The copies in memory, each with the number of ranks that made it."""
+    ranks = state.seats.world_size
+    return [replace(c, ranks=c.ranks or ranks) for c in good_copies(state, inventories)]
+
+
+def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootState:
+    """The state with other seats; of the model's fingerprint the number of ranks is a part."""
+    settings = state.read_settings()
+    seats = replace(state.seats, nodes=size, members=tuple(members), placement=None)
+    return replace(state, placed=seats.placed(settings), fingerprint="", is_unsettled=True)
+
+
+def holders_of(state: RootState) -> Holders:
+    """Who keeps each shard, as the placement has it."""
+    seats = state.seats
+    return {
+        rank: [str(seats.members[p]) for p in seats.holders.holders[seats.position_of(rank)]]
+        for rank in seats.ranks
+    }
+
+
+def _missing(count: int) -> str:
+    return "a machine is missing" if count == 1 else f"{count} machines are missing"
+
+
+class Resizes:
+    """Changes of a run's size, as a root agent follows them.
+
+    What it changes of a state it gives as a `WriteState`, which whoever calls it takes on.
+
+    Args:
+        stop: Of the ranks.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+        self._waits_for = ""  # what was last said of a size that cannot be had now
+
+    def ask(self, wanted: ResizeWanted, state: RootState) -> Iterator[Instruction]:
+        """A person wants another size; a new root hears again what the last one did."""
+        if wanted.number <= state.asked_size:
+            return
+        nodes = wanted.nodes
+        refused = tuple(n for n in state.refused if n != nodes)  # to ask again is to try again
+        state = replace(state, asked_size=wanted.number, wanted=nodes, refused=refused)
+        state = replace(state, resized_at_s=0.0, growths=0)  # no pause for what a person wants
+        self._waits_for = ""
+        yield WriteState(state=state)
+        yield Emit(event=events.ResizeWanted(nodes=nodes))
+
+    def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
+        """Have all ranks stop if the run is to have another size, and can have it now."""
+        is_idle = state.phase == "running" and not self._stop.is_under_way
+        if not is_idle or seat_to_leave(state) or state.goal == state.seats.nodes:
+            return
+        size, reason = self._next_size(at_s, state, living)
+        if not size:
+            yield from self._wait(state, living, reason)
+            return
+        self._waits_for = ""
+        yield from self._stop.begin(at_s, replace(state, resizing=size), living)
+
+    def _next_size(self, at_s: float, state: RootState, living: Living) -> tuple[int, str]:
+        """The size that the run can have now, or 0 and why it stays as it is."""
+        now, goal = state.seats.nodes, state.goal
+        ready = [node for node in usable(state, living) if living[node].is_ready]
+        if goal < now:
+            reason = why_not(state, goal)
+            if not reason and covering(ready, goal, holders_of(state)) is None:
+                reason = (
+                    f"no {goal} nodes have all shards of a version between them; go there in "
+                    "steps, each down to a half at most"
+                )
+            return (0, reason) if reason else (goal, "")
+        size = largest(state, min(goal, len(ready)))
+        if size <= now:
+            return 0, why_not(state, goal) or _missing(goal - now)
+        pause_s = grow_pause_s(state)
+        if state.resized_at_s and at_s < state.resized_at_s + pause_s:
+            return 0, f"its size has just changed; it grows {pause_s:.0f} s after that"
+        return size, ""
+
+    def _wait(self, state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
+        said = f"{state.goal}: {reason}"
+        if said == self._waits_for:
+            return
+        self._waits_for = said
+        yield Emit(event=events.ResizeWaiting(nodes=state.goal, reason=reason))
+        yield from ask_for_nodes(state, living, f"the run is to have {state.goal} nodes")
+
+    def refuse(self, state: RootState, exited: WorkerExited) -> Iterator[Instruction]:
+        """A worker of another size ended with an error of its own: the run goes back to its size.
+
+        Says nothing where that was not the size's doing.
+        """
+        nodes = state.seats.nodes
+        is_new = state.phase == "starting" and state.size not in {0, nodes}
+        if not is_new or exited.error is None or not own_error(exited):
+            return
+        reason = f"rank {exited.rank}: {exited.error.error}: {exited.error.text}"
+        wanted = 0 if state.wanted == nodes else state.wanted
+        refused = (*state.refused, nodes)
+        yield WriteState(state=replace(state, refused=refused, wanted=wanted, resizing=0))
+        yield Emit(event=events.ResizeRefused(nodes=nodes, reason=reason))
+
+    def end(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
+        """Training goes on; say if it has another size than before."""
+        before, nodes = state.size, state.seats.nodes
+        state = replace(state, size=nodes, resizing=0)
+        if before not in {0, nodes}:
+            is_calm = at_s > state.resized_at_s + LONGEST_PAUSE_S
+            growths = (0 if is_calm else state.growths) + (nodes > before)
+            state = replace(state, resized_at_s=at_s, growths=growths)
+        yield WriteState(state=state)
+        if before not in {0, nodes}:
+            yield Emit(
+                event=events.Resized(
+                    nodes_then=before, nodes=nodes, wanted=state.goal, iteration=state.iteration
+                )
+            )
+        if nodes < state.goal:
+            yield from ask_for_nodes(state, living, f"the run is to have {state.goal} nodes")
+
+    def settle(self, state: RootState, living: Living) -> Iterator[Instruction]:
+        """A version that was made since is whole: slabs of other numbers of ranks may go."""
+        if not state.is_unsettled or state.phase != "running":
+            return
+        yield WriteState(state=replace(state, is_unsettled=False))
+        for node in in_order(living):
+            yield Send(to=node, order=Settle(epoch=state.epoch, ranks=state.seats.world_size))

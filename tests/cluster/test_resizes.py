@@ -1,0 +1,65 @@
+"""A run on real nodes goes on with other numbers of them, from memory alone."""
+
+import pytest
+
+from gemini_lab.experiments.benches.resize import means
+from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import NodeLoss
+from gemini_lab.log.events import RESIZE
+
+ITERATIONS = 24
+
+
+def job(**options):
+    """Twelve sequences an iteration, which go round among four nodes and among three."""
+    return gpt_job(size="tiny", iterations=ITERATIONS, global_batch=12, dropout=0.0, **options)
+
+
+def sizes(run):
+    return [(entry.event.nodes_then, entry.event.nodes) for entry in run.events("resized")]
+
+
+def test_four_nodes_become_three_and_four_again_from_memory(lab):
+    lab.wait_until_ready()
+    undisturbed = lab.train(job(), persistent_url=None).wait(200).report()
+    run = lab.train(job(layer_s=0.1), persistent_url=None)  # slower, so as to be in time
+    run.wait(until=3)
+    run.resize(3)
+    wait_for(run, recoveries=1)
+    assert len(run.members) == 3
+    run.wait(until=run.iteration + 2)
+    run.resize(4)
+    report = run.wait(200).report()
+    assert sizes(run) == [(4, 3), (3, 4)]
+    assert [(one.cause, one.lost_by_any) for one in report.recoveries] == [(RESIZE, 0)] * 2
+    assert {entry.event.tier for entry in run.events("shard_restored")} <= {"local", "peer"}
+    assert report.divergences == ()
+    first = run.events("resized")[0].event.iteration
+    before = {at: loss for at, loss in report.losses.items() if at[0] < first}
+    assert before == {at: undisturbed.losses[at] for at in before}  # to the bit
+    whole, found = means(undisturbed), means(report)
+    assert found.keys() == whole.keys()
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.long
+def test_fewer_go_on_without_a_node_and_as_many_as_before_when_another_joins(lab):
+    lab.wait_until_ready()
+    run = lab.train(
+        gpt_job(size="tiny", iterations=10_000, global_batch=12, layer_s=0.05),
+        persistent_url=None,
+        when_short="shrink",
+        shrink_after_s=0,
+        grow_pause_s=1,
+    )
+    run.wait(until=4)
+    standby = next(name for name in lab.living if name not in run.members)
+    for node in (standby, run.members[2]):
+        run.inject(NodeLoss(node))
+    wait_for(run, recoveries=2)  # the failure, and the resize when a machine has joined
+    report = run.report()
+    run.stop()
+    assert sizes(run)[:2] == [(4, 3), (3, 4)]
+    assert [one.cause for one in report.recoveries] == ["node_lost", RESIZE]
+    assert all(one.lost_iterations == 0 for one in report.recoveries)

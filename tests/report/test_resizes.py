@@ -1,0 +1,121 @@
+"""A run that went on with another number of nodes, in tables and in its report."""
+
+from told_runs import ToldRun
+
+from gemini_lab.log import events
+from gemini_lab.placement import plan_placement
+from gemini_lab.report import build_report
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.losses import losses
+from gemini_lab.report.tables.status import status
+from gemini_lab.report.text import render
+
+
+def resized(run, members, version):
+    """All ranks stop after a version, and go on as another number."""
+    then, run.nodes = run.nodes, len(members)
+    run.recovery += 1
+    run.placement = plan_placement(nodes=run.nodes, replicas=2)
+    run.say_root(
+        events.RecoveryStarted,
+        recovery=run.recovery,
+        epoch=run.epoch + 1,
+        cause=events.RESIZE,
+        lost=(),
+        failed_at_s=run.now_s,
+        iteration=version,
+    )
+    run.epoch, run.members = run.epoch + 1, list(members)
+    run.say_root(
+        events.RecoveryPlanned,
+        recovery=run.recovery,
+        epoch=run.epoch,
+        version=version,
+        tier="memory",
+        members=tuple(members),
+        sources=(),
+        transfers=(),
+        reason="cut anew",
+        ranks_then=then,
+    )
+    run.protect().resume(version, known_lost=0)
+    run.say_root(events.Resized, nodes_then=then, nodes=run.nodes, wanted=4, iteration=version + 1)
+    return run
+
+
+def smaller():
+    run = ToldRun(standbys=0).protect().train(1, 5)
+    return resized(run, ["node-0", "node-2", "node-3"], 5)
+
+
+def reduced(run):
+    reducer = RunReducer()
+    for entry in run.entries:
+        reducer.take(entry)
+    return reducer
+
+
+def shown(run):
+    reducer = reduced(run)
+    now_s = run.now_s
+    return status(reducer, now_s=now_s, losses=losses(reducer))
+
+
+def test_the_new_shards_have_no_replicas_until_a_version_of_them_is_whole():
+    run = smaller()
+    assert reduced(run).copies.survivable() == (0, 5)
+    run.train(6, 7)
+    assert reduced(run).copies.survivable() == (1, 7)
+    assert reduced(run).unread == 0
+
+
+def test_who_trains_and_who_waits_is_known_and_how_far_all_ranks_came():
+    run = smaller().train(6, 8)
+    reducer = reduced(run)
+    assert reducer.course.ranks == 3
+    assert reducer.reached.done() == 8
+    rows = shown(run).nodes
+    assert [(row.name, row.position) for row in rows] == [
+        ("node-0", 0),
+        ("node-2", 1),
+        ("node-3", 2),
+        ("node-1", None),
+    ]
+    assert "3 nodes in place of 4 from iteration 6 on (4 are wanted)" in shown(run).notes
+
+
+def test_what_the_run_waits_for_is_shown_until_it_has_its_size():
+    run = smaller().train(6, 6)
+    run.say_root(events.ResizeWaiting, nodes=4, reason="a machine is missing")
+    assert "4 nodes: a machine is missing" in shown(run).notes
+    resized(run, ["node-0", "node-2", "node-3", "node-9"], 6).train(7, 7)
+    assert shown(run).notes == ("4 nodes in place of 3 from iteration 7 on",)
+    assert reduced(run).reached.done() == 7
+    assert reduced(run).unread == 0
+
+
+def test_ranks_of_another_number_are_not_compared_with_those_before():
+    before = ToldRun(standbys=0).protect().train(1, 5).iterate(6, losses=True)
+    after = resized(before, ["node-0", "node-2", "node-3"], 5)
+    after.now_s += 1
+    for rank in after.ranks:
+        after.say_worker(
+            events.Iteration,
+            rank,
+            iteration=6,
+            duration_s=1.0,
+            waited_s=0.0,
+            values={"loss": 1.25},
+        )
+    assert build_report(after.entries).divergences == ()
+
+
+def test_a_report_says_each_change_and_what_it_took():
+    run = smaller().train(6, 6)
+    resized(run, ["node-0", "node-2", "node-3", "node-9"], 6).train(7, 9).finish(9)
+    report = build_report(run.entries)
+    assert [(one.nodes_then, one.nodes) for one in report.resizes] == [(4, 3), (3, 4)]
+    assert [one.lost_by_any for one in report.recoveries] == [0, 0]
+    assert report.nodes == 4
+    assert [one["nodes"] for one in report.to_json()["resizes"]] == [3, 4]
+    assert "3 nodes in place of 4 from iteration 6 on" in render(report)
