@@ -1,16 +1,14 @@
 """`protect`: the one call that keeps a job's every iteration in CPU memory.
 
-The parts are made elsewhere, and tied together here: the engine's state (`engine_state`, with one
-view a `framework`), memory for it (`shard_memory`), what is put back after a failure (`restore`),
-the traffic of versions (`transfer.traffic`), and the hook in the engine (`live`).
+The parts are made elsewhere, and tied together here: the engine with its memory, and with what is
+put back after a failure (`ready_engine`), the traffic of versions (`transfer.traffic`), and the
+hook in the engine (`live`).
 """
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-import msgspec
 import torch
 from torch import nn
 
@@ -18,37 +16,25 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
 from gemini_lab.engine.carried import epoch_in, guard_in, newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
-from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.flaws import Flaws
 from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
-from gemini_lab.engine.old_shards import OldSlabs
-from gemini_lab.engine.ranks import rank_and_world_size
-from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.ready_engine import ReadyEngine, ready_engine
 from gemini_lab.engine.rewinding import Rewinder, encode_order
 from gemini_lab.engine.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
-from gemini_lab.engine.surroundings import gather
-from gemini_lab.engine.torch_engine import TorchEngine, left_out
+from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.engine.verification import Verification, Verified, verified_in
 from gemini_lab.engine.verifying import Verifier
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.guard import Guard
-from gemini_lab.recovery.messages import JobOrder, WorkerStart
-from gemini_lab.recovery.planning import resumes_elsewhere
-from gemini_lab.seats import Seats
+from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import Settings, SettingValue
-from gemini_lab.shard.layout import ShardLayout
-from gemini_lab.shard.lineage import Lineage
-from gemini_lab.storage import persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.node_link import node_link
@@ -59,7 +45,6 @@ Value = TypeVar("Value")
 NOT_IN_A_LAB: Final = (
     "this script was not started by `gemini-lab run`, so its checkpoints are not protected"
 )
-_LONG_REPLAY_S: Final = 1.0
 
 
 def protect(
@@ -150,76 +135,52 @@ def start_protection(
         client_state: The script's own.
         also: The script's own, too.
     """
-    start = session.start
     remark = remarks(session)
-    _require_all_ranks(start.seats.world_size)
-    session.meet()
-    script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
-    for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
-        remark(text)
-    state = EngineState(engine, script=script)
-    settings = read_settings(state.framework, start.order, remark)
-    seats = start.seats.placed(settings)
-    is_first = start.fingerprint is None  # of the run: nobody has called this before
-    if start.rank == 0 and (is_first or start.plan.version is None):
-        _claim_tier(settings.persistent_url, start.order)
-    group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
-    memory = _lay_out(session, state, seats, settings, group)
-    if is_first and resumes_elsewhere(start.order, settings):
-        session.wait_for_fence()
-    lineage = Lineage(run=start.order.run, epoch=start.epoch)
-    place = Place(
-        rank=start.rank,
-        seats=seats,
-        slab=memory.slab,
-        group=group,
-        persistent_url=settings.persistent_url,
-        lineage=lineage,
-        layout=state.layout,
-        recast=_recast(state, settings, remark, is_under_way=not is_first),
-        old_slabs=lambda ranks: _old_slabs(session, ranks),
+    ready = ready_engine(
+        session, engine, data=data, client_state=client_state, also=also, remark=remark
     )
-    with session.pulse.within("restoring", start.plan.tier):
-        small = _restore(session, state, place)
+    state, settings, small = ready.state, ready.settings, ready.small
     emit = with_monitor(engine, session.emit)
     recorder = recorder_of(state, settings)
-    traffic = _open_traffic(session, engine, place, memory, settings, recorder=recorder, emit=emit)
-    if start.plan.tier == "memory":
+    traffic = _open_traffic(session, ready, recorder=recorder, emit=emit)
+    if session.start.plan.tier == "memory":
         traffic.note_whole(state.version)
-    guard = Guard.of(settings)
-    if guard is not None and (known := guard_in(small)) is not None:
-        guard.restore(known)
-    verification = _verification(
-        session, state, place, traffic, settings, newest=verified_in(small)
-    )
     iterations = IterationLog(emit, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
-    session.pulse.watch(calls=lambda: traffic.collectives, messages=lambda: group.messages)
+    session.pulse.watch(
+        calls=lambda: traffic.collectives, messages=lambda: ready.place.group.messages
+    )
     protection = LiveProtection(
         state,
         traffic,
         iterations,
         session.pulse,
-        lineage=lineage,
+        lineage=ready.place.lineage,
         epoch=epoch_in(small),
-        rewinder=None
-        if settings.scheme == "none"
-        else Rewinder(state, memory.slab, traffic, guard=guard, emit=session.emit),
+        rewinder=_rewinder(session, ready, traffic),
         recorder=recorder,
-        verification=verification,
+        verification=_verification(session, ready, traffic),
         flaws=Flaws(state.framework, session.flaws).install,
         remark=remark,
         hold=session.hold,
     )
-    state.framework.hook(protection)
-    session.on_finish = protection.finish
-    if start.plan.version is None and not traffic.is_sent(state.version):
-        protection.send_version()
+    _begin(session, ready, traffic, protection)
+    return protection
+
+
+def _begin(
+    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic, made: LiveProtection
+) -> None:
+    """Hook the engine's step; from here on training does the rest."""
+    state = ready.state
+    state.framework.hook(made)
+    session.on_finish = made.finish
+    if session.start.plan.version is None and not traffic.is_sent(state.version):
+        made.send_version()
     session.pulse.enter("between steps")
     session.listen()
-    if settings.import_ahead:
+    if ready.settings.import_ahead:
         session.tell_imports()
-    return protection
 
 
 def remarks(session: WorkerSession) -> Callable[[str], None]:
@@ -233,74 +194,15 @@ def remarks(session: WorkerSession) -> Callable[[str], None]:
     return say
 
 
-def _require_all_ranks(workers: int) -> None:
-    """Refuse workers that do not know of one another.
-
-    Raises:
-        ConfigError: They do not.
-    """
-    _, world_size = rank_and_world_size()
-    if world_size != workers:
-        raise ConfigError(
-            f"this job has {workers} workers, but torch.distributed knows of {world_size}; call "
-            "torch.distributed.init_process_group() before `protect`, or start one worker: "
-            "gemini-lab run --nodes 1 --replicas 1"
-        )
-
-
-def _claim_tier(url: str | None, order: JobOrder) -> None:
-    """Make the persistent tier this run's, before it has anything to lose there."""
-    if url is not None:
-        tier = persistent_tier(url)
-        tier.check()
-        tier.claim(order.run, is_resumed=order.is_resumed)
-
-
-def _lay_out(
-    session: WorkerSession,
-    state: EngineState,
-    seats: Seats,
-    settings: Settings,
-    group: CheckpointGroup,
-) -> ShardMemory:
-    """Memory for the engine's state, which is then said to be protected."""
-    memory = open_shard_memory(
-        state.layout,
-        rank=session.start.rank,
-        seats=seats,
-        chunk_bytes=settings.chunk_bytes,
-        buffers=settings.buffers,
-        group=group,
-        owner=session,
-    )
-    require_fingerprint(state.layout, session.start.fingerprint)
-    session.emit(
-        events.Protected(
-            shard_bytes=state.layout.payload_bytes,
-            fingerprint=state.layout.fingerprint,
-            settings=settings,
-            placement=seats.holders,
-        )
-    )
-    return memory
-
-
 def _open_traffic(
-    session: WorkerSession,
-    engine: Engine,
-    place: Place,
-    memory: ShardMemory,
-    settings: Settings,
-    *,
-    recorder: UpdateRecorder | None,
-    emit: Emit,
+    session: WorkerSession, ready: ReadyEngine, *, recorder: UpdateRecorder | None, emit: Emit
 ) -> CheckpointTraffic:
     """What sends this rank's versions to its peers, as the settings want it."""
-    rank, seats = place.rank, place.seats
+    settings, memory, place = ready.settings, ready.memory, ready.place
     peers = Peers(
-        rank=rank,
-        sends_to=seats.peers_that_keep(rank),
-        receives_from=seats.replica_numbers(rank),
+        rank=place.rank,
+        sends_to=place.seats.peers_that_keep(place.rank),
+        receives_from=place.seats.replica_numbers(place.rank),
     )
     sent = None
     if recorder is not None:
@@ -312,8 +214,8 @@ def _open_traffic(
         peers,
         shard_bytes=memory.shard_bytes if sent is None else sent.sizes_bytes,
         link=_open_link(settings, session.start, place.group),
-        node_of=seats.node_of,
-        device=torch.device(engine.device),
+        node_of=place.seats.node_of,
+        device=torch.device(ready.engine.device),
         emit=emit,
         wants_hold=lambda: session.wants_hold,
         order_back=lambda: encode_order(session.order_back),
@@ -321,25 +223,26 @@ def _open_traffic(
     )
 
 
-def _verification(
-    session: WorkerSession,
-    state: EngineState,
-    place: Place,
-    traffic: CheckpointTraffic,
-    settings: Settings,
-    *,
-    newest: Verified | None,
-) -> Verification | None:
-    """What has iterations computed again, if the settings ask for it.
+def _rewinder(
+    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
+) -> Rewinder | None:
+    """What takes iterations back, and judges them if the settings ask for it."""
+    settings = ready.settings
+    if settings.scheme == "none":
+        return None
+    guard = Guard.of(settings)
+    if guard is not None and (known := guard_in(ready.small)) is not None:
+        guard.restore(known)
+    slab = ready.memory.slab
+    return Rewinder(ready.state, slab, traffic, guard=guard, emit=session.emit)
 
-    Args:
-        session: The worker's.
-        state: The engine's.
-        place: The rank's.
-        traffic: Of its versions.
-        settings: The job's.
-        newest: The newest verified version, if the one that was restored tells of it.
-    """
+
+def _verification(
+    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
+) -> Verification | None:
+    """What has iterations computed again, if the settings ask for it."""
+    state, settings, place = ready.state, ready.settings, ready.place
+    newest = verified_in(ready.small)
     if settings.verify_every is None:
         return None
     return Verification(
@@ -358,93 +261,6 @@ def _verification(
         newest=newest or Verified(version=state.version, lineage=place.lineage),
         emit=session.emit,
         stand_still=session.stand_still,
-    )
-
-
-def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mapping[str, object]:
-    """Do what the recovery plan asks of this rank, and say it.
-
-    Returns:
-        What the version carried beside the engine's state; empty if there is none.
-    """
-    plan = session.start.plan
-    try:
-        restored = restore(plan, place, state.load)
-    except UnusableCopyError as error:
-        session.restore_failed(
-            shard=error.shard, version=error.version, holder=error.holder, reason=error.reason
-        )
-        raise  # this worker ends: the root agent plans without that copy
-    if restored is None or plan.version is None:
-        return {}
-    receipt, small = restored
-    newest = newest_in(small)
-    if newest is not None:
-        session.emit(msgspec.structs.replace(newest, restored=True))
-    session.emit(_restored_event(place.rank, plan.version, receipt))
-    if receipt.ranks_then is not None:
-        session.emit(
-            events.ShardRecut(
-                shard=place.rank,
-                version=plan.version,
-                ranks_then=receipt.ranks_then,
-                ranks=place.seats.world_size,
-                read_bytes=receipt.read_bytes,
-                local_bytes=receipt.local_bytes,
-                peer_bytes=receipt.peer_bytes,
-            )
-        )
-    for watch in state.script.watches:
-        if watch.replay_s > _LONG_REPLAY_S and place.rank == 0:
-            text = (
-                f"{watch.replayed} batches were loaded again in {watch.replay_s:.1f} s to find the "
-                "position in an epoch; torchdata's StatefulDataLoader does it faster"
-            )
-            session.emit(events.Note(text=text))
-    return small
-
-
-def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
-    """What this rank's node has in memory of the shards of so many ranks."""
-    fds, layouts = session.request_old_slabs(ranks)
-    try:
-        return [Slab.attach(fd) for fd in fds], layouts
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _recast(
-    state: EngineState, settings: Settings, remark: Callable[[str], None], *, is_under_way: bool
-) -> Recast:
-    """Takes over the small state of another number of ranks, and says what it could not.
-
-    In a run that is under way the global batch has to stay what it was; whoever starts one with
-    another number sees to that.
-    """
-    keep_batch = is_under_way and settings.batch_on_resize == "keep"
-
-    def recast(layouts: Sequence[ShardLayout], smalls: Sequence[bytes]) -> bytes:
-        may_restart = settings.data_on_resize == "restart"
-        small, told = state.recast(layouts, smalls, may_restart=may_restart, keep_batch=keep_batch)
-        for text in told:
-            remark(text)
-        return small
-
-    return recast
-
-
-def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRestored:
-    return events.ShardRestored(
-        shard=rank,
-        version=version,
-        tier=receipt.tier,
-        holder=receipt.holder,
-        size_bytes=receipt.size_bytes,
-        verified=True,
-        retrieve_s=receipt.retrieve_s,
-        verify_s=receipt.verify_s,
-        load_s=receipt.load_s,
     )
 
 

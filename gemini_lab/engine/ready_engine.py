@@ -1,0 +1,251 @@
+"""An engine that has memory for its versions and the state to train from: how protection begins.
+
+All ranks come here together. A worker that starts again after a failure leaves with the state that
+the recovery plan says, and with what its version carried beside that.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+
+from gemini_lab.engine.carried import newest_in
+from gemini_lab.engine.contract import Engine, Keepable, Source
+from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.job_settings import read_settings
+from gemini_lab.engine.old_shards import OldSlabs
+from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.session import WorkerSession
+from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
+from gemini_lab.engine.surroundings import gather
+from gemini_lab.engine.torch_engine import TorchEngine, left_out
+from gemini_lab.errors import ConfigError
+from gemini_lab.log import events
+from gemini_lab.memory.slab import Slab
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.planning import resumes_elsewhere
+from gemini_lab.seats import Seats
+from gemini_lab.settings import Settings
+from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab.storage import persistent_tier
+from gemini_lab.transfer.group import CheckpointGroup
+
+Value = TypeVar("Value")
+_LONG_REPLAY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyEngine:
+    """An engine with all that its protection needs.
+
+    Attributes:
+        engine: DeepSpeed's, or a `TorchEngine`.
+        state: What a version has of it.
+        settings: The job's.
+        memory: Where this rank's shard and the replicas lie.
+        place: Where that is in the job.
+        small: What the version carried beside the engine's state; empty if there was none.
+    """
+
+    engine: Engine
+    state: EngineState
+    settings: Settings
+    memory: ShardMemory
+    place: Place
+    small: Mapping[str, object]
+
+
+def ready_engine(
+    session: WorkerSession,
+    engine: Engine,
+    *,
+    data: Source | Sequence[Source] | None,
+    client_state: dict[str, Value] | None,
+    also: Mapping[str, Keepable] | None,
+    remark: Callable[[str], None],
+) -> ReadyEngine:
+    """Lay out memory for a worker's engine, and load what the plan says.
+
+    Args:
+        session: The worker's; it is told of everything.
+        engine: As for what follows and for the errors, see `protect`.
+        data: The position in the data.
+        client_state: The script's own.
+        also: The script's own, too.
+        remark: Called with what the script's author should know.
+    """
+    start = session.start
+    _require_all_ranks(start.seats.world_size)
+    session.meet()
+    script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
+    for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
+        remark(text)
+    state = EngineState(engine, script=script)
+    settings = read_settings(state.framework, start.order, remark)
+    seats = start.seats.placed(settings)
+    is_first = start.fingerprint is None  # of the run: nobody has called this before
+    if start.rank == 0 and (is_first or start.plan.version is None):
+        _claim_tier(settings.persistent_url, start.order)
+    group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
+    memory = _lay_out(session, state, seats, settings, group)
+    if is_first and resumes_elsewhere(start.order, settings):
+        session.wait_for_fence()
+    place = Place(
+        rank=start.rank,
+        seats=seats,
+        slab=memory.slab,
+        group=group,
+        persistent_url=settings.persistent_url,
+        lineage=Lineage(run=start.order.run, epoch=start.epoch),
+        layout=state.layout,
+        recast=_recast(state, settings, remark, is_under_way=not is_first),
+        old_slabs=lambda ranks: _old_slabs(session, ranks),
+    )
+    with session.pulse.within("restoring", start.plan.tier):
+        small = _restore(session, state, place)
+    return ReadyEngine(
+        engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
+    )
+
+
+def _require_all_ranks(workers: int) -> None:
+    """Refuse workers that do not know of one another.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    _, world_size = rank_and_world_size()
+    if world_size != workers:
+        raise ConfigError(
+            f"this job has {workers} workers, but torch.distributed knows of {world_size}; call "
+            "torch.distributed.init_process_group() before `protect`, or start one worker: "
+            "gemini-lab run --nodes 1 --replicas 1"
+        )
+
+
+def _claim_tier(url: str | None, order: JobOrder) -> None:
+    """Make the persistent tier this run's, before it has anything to lose there."""
+    if url is not None:
+        tier = persistent_tier(url)
+        tier.check()
+        tier.claim(order.run, is_resumed=order.is_resumed)
+
+
+def _lay_out(
+    session: WorkerSession,
+    state: EngineState,
+    seats: Seats,
+    settings: Settings,
+    group: CheckpointGroup,
+) -> ShardMemory:
+    """Memory for the engine's state, which is then said to be protected."""
+    memory = open_shard_memory(
+        state.layout,
+        rank=session.start.rank,
+        seats=seats,
+        chunk_bytes=settings.chunk_bytes,
+        buffers=settings.buffers,
+        group=group,
+        owner=session,
+    )
+    require_fingerprint(state.layout, session.start.fingerprint)
+    session.emit(
+        events.Protected(
+            shard_bytes=state.layout.payload_bytes,
+            fingerprint=state.layout.fingerprint,
+            settings=settings,
+            placement=seats.holders,
+        )
+    )
+    return memory
+
+
+def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mapping[str, object]:
+    """Do what the recovery plan asks of this rank, and say it.
+
+    Returns:
+        What the version carried beside the engine's state; empty if there is none.
+    """
+    plan = session.start.plan
+    try:
+        restored = restore(plan, place, state.load)
+    except UnusableCopyError as error:
+        session.restore_failed(
+            shard=error.shard, version=error.version, holder=error.holder, reason=error.reason
+        )
+        raise  # this worker ends: the root agent plans without that copy
+    if restored is None or plan.version is None:
+        return {}
+    receipt, small = restored
+    newest = newest_in(small)
+    if newest is not None:
+        session.emit(msgspec.structs.replace(newest, restored=True))
+    session.emit(_restored_event(place.rank, plan.version, receipt))
+    if receipt.ranks_then is not None:
+        session.emit(
+            events.ShardRecut(
+                shard=place.rank,
+                version=plan.version,
+                ranks_then=receipt.ranks_then,
+                ranks=place.seats.world_size,
+                read_bytes=receipt.read_bytes,
+                local_bytes=receipt.local_bytes,
+                peer_bytes=receipt.peer_bytes,
+            )
+        )
+    for watch in state.script.watches:
+        if watch.replay_s > _LONG_REPLAY_S and place.rank == 0:
+            text = (
+                f"{watch.replayed} batches were loaded again in {watch.replay_s:.1f} s to find the "
+                "position in an epoch; torchdata's StatefulDataLoader does it faster"
+            )
+            session.emit(events.Note(text=text))
+    return small
+
+
+def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
+    """What this rank's node has in memory of the shards of so many ranks."""
+    fds, layouts = session.request_old_slabs(ranks)
+    try:
+        return [Slab.attach(fd) for fd in fds], layouts
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _recast(
+    state: EngineState, settings: Settings, remark: Callable[[str], None], *, is_under_way: bool
+) -> Recast:
+    """Takes over the small state of another number of ranks, and says what it could not.
+
+    In a run that is under way the global batch has to stay what it was; whoever starts one with
+    another number sees to that.
+    """
+    keep_batch = is_under_way and settings.batch_on_resize == "keep"
+
+    def recast(layouts: Sequence[ShardLayout], smalls: Sequence[bytes]) -> bytes:
+        may_restart = settings.data_on_resize == "restart"
+        small, told = state.recast(layouts, smalls, may_restart=may_restart, keep_batch=keep_batch)
+        for text in told:
+            remark(text)
+        return small
+
+    return recast
+
+
+def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRestored:
+    return events.ShardRestored(
+        shard=rank,
+        version=version,
+        tier=receipt.tier,
+        holder=receipt.holder,
+        size_bytes=receipt.size_bytes,
+        verified=True,
+        retrieve_s=receipt.retrieve_s,
+        verify_s=receipt.verify_s,
+        load_s=receipt.load_s,
+    )
