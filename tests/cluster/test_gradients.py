@@ -58,6 +58,11 @@ def test_a_lost_node_comes_back_from_a_replica_that_was_made_of_gradients(lab, s
     restored = recovery.version
     first = min(epoch for epoch, _ in forms)
     assert restored > READY_AT
-    assert forms[first, restored] == {"gradients"}
+    said = {version: form for (epoch, version), form in forms.items() if epoch == first}
+    later = [form for version, form in said.items() if version > READY_AT + 1]
+    assert later
+    assert all(form == {"gradients"} for form in later)
+    # A node's loss may come before a worker has said that the newest version is whole.
+    assert restored <= max(said) + 1
     begun = min(version for epoch, version in forms if epoch > first)
     assert forms[max(forms)[0], begun] == {"copy"}  # the first after the restart

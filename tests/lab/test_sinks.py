@@ -1,6 +1,7 @@
 """Metrics get to real receivers: OTLP over HTTP, TensorBoard's own reader, W&B's own file."""
 
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -210,7 +211,9 @@ def test_wandb_logs_a_curve_for_each_number_while_offline(saved, tmp_path, monke
     folder = saved(with_one_loss())
     asked = ["told", "--folder", str(folder.parent), "--to", "wandb:curves"]
     assert command.command(asked) == Exit.FINISHED
-    rows = rows_in(tmp_path)
+    give_up_s = time.monotonic() + 60
+    while (rows := rows_in(tmp_path))[-1]["_step"] < 12 and time.monotonic() < give_up_s:
+        time.sleep(0.1)  # a process of W&B's own writes the file
     assert [row["_step"] for row in rows] == sorted({row["_step"] for row in rows})
     assert rows[-1]["gemini_lab/iteration"] == rows[-1]["_step"] == 12
     assert rows[-1]["gemini_lab/recoveries_total"] == 1

@@ -165,13 +165,13 @@ class Copies:
         self.persistent = self.persistent if self.persistent <= version else NONE
 
     def _planned(self, plan: RecoveryPlanned) -> None:
+        self._epoch, self._tier = plan.epoch, plan.tier
         nodes = len(plan.members)
         if self._job is not None and nodes != self.positions:
             self._resize(nodes)
             replicas = 1 if self.placement is None else self.placement.replicas
             self._place(plan_placement(nodes=nodes, replicas=min(replicas, nodes)))
         version = NONE if plan.version is None else whole(plan.version)
-        self._epoch, self._tier = plan.epoch, plan.tier
         self._is_cut = plan.ranks_then is not None
         self.next_version = [version + 1] * len(self.next_version)
         self.complete = [NONE if plan.tier == "start" else version] * len(self.complete)
