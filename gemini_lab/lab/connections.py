@@ -21,6 +21,7 @@ from gemini_lab.wire.tcp import Channel, connect
 
 ANSWER_S: Final = 10.0
 SETTLE_S: Final = 0.5
+LOOK_S: Final = 0.02
 FLUSH_S: Final = 3.0  # for a node to say the last that it has to say of a run
 
 
@@ -145,7 +146,13 @@ class Connections:
         self._listener.hear(name, message)
 
     async def _hear_all_but(self, channel: Channel) -> None:
-        """Wait until all is here that the other nodes have said; one may be silent for good."""
+        """Wait until all is here that the other nodes have said; one may be silent for good.
+
+        An owner that takes another one's place may hear of the end on its first connection, while
+        it still opens the others.
+        """
+        while self._opening:  # each of them for `ANSWER_S` at most
+            await asyncio.sleep(LOOK_S)
         others = {each: asyncio.Event() for each in self._channels.values() if each is not channel}
         self._flushes |= others
         for each in others:

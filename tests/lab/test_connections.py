@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -115,6 +116,31 @@ def test_a_runs_end_is_taken_behind_the_last_words_of_every_node(meet):
     loop.call(root.link.emit, RunFinished(iteration=100))
     wait_for(loop, lambda: "run_finished" in audience.texts)
     assert audience.texts == ["iteration 100 on rank 1", "run_finished"]
+
+
+class BusyAgent(AgentStandIn):
+    """Does something else, on a loop of its own, where it is connected to."""
+
+    def __init__(self, name, loop):
+        super().__init__(name)
+        self.loop = loop
+
+    async def open(self):
+        opening = super().open()
+        address = await asyncio.to_thread(self.loop.finish, opening, timeout_s=10)
+        self.loop.call(time.sleep, 0.3)
+        return address
+
+
+def test_an_owner_that_takes_over_hears_all_nodes_before_a_runs_end(meet):
+    audience = AudienceStandIn()
+    with LoopThread() as busy:
+        root, slow = AgentStandIn("node-0"), BusyAgent("node-1", busy)
+        root.link.emit(RunFinished(iteration=12))
+        slow.link.emit(Note(text="iteration 12"))
+        loop = meet(audience, root, slow)
+        wait_for(loop, lambda: len(audience.texts) == 2)
+    assert audience.texts == ["iteration 12", "run_finished"]
 
 
 def test_a_lab_that_breaks_on_a_message_says_so_and_goes_on_listening(meet, capfd):
