@@ -1,16 +1,14 @@
 """`gemini-lab resize RUN N`: have a run go on with another number of nodes."""
 
-import time
-from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
 from typing import Final
 
+from gemini_lab.cli.asked import ask, parser_of_asking, say
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.runs import finder_of, parser_of
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    AnyEvent,
     RecoveryFinished,
     Resized,
     ResizeRefused,
@@ -19,7 +17,6 @@ from gemini_lab.log.events import (
 )
 
 WAIT_S: Final = 600.0
-LOOK_S: Final = 0.1
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -28,57 +25,64 @@ def command(arguments: Sequence[str]) -> int:
     All ranks stop at the end of an iteration, and the shards of its version are cut anew from
     memory, so nothing is done again. Where machines are missing the run trains on until they come.
     """
-    parser = parser_of("resize", command.__doc__)
+    parser = parser_of_asking("resize", command.__doc__, wait_s=WAIT_S)
     parser.add_argument("nodes", type=int, help="how many nodes it is to have")
-    parser.add_argument(
-        "--wait", type=float, default=WAIT_S, help="seconds to wait for it (%(default)s)"
-    )
     options = parser.parse_args(arguments)
-    finder = finder_of(options)
-    finder.check()
-    heard: SimpleQueue[Entry] = SimpleQueue()
-    with AttachedRun(finder.name, finder.way, finder.folder) as run:
-        run.catch_up()
-        if len(run.members) == options.nodes:
-            say(f"{run.name} has {options.nodes} nodes")
-        forget = run.watch(heard.put)
-        try:
-            say(run.resize(options.nodes))
-            return _follow(run, options.nodes, heard.get, wait_s=options.wait)
-        finally:
-            forget()
+    awaited = Size(options.nodes)
+    return ask(options, awaited.want, awaited)
 
 
-def _follow(run: AttachedRun, nodes: int, get: Callable[..., Entry], *, wait_s: float) -> int:
-    """Say what becomes of it."""
-    give_up_s = time.monotonic() + wait_s
-    while time.monotonic() < give_up_s:
-        try:
-            event = get(timeout=LOOK_S).event
-        except Empty:
-            if run.is_over_within(0):
-                raise ConfigError(f"{run.name} is over, with {len(run.members)} nodes") from None
-            continue
+class Size:
+    """The number of nodes that a run is to have.
+
+    Args:
+        nodes: That number.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._now = 0  # nodes that it has
+
+    def want(self, run: AttachedRun) -> str:
+        """Ask for it; says what the run answers."""
+        self._now = len(run.members)
+        if self._now == self._nodes:
+            say(f"{run.name} has {self._nodes} nodes")
+        return run.resize(self._nodes)
+
+    def hear(self, event: AnyEvent) -> Exit | None:
+        """Say what becomes of it.
+
+        Raises:
+            ConfigError: The run cannot have so many.
+        """
         match event:
-            case ResizeWanted(nodes=number) if number == nodes == len(run.members):
+            case ResizeWanted(nodes=self._nodes) if self._now == self._nodes:
                 return Exit.FINISHED
-            case ResizeWaiting(nodes=number, reason=reason) if number == nodes:
-                say(f"it trains on with {len(run.members)} nodes: {reason}")
-            case ResizeRefused(nodes=number, reason=reason) if number == nodes:
-                raise ConfigError(f"{run.name} cannot have {nodes} nodes: {reason}")
+            case ResizeWaiting(nodes=self._nodes, reason=reason):
+                say(f"it trains on with {self._now} nodes: {reason}")
+            case ResizeRefused(nodes=self._nodes, reason=reason):
+                raise ConfigError(f"it cannot have {self._nodes} nodes: {reason}")
             case RecoveryFinished(lost_iterations=again):
                 took = f"after {event.duration_s:.1f} s, {again} iterations done again"
                 say(f"training goes on {took}")
-            case Resized() as told:
-                say(f"{told}")
-                if told.nodes == nodes:
-                    return Exit.FINISHED
-    raise ConfigError(
-        f"{run.name} still has {len(run.members)} nodes after {wait_s:.0f} s; it has {nodes} as "
-        "soon as it can, and its log says what is waited for"
-    )
+            case Resized():
+                say(f"{event}")
+                self._now = event.nodes
+                return Exit.FINISHED if self._now == self._nodes else None
+        return None
 
+    def at_end(self, name: str) -> Exit:
+        """The run is over before it had so many.
 
-def say(text: str) -> None:
-    """Tell who waits."""
-    print(text, flush=True)  # noqa: T201
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{name} is over, with {self._now} nodes")
+
+    def late(self, name: str, wait_s: float) -> str:
+        """It goes on as it is until it can."""
+        return (
+            f"{name} still has {self._now} nodes after {wait_s:.0f} s; it has {self._nodes} as "
+            "soon as it can, and its log says what is waited for"
+        )
