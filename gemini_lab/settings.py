@@ -153,6 +153,12 @@ class Settings:
             schemes that profile the job can say them.
         import_ahead: Whether warm parents import what the script's libraries were seen to be, so
             that a later start does not wait for that.
+        keep_processes: Whether ranks that are not lost keep their process through a recovery: they
+            bring their iteration to an end with what numbers there are, throw it away, and go on
+            from the version that is chosen, with new process groups; the lost ranks alone start
+            anew. What a script itself prints of that iteration means nothing. It is for the
+            launcher to set (`--set keep_processes=true`), for loops over `protected.steps`, and for
+            DeepSpeed on CPUs; where a process cannot go on, all start anew.
         copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
     """
 
@@ -192,6 +198,7 @@ class Settings:
     copy_bytes_per_s: float | None = None
     log_collectives: bool | None = None
     import_ahead: bool = True
+    keep_processes: bool = False
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:

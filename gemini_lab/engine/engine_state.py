@@ -130,11 +130,16 @@ class EngineState:
             )
         return encoded
 
-    def load(self, payload: Payload) -> dict[str, Any]:
+    def load(self, payload: Payload, *, in_place: bool = False) -> dict[str, Any]:
         """Put a version back, so that the numbers that follow are those of a run that went on.
 
         All ranks call it together, each with its own shard of one version. Nothing is changed on
         any rank if one of them finds that its shard does not fit.
+
+        Args:
+            payload: Its bytes.
+            in_place: Whether the script reads on with the iterators that it has, and is at the top
+                of its loop.
 
         Returns:
             What `capture_small` was given as `extra`.
@@ -153,9 +158,8 @@ class EngineState:
         self._agree(failure)
         values = [_view(payload, spec) for spec in self.layout.tensors]
         self.framework.load(values, small["present"])
-        small_state.restore(small, self.framework, self.script)
-        if small.get("at_top"):
-            self._restored = framed(payload)
+        small_state.restore(small, self.framework, self.script, in_place=in_place)
+        self._restored = framed(payload) if small.get("at_top") and not in_place else None
         return dict(small["extra"])
 
     @property

@@ -20,7 +20,9 @@ from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
+from gemini_lab.engine.standing import CannotGoOnError
 from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.engine.verification import Verification
 from gemini_lab.shard.codec import decode, encode
@@ -79,6 +81,7 @@ class LiveProtection:
         remark: Called with a thing that the script's author should know, once each.
         flaws: Called where an iteration begins to compute, to strike what is to be struck.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
+        rejoining: Has this process go on when others are lost, where it is to be kept.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class LiveProtection:
         flaws: Callable[[], None] = lambda: None,
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
+        rejoining: Rejoining | None = None,
     ) -> None:
         self._began_at = state.version
         self._state = state
@@ -115,6 +119,7 @@ class LiveProtection:
         self._is_computing = False
         self._is_judged = True  # whether the guard has seen the newest iteration
         self._remark, self._hold = remark, hold
+        self._rejoining = rejoining
         self._is_to_hold = False
         self._unsealed: Unsealed | None = None
         self._top_is_told = False
@@ -143,6 +148,8 @@ class LiveProtection:
     def steps(self, total: int, /) -> Iterator[int]:
         """The script's loop; see `Protected`."""
         self._top_is_told = self._is_asked = self._is_in_loop = True
+        if self._rejoining is not None:
+            self._rejoining.enter_loop(self._traffic)
         try:
             self.reach_top()
             while self._state.version < total:
@@ -151,6 +158,8 @@ class LiveProtection:
                 self.reach_top()
             self._traffic.wait()  # the script may destroy its process groups now
         finally:  # also where the script breaks off its loop
+            if self._rejoining is not None:
+                self._rejoining.standing.leave_loop()
             self._top_is_told = self._is_in_loop = False
             self._keep_drawn()
 
@@ -191,6 +200,8 @@ class LiveProtection:
         """An iteration computes: the version before it is sealed now, if that was not done yet."""
         self._pulse.enter("step")
         self._is_computing = True
+        if self._is_broken:
+            return
         if not self._top_is_told:
             self._seal()
         self._flaws()
@@ -201,7 +212,13 @@ class LiveProtection:
     def before_update(self) -> float:
         """Wait until the version on its way is whole: its tensors are about to change."""
         self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
-        waited_s = self._traffic.wait()
+        try:
+            waited_s = self._traffic.wait()
+        except RuntimeError as error:
+            if not self._is_lost_with_a_rank(error):
+                raise
+        if self._is_broken:
+            return 0.0
         self._is_to_hold = self._traffic.is_hold_agreed
         self._is_asked_back = self._traffic.agreed_back[0] > self._order_back
         if self._verification is not None:
@@ -213,6 +230,8 @@ class LiveProtection:
         version = self._state.version
         self._at_fetch = None
         self._is_computing = self._is_judged = False
+        if self._is_broken:
+            return
         if self._rewinder is not None and self._rewinder.guard is not None:
             require_loop(is_in_loop=self._is_in_loop)
         self._iterations.end(version, waited_s=waited_s)
@@ -225,10 +244,45 @@ class LiveProtection:
             self._verification.after_update(version, self._lineage, is_sent=is_sent)
         self._pulse.enter("between steps")
 
+    # -- lost ranks ------------------------------------------------------------------------------
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether a rank is lost, and the iteration under way counts no more."""
+        return self._rejoining is not None and self._rejoining.standing.is_broken
+
+    def _is_lost_with_a_rank(self, error: RuntimeError) -> bool:
+        """Whether a transfer failed because a rank is lost without which this process can go on."""
+        return self._rejoining is not None and self._rejoining.standing.is_ours(error)
+
+    def _rejoin(self, rejoining: Rejoining) -> None:
+        """Be at the top of the iteration after the version of the plan, with other ranks."""
+        if self._is_computing:
+            raise CannotGoOnError("the engine has computed gradients of which no update was made")
+        went = rejoining.rejoin(self._traffic)
+        self._traffic, self._rewinder = went.traffic, went.rewinder
+        self._lineage, small = went.ready.place.lineage, went.ready.small
+        self._unsealed = self._wish = None
+        self._is_to_hold = self._is_asked_back = False
+        self._order_back = 0
+        self._is_judged = True
+        self._iterations.go_back(iteration_in(small))
+        self._pulse.enter("between steps")
+
     # -- versions --------------------------------------------------------------------------------
 
     def reach_top(self) -> None:
         """The script is at the top of its loop: what follows is of the next iteration."""
+        try:
+            if not self._is_broken:
+                self._end_iteration()
+        except RuntimeError as error:
+            if not self._is_lost_with_a_rank(error):
+                raise
+        while self._rejoining is not None and self._is_broken:
+            self._rejoin(self._rejoining)
+
+    def _end_iteration(self) -> None:
         self._state.restore_small_again()
         if self._rewinder is not None and self._is_in_loop:
             wish = self._wish or self._asked_back()
@@ -343,6 +397,8 @@ class LiveProtection:
         """Wait until the last version is whole everywhere; no more are made. Once is enough."""
         if self._is_finished:
             return
+        if self._is_broken:
+            raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._is_finished, self._is_to_hold = True, False
         self._traffic.end_training()
         if self._unsealed is not None:

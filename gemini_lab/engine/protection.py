@@ -7,6 +7,7 @@ hook in the engine (`live`).
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
-from gemini_lab.engine.carried import epoch_in, guard_in, newest_in
+from gemini_lab.engine.carried import epoch_in, newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.flaws import Flaws
 from gemini_lab.engine.inputs import gradient_norm, watch_inputs
@@ -22,7 +23,8 @@ from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ready_engine import ReadyEngine, ready_engine
-from gemini_lab.engine.rewinding import Rewinder, encode_order
+from gemini_lab.engine.rejoining import Rejoining, follow, rewinder_of
+from gemini_lab.engine.rewinding import encode_order
 from gemini_lab.engine.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.torch_engine import TorchEngine
@@ -32,7 +34,6 @@ from gemini_lab.engine.verification import Verification, Verified, verified_in
 from gemini_lab.engine.verifying import Verifier
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.transfer.group import CheckpointGroup
@@ -143,13 +144,16 @@ def start_protection(
     emit = with_monitor(engine, session.emit)
     recorder = recorder_of(state, settings)
     traffic = _open_traffic(session, ready, recorder=recorder, emit=emit)
-    if session.start.plan.tier == "memory":
-        traffic.note_whole(state.version)
-    iterations = IterationLog(emit, newest=newest_in(small), measure=lambda: gradient_norm(engine))
+    follow(session, ready, traffic)
+    standing = session.standing
+    said = emit if standing is None else standing.unless_broken(emit)
+    iterations = IterationLog(said, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
-    session.pulse.watch(
-        calls=lambda: traffic.collectives, messages=lambda: ready.place.group.messages
-    )
+    rejoining = None
+    if standing is not None:
+        rejoining = Rejoining(
+            session, ready, open_traffic=partial(_open_traffic, recorder=None, emit=emit)
+        )
     protection = LiveProtection(
         state,
         traffic,
@@ -157,12 +161,13 @@ def start_protection(
         session.pulse,
         lineage=ready.place.lineage,
         epoch=epoch_in(small),
-        rewinder=_rewinder(session, ready, traffic),
+        rewinder=rewinder_of(session, ready, traffic),
         recorder=recorder,
         verification=_verification(session, ready, traffic),
         flaws=Flaws(state.framework, session.flaws).install,
         remark=remark,
         hold=session.hold,
+        rejoining=rejoining,
     )
     _begin(session, ready, traffic, protection)
     return protection
@@ -221,20 +226,6 @@ def _open_traffic(
         order_back=lambda: encode_order(session.order_back),
         differences=None if sent is None else sent.over,
     )
-
-
-def _rewinder(
-    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
-) -> Rewinder | None:
-    """What takes iterations back, and judges them if the settings ask for it."""
-    settings = ready.settings
-    if settings.scheme == "none":
-        return None
-    guard = Guard.of(settings)
-    if guard is not None and (known := guard_in(ready.small)) is not None:
-        guard.restore(known)
-    slab = ready.memory.slab
-    return Rewinder(ready.state, slab, traffic, guard=guard, emit=session.emit)
 
 
 def _verification(

@@ -36,7 +36,7 @@ class Pulse:
 
     Args:
         say: Tells the agent; called on the pulse's own thread.
-        rank, epoch: The worker's.
+        rank, epoch: The worker's; the epoch may become a later one.
         clock: Seconds, of a clock that nobody sets.
         used_s: Seconds of a processor that the watched thread has used.
     """
@@ -51,7 +51,7 @@ class Pulse:
         used_s: Callable[[], float] | None = None,
     ) -> None:
         self._say = say
-        self._rank, self._epoch = rank, epoch
+        self._rank, self.epoch = rank, epoch
         self._clock = clock
         self._thread_id = threading.get_ident()
         self._used_s = used_s or _processor_time_of(self._thread_id)
@@ -127,7 +127,7 @@ class Pulse:
             doing, detail = "paused", pauses[0]
         return WorkerPulse(
             rank=self._rank,
-            epoch=self._epoch,
+            epoch=self.epoch,
             doing=doing,
             detail=detail,
             calls=calls,

@@ -6,7 +6,8 @@ the recovery plan says, and with what its version carried beside that.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -19,7 +20,13 @@ from gemini_lab.engine.old_shards import OldSlabs
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.shard_memory import ShardMemory, open_shard_memory, require_fingerprint
+from gemini_lab.engine.shard_memory import (
+    ShardMemory,
+    exchange_layouts,
+    open_shard_memory,
+    require_fingerprint,
+)
+from gemini_lab.engine.standing import CannotGoOnError
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.engine.torch_engine import TorchEngine, left_out
 from gemini_lab.errors import ConfigError
@@ -105,11 +112,60 @@ def ready_engine(
         recast=_recast(state, settings, remark, is_under_way=not is_first),
         old_slabs=lambda ranks: _old_slabs(session, ranks),
     )
+    if session.standing is not None:
+        session.standing.begin_restore(session.store)
     with session.pulse.within("restoring", start.plan.tier):
-        small = _restore(session, state, place)
+        small = _restore(session, state.load, state, place)
+    if session.standing is not None:
+        session.standing.end_restore()
     return ReadyEngine(
         engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
     )
+
+
+def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
+    """The same engine among other processes, with the version that the plan says.
+
+    Those that start anew are in `ready_engine` meanwhile, and this does what they need.
+
+    Args:
+        session: The worker's; it has been told to go on.
+        ready: As it was, at the top of the script's loop.
+
+    Raises:
+        CannotGoOnError: The version cannot be put back in this process.
+    """
+    start, state, before = session.start, ready.state, ready.place
+    standing = session.standing
+    assert standing is not None
+    session.meet()
+    seats = start.seats.placed(ready.settings)
+    group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
+    exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)
+    _say_protected(session, state, seats, ready.settings)
+    place = replace(
+        before,
+        seats=seats,
+        group=group,
+        lineage=Lineage(run=start.order.run, epoch=start.epoch),
+    )
+    standing.begin_restore(session.store)
+    with session.pulse.within("restoring", start.plan.tier):
+        small = _restore(session, partial(_load_in_place, state), state, place)
+    standing.end_restore()
+    return replace(ready, place=place, small=small)
+
+
+def _load_in_place(state: EngineState, payload: memoryview) -> dict[str, object]:
+    """Put a version back at the loop's top, if it was sealed there."""
+    small = state.peek(payload) or {}
+    is_of_loop = bool(small.get("at_top"))
+    if not is_of_loop or not state.script.can_move_back(small["data"]):
+        raise CannotGoOnError(
+            "the version was not sealed at the top of this loop, or its position in the data is "
+            "not one that the iterators of this process can go back to"
+        )
+    return state.load(payload, in_place=True)
 
 
 def _require_all_ranks(workers: int) -> None:
@@ -153,6 +209,13 @@ def _lay_out(
         owner=session,
     )
     require_fingerprint(state.layout, session.start.fingerprint)
+    _say_protected(session, state, seats, settings)
+    return memory
+
+
+def _say_protected(
+    session: WorkerSession, state: EngineState, seats: Seats, settings: Settings
+) -> None:
     session.emit(
         events.Protected(
             shard_bytes=state.layout.payload_bytes,
@@ -161,10 +224,14 @@ def _lay_out(
             placement=seats.holders,
         )
     )
-    return memory
 
 
-def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mapping[str, object]:
+def _restore(
+    session: WorkerSession,
+    load: Callable[[memoryview], Mapping[str, object]],
+    state: EngineState,
+    place: Place,
+) -> Mapping[str, object]:
     """Do what the recovery plan asks of this rank, and say it.
 
     Returns:
@@ -172,7 +239,7 @@ def _restore(session: WorkerSession, state: EngineState, place: Place) -> Mappin
     """
     plan = session.start.plan
     try:
-        restored = restore(plan, place, state.load)
+        restored = restore(plan, place, load)
     except UnusableCopyError as error:
         session.restore_failed(
             shard=error.shard, version=error.version, holder=error.holder, reason=error.reason

@@ -12,6 +12,7 @@ from torch.distributed import DistStoreError
 
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.standing import Standing
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
@@ -19,6 +20,7 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Flawed,
     GoBack,
+    GoOn,
     Held,
     Hold,
     Learned,
@@ -29,6 +31,8 @@ from gemini_lab.recovery.messages import (
     RestoreFailed,
     SlabRequest,
     SlotWanted,
+    Stand,
+    Stands,
     WorkerStart,
 )
 from gemini_lab.shard.layout import ShardLayout
@@ -37,6 +41,7 @@ from gemini_lab.wire.local import LocalChannel
 HOLD_S: Final = 600.0
 FENCE_S: Final = 120.0
 MEET_S: Final = 1800.0
+NOT_ASKED: Final = "the launcher was not told to keep processes"
 _ARRIVED: Final = "gemini_lab/protect/arrived"
 _ALL: Final = "gemini_lab/protect/all"
 
@@ -52,6 +57,7 @@ class WorkerSession:
         wants_hold: Whether the node's agent has asked to stop where a version is whole.
         flaws: Where this worker's machine is to compute wrong, as the agent has told by now.
         order_back: What it has told last of going back; `None` for nothing.
+        standing: What keeps this process through recoveries, if anything does.
     """
 
     def __init__(
@@ -62,8 +68,10 @@ class WorkerSession:
         store: Any,
         pulse: Pulse,
         imports: Imports | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self.start = start
+        self.standing = standing
         self.store = store
         self.pulse = pulse
         self.on_finish: Callable[[], None] | None = None
@@ -161,8 +169,11 @@ class WorkerSession:
         """What the node's agent answers; before this session listens to it."""
         self._channel.send(request)
         answer = self._channel.receive()
-        while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed):
-            self._obey(answer[0])
+        while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed | Stand):
+            if isinstance(answer[0], Stand):
+                self._stand(answer[0].epoch)
+            else:
+                self._obey(answer[0])
             answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
@@ -202,8 +213,27 @@ class WorkerSession:
 
     def _hear(self) -> None:
         while (answer := self._channel.receive()) is not None:
-            if isinstance(answer[0], Hold | GoBack | Flawed):
-                self._obey(answer[0])
+            match answer[0]:
+                case Hold() | GoBack() | Flawed() as order:
+                    self._obey(order)
+                case Stand(epoch=epoch):
+                    self._stand(epoch)
+                case GoOn(start=start) if self.standing is not None:
+                    self.standing.go_on(start)
+
+    def _stand(self, epoch: int) -> None:
+        standing = self.standing
+        reason = NOT_ASKED if standing is None else standing.stand()
+        self._channel.send(Stands(rank=self.start.rank, epoch=epoch, reason=reason))
+
+    def go_on(self) -> WorkerStart:
+        """Wait for the word to go on, and be of the new epoch from then on."""
+        assert self.standing is not None
+        with self.pulse.within("held"):
+            self.start, self.store = self.standing.wait()
+        self.pulse.epoch = self.start.epoch
+        self.wants_hold, self.order_back, self._held = False, None, None
+        return self.start
 
     def _obey(self, order: Hold | GoBack | Flawed) -> None:
         """What is asked of all ranks is done where they agree on it."""

@@ -68,19 +68,30 @@ def open_shard_memory(
         CapacityError: The node's memory is short.
         ConfigError: The slab that is there was made for another model.
     """
-    told = zlib.compress(json.dumps(layout.to_json()).encode())
-    sizes = group.all_gather([layout.payload_bytes, len(told)])
-    sizes_bytes = tuple(payload_bytes for payload_bytes, _ in sizes)
+    sizes_bytes, replicas = exchange_layouts(layout, rank=rank, seats=seats, group=group)
     slots = [(shard, sizes_bytes[shard]) for shard in seats.kept_shards(rank)]
-    replicas = _exchange(told, [size for _, size in sizes], rank=rank, seats=seats, group=group)
     fd = owner.request_slab(
         slots=slots,
         chunk_bytes=chunk_bytes,
         buffers=buffers,
         layout=layout,
-        replicas=[*replicas],
+        replicas=replicas,
     )
     return ShardMemory(slab=Slab.attach(fd), shard_bytes=sizes_bytes)
+
+
+def exchange_layouts(
+    layout: ShardLayout, *, rank: int, seats: Seats, group: CheckpointGroup
+) -> tuple[tuple[int, ...], list[ShardLayout]]:
+    """Payload bytes of all shards, and the layouts of those that are kept here beside the own.
+
+    All ranks call it together, those too that have their memory already.
+    """
+    told = zlib.compress(json.dumps(layout.to_json()).encode())
+    sizes = group.all_gather([layout.payload_bytes, len(told)])
+    told_bytes = [size for _, size in sizes]
+    replicas = [*_exchange(told, told_bytes, rank=rank, seats=seats, group=group)]
+    return tuple(payload_bytes for payload_bytes, _ in sizes), replicas
 
 
 def _exchange(

@@ -872,6 +872,16 @@ class RecoveryStep(OfRecovery, frozen=True, kw_only=True):
     end_s: Moment
 
 
+class ProcessesKept(OfRecovery, frozen=True, kw_only=True):
+    """Some workers go on in their processes; only the others start anew.
+
+    Attributes:
+        ranks: Whose.
+    """
+
+    ranks: tuple[int, ...]
+
+
 class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
     """A copy of a shard cannot be used.
 
@@ -1133,6 +1143,7 @@ AnyEvent = (
     | WorkerExited
     | WorkerHung
     | RecoveryStarted
+    | ProcessesKept
     | RecoveryStep
     | ReplicaRejected
     | VersionRejected

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -46,10 +46,16 @@ class _ParentEndedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """A worker of this node."""
+    """A worker of this node.
+
+    Attributes:
+        born: The epoch in which its process was started.
+        epoch: The one to which it belongs; a later one, where its process was kept.
+    """
 
     rank: int
     local_rank: int
+    born: int
     epoch: int
     channel: LocalChannel
     output_fd: int
@@ -127,15 +133,15 @@ class WorkerHost:
             self._holds = epoch
             return port
 
-    async def kill_all(self, *, epoch: int) -> None:
-        """Kill the workers, and wait until none is left.
+    async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
+        """Kill the workers, but for those of the ranks to spare, and wait until none is left.
 
         A node without any does not wait for its warm parent, which may still be importing. One
         that the kernel does not let go is waited for however long it takes: it may still write
         to the node's memory. The root agent does without this node then.
         """
-        if self.workers:
-            await self._ask(Kill(epoch=epoch), self._killed[epoch])
+        if self.workers.keys() - {*spare}:
+            await self._ask(Kill(epoch=epoch, spare=tuple(spare)), self._killed[epoch])
         while self._dying:
             self._dying = {pid for pid in self._dying if _runs(pid)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
@@ -156,6 +162,7 @@ class WorkerHost:
         worker = Worker(
             rank=start.rank,
             local_rank=start.seats.local_rank_of(start.rank),
+            born=start.epoch,
             epoch=start.epoch,
             channel=channel,
             output_fd=output_fd,
@@ -256,7 +263,7 @@ class WorkerHost:
                 self._is_ready.set()
             case Forked() | Reaped():
                 worker = self.workers.get(message.rank)
-                if worker is None or worker.epoch != message.epoch:
+                if worker is None or worker.born != message.epoch:
                     return
                 worker.pid = message.pid
                 if isinstance(message, Reaped):

@@ -31,6 +31,7 @@ from gemini_lab.node.build_locks import BuildLocks, build_root
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
@@ -45,6 +46,7 @@ from gemini_lab.recovery.messages import (
     Fenced,
     Flawed,
     GoBack,
+    GoOn,
     Held,
     Hold,
     HoldPort,
@@ -70,6 +72,7 @@ from gemini_lab.recovery.messages import (
     Settle,
     SlabGiven,
     SlabRequest,
+    Stands,
     StartWorkers,
     TakeInventory,
     VersionsListed,
@@ -133,6 +136,7 @@ class Supervisor:
             keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
         self._watch = WorkerWatch()
+        self._kept = KeptWorkers(say=lambda text: lab.emit(Note(text=text)))
         self._build_locks = BuildLocks(
             build_root(os.environ), node=name, say=lambda text: lab.emit(Note(text=text))
         )
@@ -215,8 +219,9 @@ class Supervisor:
         match order:
             case Fence():
                 self._give_up_work()
-                await self.host.kill_all(epoch=self.epoch)
-                self.root.send(Fenced(epoch=order.epoch))
+                kept = await self._kept.stand(self.host, order) if order.keeps else ()
+                await self.host.kill_all(epoch=self.epoch, spare=kept)
+                self.root.send(Fenced(epoch=order.epoch, kept=kept))
             case TakeInventory():  # it may take minutes, and a fence must not wait for it
                 self._inventory = self._tasks.begin(self._take_inventory(order))
             case Hold() | GoBack():
@@ -304,20 +309,33 @@ class Supervisor:
         self.keeper.turn_to(order.seats.world_size)
         interface = interface_of(self._ip)
         for rank in order.seats.ranks_on(self.name):
-            self.host.start(
-                WorkerStart(
-                    rank=rank,
-                    epoch=order.epoch,
-                    order=order.order,
-                    seats=order.seats,
-                    plan=order.plan,
-                    rendezvous=order.rendezvous,
-                    fingerprint=order.fingerprint,
-                    interface=interface,
-                )
+            start = WorkerStart(
+                rank=rank,
+                epoch=order.epoch,
+                order=order.order,
+                seats=order.seats,
+                plan=order.plan,
+                rendezvous=order.rendezvous,
+                fingerprint=order.fingerprint,
+                interface=interface,
+                kept=order.kept,
             )
+            if rank in order.kept:
+                self._go_on(start)
+                continue
+            self.host.start(start)
             for flaw in self._flaws:
                 self.host.workers[rank].channel.send(flaw)
+
+    def _go_on(self, start: WorkerStart) -> None:
+        """Have a worker that stands still go on, if its process is still there."""
+        worker = self.host.workers.get(start.rank)
+        if worker is not None:
+            worker.channel.send(GoOn(start=start))
+            return
+        self.root.send(
+            WorkerExited(rank=start.rank, epoch=start.epoch, code=-signal.SIGKILL, output="")
+        )
 
     # -- what workers say --------------------------------------------------------------------------
 
@@ -336,6 +354,8 @@ class Supervisor:
                 self._remember(message.entry.event)
             case WorkerPulse():
                 self._watch.hear(message)
+            case Stands():
+                self._kept.hear(message)
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))
             case OldSlabsWanted():

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
@@ -104,7 +105,7 @@ class WarmParent:
 
                 self._channel.send(import_ahead(message))
             case Kill():
-                self._kill_all()
+                self._kill_all(spare=message.spare)
                 self._channel.send(Killed(epoch=message.epoch))
 
     def _listen(self, message: Listen) -> None:
@@ -178,11 +179,12 @@ class WarmParent:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what the worker itself had started
 
-    def _kill_all(self) -> None:
-        for pid in self._children:
+    def _kill_all(self, *, spare: Collection[int] = ()) -> None:
+        doomed = [pid for pid, start in self._children.items() if start.rank not in spare]
+        for pid in doomed:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-        for pid in list(self._children):
+        for pid in doomed:
             _, status = os.waitpid(pid, 0)
             self._report(pid, status)
 

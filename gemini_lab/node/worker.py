@@ -19,8 +19,11 @@ from gemini_lab.engine import session
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
+from gemini_lab.settings import Settings
+from gemini_lab.transfer.sockets import can_be_found
 from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
@@ -62,12 +65,18 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
     """The job's store: the worker that was given its port serves it, the others connect."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
-    host, _, port = address.rpartition(":")
     if listen_fd is None:
-        return TCPStore(host, int(port), is_master=False)
+        return rendezvous_client(address)
+    host, _, port = address.rpartition(":")
     return TCPStore(
         host, int(port), is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
     )
+
+
+def keeps_process(start: WorkerStart) -> bool:
+    """Whether this worker may go on in its process when others are lost; the launcher says so."""
+    told = Settings.layered(start.order.defaults, start.order.settings)
+    return told.keep_processes and can_be_found()
 
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
@@ -165,8 +174,14 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         avoid_shared_memory_collectives()
         settle_imports()
         store = join_rendezvous(start.rendezvous, listen_fd)
+        standing = Standing.of(start, store) if keeps_process(start) else None
         session.current = session.WorkerSession(
-            start=start, channel=channel, store=store, pulse=pulse, imports=imports
+            start=start,
+            channel=channel,
+            store=store,
+            pulse=pulse,
+            imports=imports,
+            standing=standing,
         )
         with exits_noticed(partial(leave_early, start, channel)):
             run_script(job, local_rank=start.seats.local_rank_of(start.rank))

@@ -272,6 +272,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         rendezvous: `host:port` of the job's store.
         fingerprint: Of the model that the version is of; `None` before the first `protect`.
         interface: The network interface to the other nodes; `None` where it is not known.
+        kept: Ranks whose processes go on; a new one among them joins these.
     """
 
     rank: Rank
@@ -282,6 +283,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rendezvous: str
     fingerprint: str | None
     interface: str | None
+    kept: tuple[Rank, ...] = ()
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -304,7 +306,13 @@ class RootOrder(Message, frozen=True, kw_only=True):
 
 
 class Fence(RootOrder, frozen=True, kw_only=True):
-    """End all workers; what belongs to older epochs counts no more."""
+    """End all workers; what belongs to older epochs counts no more.
+
+    Attributes:
+        keeps: Whether those may go on that can stand still, and touch no memory.
+    """
+
+    keeps: bool = False
 
 
 class TakeInventory(RootOrder, frozen=True, kw_only=True):
@@ -324,13 +332,18 @@ class HoldPort(RootOrder, frozen=True, kw_only=True):
 
 
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
-    """Start the workers of your position; `plan` is your part of it."""
+    """Start the workers of your position; `plan` is your part of it.
+
+    Attributes:
+        kept: Ranks, of all nodes, that go on in their processes.
+    """
 
     order: JobOrder
     seats: Seats
     plan: PlanPart
     rendezvous: str
     fingerprint: str | None
+    kept: tuple[Rank, ...] = ()
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
@@ -455,9 +468,14 @@ class NodeLeaves(Message, frozen=True, kw_only=True):
 
 
 class Fenced(Message, frozen=True, kw_only=True):
-    """No worker of an older epoch is left."""
+    """No worker of an older epoch is left, but for those that stand still.
+
+    Attributes:
+        kept: Their ranks.
+    """
 
     epoch: Epoch
+    kept: tuple[Rank, ...] = ()
 
 
 class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -575,9 +593,10 @@ class Listen(Message, frozen=True, kw_only=True):
 
 
 class Kill(Message, frozen=True, kw_only=True):
-    """To the warm parent: kill all workers."""
+    """To the warm parent: kill all workers, but for those of the ranks to spare."""
 
     epoch: Epoch
+    spare: tuple[Rank, ...] = ()
 
 
 class ImportAhead(Message, frozen=True, kw_only=True):
@@ -623,7 +642,7 @@ class Reaped(Message, frozen=True, kw_only=True):
 
 
 class Killed(Message, frozen=True, kw_only=True):
-    """No worker is left."""
+    """No worker is left, but for those that were to be spared."""
 
     epoch: Epoch
 
@@ -826,6 +845,30 @@ class Held(Message, frozen=True, kw_only=True):
     rank: Rank
     epoch: Epoch
     version: int
+
+
+class Stand(Message, frozen=True, kw_only=True):
+    """Agent to worker: a rank is lost; break off what waits for it, and write no memory."""
+
+    epoch: Epoch
+
+
+class Stands(Message, frozen=True, kw_only=True):
+    """The worker's answer.
+
+    Attributes:
+        reason: Why it cannot go on in this process; empty if it can.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    reason: str = ""
+
+
+class GoOn(Message, frozen=True, kw_only=True):
+    """Agent to worker: go on from the version of this plan, in your process."""
+
+    start: WorkerStart
 
 
 class ScriptFinished(Message, frozen=True, kw_only=True):

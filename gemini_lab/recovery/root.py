@@ -32,6 +32,7 @@ from gemini_lab.recovery.faults import (
 )
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits, Pulses
+from gemini_lab.recovery.keeping import Keeping
 from gemini_lab.recovery.messages import (
     Committed,
     EventSaid,
@@ -141,6 +142,7 @@ class RootAgent:
         self._saver = Saver(last_s=at_s)
         self._stop = Stop()
         self._drains, self._resizes = Drains(self._stop), Resizes(self._stop)
+        self._keeping = Keeping()
 
     # -- happenings ------------------------------------------------------------------------
 
@@ -359,6 +361,7 @@ class RootAgent:
         match answer, self.state.phase:
             case Fenced(), "fencing":
                 self._answered.add(node)
+                self._keeping.hear(node, answer)
                 yield from self._advance(at_s)
             case Inventory(), "inventory":
                 self._answered.add(node)
@@ -375,6 +378,7 @@ class RootAgent:
 
     def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
         """Fence: the next epoch begins, all workers of older ones end."""
+        self._keeping.begin(self.state, cause)
         state = moving(self.state)
         self._stop.restart()
         is_start = cause == "start"
@@ -410,7 +414,7 @@ class RootAgent:
     def _question(self, node: str) -> Send:
         """What every living agent is asked in this phase, latecomers too."""
         if self.state.phase == "fencing":
-            return Send(to=node, order=Fence(epoch=self.state.epoch))
+            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=self._keeping.is_asked))
         return Send(to=node, order=self._inventory_order())
 
     def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
@@ -492,6 +496,10 @@ class RootAgent:
             self.state = before
             yield from self._wait(at_s, plan, reason)
             return
+        if not self._keeping.fits(plan, before, self.state):
+            self.state = before
+            yield from self._begin(at_s, cause="not_kept", lost=[])
+            return
         lineage = plan.lineage
         self._repeats.restart(
             plan.version or 0,
@@ -507,8 +515,9 @@ class RootAgent:
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
-        ready = [node for node in plan.members if node in members]  # a new machine still imports
-        host = (ready or plan.members)[0]
+        hosts = self._keeping.hosts(plan, self.state)
+        ready = [node for node in hosts if node in members]  # a new machine still imports
+        host = (ready or [*hosts])[0]
         yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
         if len(spares) < self.state.seats.standbys:
             yield from self._ask_for_nodes("a standby was used")
@@ -573,6 +582,9 @@ class RootAgent:
         assert self._plan is not None
         self.state = replace(self.state, is_unsure=False, trained=self.state.epoch)
         yield from self._enter("starting", at_s)
+        if kept := self._keeping.ranks:
+            recovery, epoch = self.state.recovery, self.state.epoch
+            yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
         for node, part in self._plan.parts().items():
@@ -583,6 +595,7 @@ class RootAgent:
                 plan=part,
                 rendezvous=address,
                 fingerprint=self.state.fingerprint,
+                kept=self._keeping.ranks,
             )
             yield Send(to=node, order=order)
 

@@ -1,11 +1,14 @@
 """The process group of checkpoint traffic, apart from all of training's groups."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from gemini_lab.transfer.sockets import Connections, can_be_found
 
 
 class CheckpointGroup:
@@ -29,12 +32,18 @@ class CheckpointGroup:
         self.world_size = world_size
         self.messages = 0
         torch_distributed: Any = dist  # its stubs leave out what this class stands on
-        self._group: Any = torch_distributed.ProcessGroupGloo(
-            torch_distributed.PrefixStore("gemini_lab", store),
-            rank,
-            world_size,
-            timedelta(seconds=timeout_s),
-        )
+        self._connections = Connections()
+        with self._connections.opened() if can_be_found() else nullcontext():
+            self._group: Any = torch_distributed.ProcessGroupGloo(
+                torch_distributed.PrefixStore("gemini_lab", store),
+                rank,
+                world_size,
+                timedelta(seconds=timeout_s),
+            )
+
+    def cut(self) -> None:
+        """Close the connections: what waits for another rank fails, on every thread."""
+        self._connections.cut()
 
     def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:
         """Begin to send; `wait()` ends it. Messages of a tag between two ranks keep order."""

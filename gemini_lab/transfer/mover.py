@@ -1,7 +1,9 @@
 """The acting half: version v goes to the slab and to its replicas while iteration v+1 computes."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -82,6 +84,8 @@ class VersionMover:
             initializer=None if wire.lanes is None else wire.lanes.enter_thread,
         )
         self._under_way: Future[None] | None = None
+        self._starting = threading.Lock()
+        self._is_stopped = False
 
     def __enter__(self) -> Self:
         return self
@@ -106,6 +110,11 @@ class VersionMover:
     def send(self, version: OutgoingVersion) -> None:
         """Begin to move a version; its tensors must not change until `wait` returns."""
         self.wait()
+        with self._starting:
+            if not self._is_stopped:
+                self._begin(version)
+
+    def _begin(self, version: OutgoingVersion) -> None:
         rank, lanes = self._peers.rank, self._wire.lanes
         if lanes is not None and self._under_way is None:
             lanes.require_here(tensor for _, tensor in version.pieces)
@@ -157,6 +166,19 @@ class VersionMover:
         """
         marks, self._marks = self._marks, ()
         return marks
+
+    def stop(self, within_s: float) -> bool:
+        """Break off what is under way, and begin nothing more; any thread may call it.
+
+        Returns:
+            Whether nothing of this writes to the slab any more, by that time.
+        """
+        with self._starting:
+            self._is_stopped = True
+        self._wire.group.cut()
+        if self._under_way is None:
+            return True
+        return bool(futures.wait([self._under_way], within_s).done)
 
     def close(self) -> None:
         """Finish what is under way and end the thread."""

@@ -156,6 +156,16 @@ class CheckpointTraffic:
             self._seam.expect(None)
         self._mover.follow(None)
 
+    def stop(self, within_s: float) -> bool:
+        """Break off what is under way; see `VersionMover.stop`. Another traffic follows."""
+        return self._mover.stop(within_s)
+
+    def detach(self) -> None:
+        """Leave training's collectives to the next traffic, after `stop`."""
+        if self._seam is not None:
+            self._seam.detach()
+        self._mover.close()
+
     def close(self) -> None:
         """Finish what is under way."""
         self.wait()

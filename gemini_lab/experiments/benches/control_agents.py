@@ -132,9 +132,9 @@ class StandInHost(WorkerHost):
         del host, epoch
         return 1
 
-    async def kill_all(self, *, epoch: int) -> None:
+    async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
         """Nobody talks any more."""
-        del epoch
+        del epoch, spare
         self.close()
 
     def start(self, start: WorkerStart) -> None:
@@ -143,6 +143,7 @@ class StandInHost(WorkerHost):
         self.workers[start.rank] = worker = Worker(
             rank=start.rank,
             local_rank=start.seats.local_rank_of(start.rank),
+            born=start.epoch,
             epoch=start.epoch,
             channel=channel,
             output_fd=-1,

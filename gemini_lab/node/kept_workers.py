@@ -1,0 +1,56 @@
+"""Workers that keep their process through a recovery: they stand still, and go on with new peers."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gemini_lab.node.host import WorkerHost
+from gemini_lab.recovery.messages import Fence, Stand, Stands
+
+STAND_S: Final = 5.0
+"""For a worker to let go of the node's memory; one that does not is ended as any other."""
+
+
+class KeptWorkers:
+    """Asks a node's workers to stand still.
+
+    Args:
+        say: Tells a person why one could not.
+    """
+
+    def __init__(self, *, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._asked: dict[int, asyncio.Future[Stands]] = {}
+        self._epoch = 0
+
+    async def stand(self, host: WorkerHost, order: Fence) -> tuple[int, ...]:
+        """Have the node's workers stand still.
+
+        Returns:
+            The ranks of those that do: no memory is written by them until they are told to go on.
+        """
+        loop = asyncio.get_running_loop()
+        self._epoch = order.epoch
+        self._asked = {rank: loop.create_future() for rank in host.workers}
+        for rank in self._asked:
+            host.workers[rank].channel.send(Stand(epoch=order.epoch))
+        if self._asked:
+            await asyncio.wait(self._asked.values(), timeout=STAND_S)
+        kept = [rank for rank, answer in self._asked.items() if self._does(rank, answer)]
+        kept = [rank for rank in kept if rank in host.workers]
+        for rank in kept:
+            host.workers[rank].epoch = order.epoch
+        self._asked = {}
+        return tuple(kept)
+
+    def hear(self, said: Stands) -> None:
+        """A worker answers."""
+        asked = self._asked.get(said.rank)
+        if asked is not None and said.epoch == self._epoch and not asked.done():
+            asked.set_result(said)
+
+    def _does(self, rank: int, answer: "asyncio.Future[Stands]") -> bool:
+        reason = answer.result().reason if answer.done() else f"no answer within {STAND_S:.0f} s"
+        if reason:
+            self._say(f"rank {rank} does not keep its process: {reason}")
+        return not reason

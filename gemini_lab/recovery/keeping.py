@@ -1,0 +1,67 @@
+"""Whose processes go on through a recovery, and whether the plan lets them.
+
+At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
+version that is chosen is in memory, every one of them has its seat on its own node, and at least
+one rank starts anew: its process serves the rendezvous. Whatever else comes, all start anew.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gemini_lab.recovery.messages import Fenced
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.protocol import RootState
+
+ENDED: Final = frozenset({"worker_exited", "node_lost"})
+"""Causes after which the ranks that are left are well."""
+
+
+class Keeping:
+    """The ranks that stand still, as a root agent hears of them.
+
+    Attributes:
+        is_asked: Whether the fence under way asks for them.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._nodes: dict[int, str] = {}  # by rank
+
+    def begin(self, state: RootState, cause: str) -> None:
+        """A fence begins; another one in the same recovery ends all workers.
+
+        Args:
+            state: As it was when training was still under way.
+            cause: Of the fence.
+        """
+        self._nodes = {}
+        is_first = state.phase == "running" and state.trouble is None
+        self.is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
+
+    def hear(self, node: str, said: Fenced) -> None:
+        """A node answered the fence."""
+        self._nodes.update(dict.fromkeys(said.kept, node))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who stands still."""
+        return tuple(sorted(self._nodes))
+
+    def fits(self, plan: RecoveryPlan, before: RootState, now: RootState) -> bool:
+        """Whether those who stand still can go on by this plan; nobody stands is as well."""
+        if not self._nodes:
+            return True
+        seats = now.seats.seated(plan.members)
+        return (
+            plan.tier == "memory"
+            and not plan.cuts
+            and seats.world_size == before.seats.world_size
+            and len(self._nodes) < seats.world_size
+            and all(seats.node_of(rank) == node for rank, node in self._nodes.items())
+        )
+
+    def hosts(self, plan: RecoveryPlan, state: RootState) -> Mapping[str, None]:
+        """Nodes, in order, of which a rank starts anew: one of them has the rendezvous."""
+        seats = state.seats.seated(plan.members)
+        new = [rank for rank in seats.ranks if rank not in self._nodes]
+        return dict.fromkeys(seats.node_of(rank) for rank in new)

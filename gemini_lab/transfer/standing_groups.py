@@ -1,0 +1,269 @@
+"""Process groups that outlive a lost rank: made anew in place, by processes that go on.
+
+Training's groups are held by engines, models and scripts alike. A `StandingGroup` is what they
+hold; behind it lies a real Gloo group, which can be broken off at any moment and made anew over
+other ranks' processes. In between, collectives return at once and leave their results as they are,
+so that an iteration that cannot be finished comes to its end without anybody's mending: all that it
+computed is thrown away, and the state of a whole version is put in its place.
+
+A process that takes a lost rank's place makes its groups `alone`: what the other ranks would have
+answered during its set-up is played from a record that they made of their own (`set_up_record`).
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum, auto
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from gemini_lab.transfer.set_up_record import SetUpRecord, results_of
+from gemini_lab.transfer.sockets import Connections
+
+ORDER_S: Final = 5.0
+"""After a collective has failed: until it is known that it did because a rank is lost."""
+_GLOO: Any = c10d.ProcessGroupGloo
+_Group: Any = dist.ProcessGroup
+_Work: Any = c10d.Work
+_COLLECTIVES: Final = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "_allgather_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
+)
+
+
+class Mode(Enum):
+    """What a collective does."""
+
+    JOINED = auto()  # what it says
+    BROKEN = auto()  # nothing: a rank is lost
+    ALONE = auto()  # what the record says
+
+
+class StandingGroups:
+    """All training groups of this process.
+
+    Args:
+        record: What this process's set-up got from other ranks; played while it is `alone`.
+        is_alone: Whether the other ranks have done their set-up already.
+        order_s: How long a failed collective waits to be told why.
+
+    Attributes:
+        record: The same.
+    """
+
+    def __init__(
+        self, *, record: SetUpRecord, is_alone: bool = False, order_s: float = ORDER_S
+    ) -> None:
+        self.record = record
+        self.mode = Mode.ALONE if is_alone else Mode.JOINED
+        self._order_s = order_s
+        self._groups: list[StandingGroup] = []
+        self._broken = threading.Event()
+
+    def install(self) -> None:
+        """Have torch make these in place of its Gloo groups, from now on and in this process."""
+        groups = self
+
+        class Gloo(StandingGroup):
+            def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+                super().__init__(groups, store, rank, size, timeout)
+
+        torch_c10d: Any = c10d
+        torch_c10d.ProcessGroupGloo = Gloo
+
+    def add(self, group: "StandingGroup") -> bool:
+        """Count a group in; whether it is to connect to its other ranks now."""
+        self._groups.append(group)
+        if group.size() not in {
+            1,
+            dist.get_world_size() if dist.is_initialized() else group.size(),
+        }:
+            self.record.spoil("it makes process groups of some of the ranks")
+        return self.mode is Mode.JOINED or group.size() == 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether collectives do nothing, for a rank is lost."""
+        return self.mode is Mode.BROKEN
+
+    def break_off(self) -> None:
+        """A rank is lost: end what waits for it, and let the iteration come to its end.
+
+        Called on any thread.
+        """
+        self.mode = Mode.BROKEN
+        self._broken.set()
+        for group in self._groups:
+            group.cut()
+
+    def was_broken_off(self) -> bool:
+        """Wait for a short while for the word that a rank is lost, after a transfer has failed."""
+        return self._broken.wait(self._order_s)
+
+    def stay_apart(self) -> None:
+        """Play what comes next from the record, too: other ranks have done it long ago."""
+        self.mode = Mode.ALONE
+
+    def join(self, store: Any = None) -> None:
+        """Collectives do what they say from here on; all ranks call it together.
+
+        Args:
+            store: Shared by all ranks, and by nobody before; every group is made anew. Without
+                one, they are joined as they are.
+        """
+        if store is not None:
+            for number, group in enumerate(self._groups):
+                torch_distributed: Any = dist
+                group.connect(torch_distributed.PrefixStore(f"gemini_lab/groups/{number}", store))
+        self.mode = Mode.JOINED
+        self._broken.clear()
+
+
+class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as Any
+    """One of training's groups, as torch's functions, engines and scripts hold it."""
+
+    def __init__(
+        self, groups: StandingGroups, store: Any, rank: int, size: int, timeout: timedelta
+    ) -> None:
+        super().__init__(rank, size)
+        self.options = SimpleNamespace()  # torch tells a new Gloo group of its ranks there
+        self._groups = groups
+        self._timeout = timeout
+        self._group: Any = None
+        self._connections = Connections()
+        if groups.add(self):
+            self.connect(store)
+
+    def connect(self, store: Any) -> None:
+        """Make the real group; all of its ranks call it together."""
+        with self._connections.opened():
+            gloo = _GLOO(store, self.rank(), self.size(), self._timeout)
+        kind = _Group.BackendType.GLOO
+        group = _Group(store, self.rank(), self.size())
+        group._set_default_backend(kind)  # noqa: SLF001 - as torch makes its own
+        group._register_backend(torch.device("cpu"), kind, gloo)  # noqa: SLF001
+        self._group, self._gloo = group, gloo
+
+    def cut(self) -> None:
+        """Close the connections: what waits for another rank fails, on every thread."""
+        self._connections.cut()
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A collective of that name, as torch's functions call it."""
+        groups, record = self._groups, self._groups.record
+        if groups.mode is Mode.BROKEN:
+            return _Done()
+        entry = record.next(name, args) if self.size() > 1 else None
+        if groups.mode is Mode.ALONE and self.size() > 1:
+            record.play(name, args)
+            return _Done()
+        try:
+            work = getattr(self._group, name)(*args, **kwargs)
+        except RuntimeError as error:
+            self.fail(error)
+            return _Done()
+        return _Watched(work, self, lambda: record.fill(entry, results_of(name, args)))
+
+    def fail(self, error: RuntimeError) -> None:
+        """Go on if a rank is lost, otherwise raise the error."""
+        if not self._groups.was_broken_off():
+            raise error
+
+    # -- what torch asks of a backend ------------------------------------------------------------
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Gloo's starts by itself."""
+
+    def _get_backend(self, device: torch.device) -> Any:
+        del device
+        return self._gloo
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's
+        """As of the real one."""
+        return "gloo"
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    def call(self: StandingGroup, *args: Any, **kwargs: Any) -> Any:
+        return self.call(name, *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in _COLLECTIVES:
+    setattr(StandingGroup, _name, _collective(_name))
+
+
+class _Done(_Work):  # type: ignore[misc]
+    """A collective that is over."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        del timeout
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+class _Watched(_Work):  # type: ignore[misc]
+    """A collective under way, whose failure is the group's to judge."""
+
+    def __init__(self, work: Any, group: StandingGroup, done: Callable[[], None]) -> None:
+        super().__init__()
+        self._work, self._group, self._done = work, group, done
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            self._work.wait() if timeout is None else self._work.wait(timeout)
+        except RuntimeError as error:
+            self._group.fail(error)
+        else:
+            self._done()
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
