@@ -196,6 +196,9 @@ class Framework(ABC):
     def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
         """Let go of what computing gradients beside an iteration has left."""
 
+    def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do
+        """Communicate from here on as an engine that was just made; at the loop's top."""
+
     # -- the boundaries --------------------------------------------------------------------------
 
     @abstractmethod

@@ -25,6 +25,7 @@ from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_st
 from gemini_lab.engine.standing import CannotGoOnError
 from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.engine.verification import Verification
+from gemini_lab.errors import GeminiError
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
@@ -259,7 +260,10 @@ class LiveProtection:
         """Be at the top of the iteration after the version of the plan, with other ranks."""
         if self._is_computing:
             raise CannotGoOnError("the engine has computed gradients of which no update was made")
-        went = rejoining.rejoin(self._traffic)
+        try:
+            went = rejoining.rejoin(self._traffic)
+        except (GeminiError, RuntimeError) as error:
+            raise CannotGoOnError(f"this process cannot go on without a lost rank: {error}") from error
         self._traffic, self._rewinder = went.traffic, went.rewinder
         self._lineage, small = went.ready.place.lineage, went.ready.small
         self._unsealed = self._wish = None

@@ -93,7 +93,7 @@ class Standing:
     def begin_restore(self, store: Any) -> None:
         """All ranks are here: what they say to one another now is no part of a set-up."""
         self.groups.record.pause()
-        if self._is_late:
+        if self._is_late or self.is_broken:
             self.groups.join(store)
 
     def end_restore(self) -> None:

@@ -302,6 +302,13 @@ class ZeroFramework(Framework):
         if self.stage == 3:
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 
+    def begin_anew(self) -> None:
+        """Have ZeRO 3 learn the order of its modules again, of which ranks tell each other."""
+        if self.stage == 3:
+            coordinator = self._partitions.zero.parameter_offload.get_param_coordinator()
+            if not coordinator.is_invalid_trace():
+                coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
+
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:

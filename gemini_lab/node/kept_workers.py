@@ -1,4 +1,4 @@
-"""Workers that keep their process through a recovery: they stand still, and go on with new peers."""
+"""Workers that keep their process in a recovery: they stand still, and go on with new peers."""
 
 import asyncio
 from collections.abc import Callable

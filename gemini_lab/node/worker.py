@@ -19,7 +19,7 @@ from gemini_lab.engine import session
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.engine.standing import Standing, rendezvous_client
+from gemini_lab.engine.standing import CannotGoOnError, Standing, rendezvous_client
 from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings
@@ -193,10 +193,19 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         finish()
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
         print_error(error)
+        if lost_with_a_rank(error):
+            return 1
         channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
     say_finished(start, channel)
     return 0
+
+
+def lost_with_a_rank(error: BaseException) -> bool:
+    """Whether a script's error is that of an iteration that a lost rank has made worthless."""
+    standing = None if session.current is None else session.current.standing
+    is_broken = standing is not None and standing.is_broken
+    return is_broken or isinstance(error, CannotGoOnError)
 
 
 def said_status(leave: SystemExit) -> int:
@@ -225,6 +234,8 @@ def say_finished(start: WorkerStart, channel: LocalChannel) -> None:
     """Tell that the script has ended, and wait for the others: they may need what this serves."""
     sys.stdout.flush()
     sys.stderr.flush()
+    if session.current is not None:
+        start = session.current.start  # of a later epoch, where this process was kept
     channel.send(ScriptFinished(rank=start.rank, epoch=start.epoch))
     if session.current is not None:
         session.current.outlast()

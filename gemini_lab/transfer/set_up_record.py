@@ -34,7 +34,14 @@ _SAME_EVERYWHERE: Final[Mapping[str, int]] = {
     "all_gather_single_coalesced": 0,
 }
 """By collective: which of its arguments has the results."""
-_PLUMBING: Final = ("torch", "gemini_lab", "deepspeed.comm", "deepspeed.utils", "contextlib")
+_PLUMBING: Final = (
+    "torch",
+    "gemini_lab",
+    "deepspeed.comm",
+    "deepspeed.utils",
+    "contextlib",
+    "typing_extensions",
+)
 _ENGINE: Final = "deepspeed."
 
 
