@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.node.cpu_facts import CpuFacts
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -196,7 +197,9 @@ def main() -> None:
     channel = LocalChannel.adopt(fd)
     if warm:
         gc.disable()  # it would only find that what is being imported is in use
+        facts = CpuFacts()
         import_heavy()
+        facts.remember()
         gc.enable()
         gc.collect()
         gc.freeze()
