@@ -158,7 +158,7 @@ class Settings:
             from the version that is chosen, with new process groups; the lost ranks alone start
             anew. What a script itself prints of that iteration means nothing. It is for the
             launcher to set (`--set keep_processes=true`), for loops over `protected.steps`, and for
-            DeepSpeed on CPUs; where a process cannot go on, all start anew.
+            DeepSpeed on CPUs; where a process cannot go on, all start anew (`docs/guide/keep.md`).
         copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
     """
 

@@ -263,7 +263,9 @@ class LiveProtection:
         try:
             went = rejoining.rejoin(self._traffic)
         except (GeminiError, RuntimeError) as error:
-            raise CannotGoOnError(f"this process cannot go on without a lost rank: {error}") from error
+            raise CannotGoOnError(
+                f"this process cannot go on without a lost peer: {error}"
+            ) from error
         self._traffic, self._rewinder = went.traffic, went.rewinder
         self._lineage, small = went.ready.place.lineage, went.ready.small
         self._unsealed = self._wish = None

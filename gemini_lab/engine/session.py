@@ -254,8 +254,10 @@ class WorkerSession:
         while self._channel.receive() is not None:
             pass
 
-    def hold(self, version: int) -> NoReturn:
+    def hold(self, version: int) -> None:
         """Say that training stands still after `version`, and wait to be ended.
+
+        A process that is to be kept comes back when the others are ended.
 
         Raises:
             GeminiError: Nobody did.
@@ -263,7 +265,10 @@ class WorkerSession:
         with self.pulse.within("held"):
             self._held = Held(rank=self.start.rank, epoch=self.start.epoch, version=version)
             self._channel.send(self._held)
-            time.sleep(HOLD_S)
+            if self.standing is None:
+                time.sleep(HOLD_S)
+            elif self.standing.is_to_stand(HOLD_S):
+                return
         raise GeminiError(
             f"training has stood still after version {version} for {HOLD_S:.0f} s for a node to "
             "leave, and nobody went on; it starts again from there"

@@ -90,6 +90,10 @@ class Standing:
         del error
         return not self.why_not and self.groups.was_broken_off()
 
+    def is_to_stand(self, within_s: float) -> bool:
+        """Wait for the word that other ranks end; whether it came."""
+        return self.groups.was_broken_off(within_s)
+
     def begin_restore(self, store: Any) -> None:
         """All ranks are here: what they say to one another now is no part of a set-up."""
         self.groups.record.pause()

@@ -11,6 +11,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.report.culprits import part_of
 from gemini_lab.report.output import last_lines
 from gemini_lab.report.reducers.recoveries import exit_of
+from gemini_lab.report.values import kept_words
 from gemini_lab.units import format_seconds
 
 LINES: Final = 6
@@ -140,6 +141,8 @@ def _of_recovery(told: events.OfRecovery) -> str | None:
         case events.RecoveryStarted(lost=lost, cause=cause):
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {told.recovery}: {cause.replace('_', ' ')}{where}"
+        case events.ProcessesKept(ranks=ranks):
+            return f"    {kept_words(ranks)}"
         case events.RecoveryWaiting(missing=missing, reason=reason):
             positions = ", ".join(map(str, missing))
             return f"    waiting: {reason or f'no machine for position {positions}'}"

@@ -1,7 +1,8 @@
 """What DeepSpeed asks of the processor whenever it loads one of its operators: asked once.
 
-py-cpuinfo answers from a process of its own that measures the clock for a second, and DeepSpeed asks
-it twice for each operator that it loads. A warm parent asks while it imports; its workers know.
+py-cpuinfo answers from a process of its own that measures the clock for a second, and DeepSpeed
+asks it twice for each operator that it loads. A warm parent asks while it imports, and its workers
+know.
 """
 
 import copy

@@ -141,7 +141,7 @@ class WorkerHost:
         to the node's memory. The root agent does without this node then.
         """
         if self.workers.keys() - {*spare}:
-            await self._ask(Kill(epoch=epoch, spare=tuple(spare)), self._killed[epoch])
+            await self._ask(Kill(epoch=epoch, spare=[*spare]), self._killed[epoch])
         while self._dying:
             self._dying = {pid for pid in self._dying if _runs(pid)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)

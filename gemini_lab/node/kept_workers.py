@@ -23,7 +23,7 @@ class KeptWorkers:
         self._asked: dict[int, asyncio.Future[Stands]] = {}
         self._epoch = 0
 
-    async def stand(self, host: WorkerHost, order: Fence) -> tuple[int, ...]:
+    async def stand(self, host: WorkerHost, order: Fence) -> list[int]:
         """Have the node's workers stand still.
 
         Returns:
@@ -41,7 +41,7 @@ class KeptWorkers:
         for rank in kept:
             host.workers[rank].epoch = order.epoch
         self._asked = {}
-        return tuple(kept)
+        return kept
 
     def hear(self, said: Stands) -> None:
         """A worker answers."""

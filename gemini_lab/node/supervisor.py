@@ -219,7 +219,7 @@ class Supervisor:
         match order:
             case Fence():
                 self._give_up_work()
-                kept = await self._kept.stand(self.host, order) if order.keeps else ()
+                kept = await self._kept.stand(self.host, order) if order.keeps else []
                 await self.host.kill_all(epoch=self.epoch, spare=kept)
                 self.root.send(Fenced(epoch=order.epoch, kept=kept))
             case TakeInventory():  # it may take minutes, and a fence must not wait for it

@@ -192,9 +192,10 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
             return said_status(leave)
         finish()
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
-        print_error(error)
         if lost_with_a_rank(error):
+            print(f"lost a peer: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
             return 1
+        print_error(error)
         channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
     say_finished(start, channel)

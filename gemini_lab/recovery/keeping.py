@@ -5,38 +5,41 @@ version that is chosen is in memory, every one of them has its seat on its own n
 one rank starts anew: its process serves the rendezvous. Whatever else comes, all start anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from gemini_lab.log.events import DRAIN
 from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import RootState
 
-ENDED: Final = frozenset({"worker_exited", "node_lost"})
+ENDED: Final = frozenset({"worker_exited", "node_lost", DRAIN})
 """Causes after which the ranks that are left are well."""
 
 
 class Keeping:
-    """The ranks that stand still, as a root agent hears of them.
-
-    Attributes:
-        is_asked: Whether the fence under way asks for them.
-    """
+    """The ranks that stand still, as a root agent hears of them."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self._is_asked = False
+        self._lost: frozenset[str] = frozenset()
         self._nodes: dict[int, str] = {}  # by rank
 
-    def begin(self, state: RootState, cause: str) -> None:
+    def begin(self, state: RootState, cause: str, lost: Iterable[str]) -> None:
         """A fence begins; another one in the same recovery ends all workers.
 
         Args:
             state: As it was when training was still under way.
             cause: Of the fence.
+            lost: Nodes whose ranks go elsewhere.
         """
-        self._nodes = {}
+        self._nodes, self._lost = {}, frozenset(lost)
         is_first = state.phase == "running" and state.trouble is None
-        self.is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
+        self._is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
+
+    def asks(self, node: str) -> bool:
+        """Whether a node's workers may stand still at the fence under way."""
+        return self._is_asked and node not in self._lost
 
     def hear(self, node: str, said: Fenced) -> None:
         """A node answered the fence."""

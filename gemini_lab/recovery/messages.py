@@ -283,7 +283,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rendezvous: str
     fingerprint: str | None
     interface: str | None
-    kept: tuple[Rank, ...] = ()
+    kept: list[Rank] = []
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -343,7 +343,7 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     plan: PlanPart
     rendezvous: str
     fingerprint: str | None
-    kept: tuple[Rank, ...] = ()
+    kept: list[Rank] = []
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
@@ -475,7 +475,7 @@ class Fenced(Message, frozen=True, kw_only=True):
     """
 
     epoch: Epoch
-    kept: tuple[Rank, ...] = ()
+    kept: list[Rank] = []
 
 
 class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -596,7 +596,7 @@ class Kill(Message, frozen=True, kw_only=True):
     """To the warm parent: kill all workers, but for those of the ranks to spare."""
 
     epoch: Epoch
-    spare: tuple[Rank, ...] = ()
+    spare: list[Rank] = []
 
 
 class ImportAhead(Message, frozen=True, kw_only=True):

@@ -378,7 +378,7 @@ class RootAgent:
 
     def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
         """Fence: the next epoch begins, all workers of older ones end."""
-        self._keeping.begin(self.state, cause)
+        self._keeping.begin(self.state, cause, lost)
         state = moving(self.state)
         self._stop.restart()
         is_start = cause == "start"
@@ -414,7 +414,8 @@ class RootAgent:
     def _question(self, node: str) -> Send:
         """What every living agent is asked in this phase, latecomers too."""
         if self.state.phase == "fencing":
-            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=self._keeping.is_asked))
+            keeps = self._keeping.asks(node)
+            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=keeps))
         return Send(to=node, order=self._inventory_order())
 
     def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
@@ -595,7 +596,7 @@ class RootAgent:
                 plan=part,
                 rendezvous=address,
                 fingerprint=self.state.fingerprint,
-                kept=self._keeping.ranks,
+                kept=[*self._keeping.ranks],
             )
             yield Send(to=node, order=order)
 

@@ -15,6 +15,7 @@ from gemini_lab.report.values import (
     Traffic,
     WastedTime,
     WorkerExit,
+    kept_words,
 )
 from gemini_lab.units import format_bytes, format_seconds
 
@@ -179,6 +180,8 @@ def _recovery(
         initial_indent="  ",
         subsequent_indent="    ",
     )
+    if recovery.kept:
+        yield f"  {kept_words(recovery.kept)}"
     for rejected in recovery.rejected:
         yield f"  stepped over {rejected}"
     yield from _receipts(recovery)

@@ -1,6 +1,6 @@
 """What a report says: plain values, with the few sums that people ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -20,6 +20,7 @@ from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report.output import error_line
+from gemini_lab.seats import listed
 
 Outcome = Literal["finished", "failed", "stopped", "unfinished"]
 
@@ -145,6 +146,11 @@ class Receipt:
         return self.retrieve_s + self.verify_s + self.load_s
 
 
+def kept_words(ranks: Sequence[int]) -> str:
+    """Who went on in a process that there was."""
+    return f"rank {listed(ranks)} went on in {'its' if len(ranks) == 1 else 'their'} process"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """One recovery, from the failure to the first iteration after it.
@@ -167,6 +173,7 @@ class Recovery:
         lost_iterations: How many iterations that every rank had ended had to be done again.
         lost_by_any: The same for those that only some ranks had ended; never fewer.
         lost_progress_s: Time of training between the version that was loaded and the failure.
+        kept: Ranks that went on in their processes; the others started anew.
         compared: How many iterations of ranks were done again and compared with before, bit by bit.
         divergences: Those that are not what they were; the earliest first.
     """
@@ -188,6 +195,7 @@ class Recovery:
     lost_iterations: int
     lost_by_any: int
     lost_progress_s: float | None
+    kept: tuple[int, ...] = ()
     compared: int = 0
     divergences: tuple[Diverged, ...] = ()
 

@@ -104,16 +104,16 @@ class SetUpRecord:
 
     def close(self) -> None:
         """The set-up is over."""
-        self._is_closed = True
         if self._is_played and self._at != len(self._entries):
             raise RecordError(
                 f"this rank's set-up made {self._at} collectives, that of the others "
                 f"{len(self._entries)}"
             )
-        if not self._is_played and any(e.sizes and e.results is None for e in self._left_out()):
-            self.spoil("it began a collective before its loop that it ends in it")
+        if not self._is_played and any(e.sizes and e.results is None for e in self._small()):
+            self.spoil("it begins a collective before its loop that it ends there, or never")
+        self._is_closed = True
 
-    def _left_out(self) -> Iterator[Entry]:
+    def _small(self) -> Iterator[Entry]:
         return (entry for entry in self._entries if max(entry.sizes, default=0) <= SMALL_BYTES)
 
     def next(self, name: str, args: Sequence[Any]) -> Entry | None:

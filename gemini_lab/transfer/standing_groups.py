@@ -122,9 +122,9 @@ class StandingGroups:
         for group in self._groups:
             group.cut()
 
-    def was_broken_off(self) -> bool:
-        """Wait for a short while for the word that a rank is lost, after a transfer has failed."""
-        return self._broken.wait(self._order_s)
+    def was_broken_off(self, within_s: float | None = None) -> bool:
+        """Wait for the word that a rank is lost: for a short while, after a transfer has failed."""
+        return self._broken.wait(self._order_s if within_s is None else within_s)
 
     def stay_apart(self) -> None:
         """Play what comes next from the record, too: other ranks have done it long ago."""

@@ -76,6 +76,7 @@ class Story:
         self.copies: dict[str, list[KeptCopy]] = {}
         self.silent: set[str] = set()
         self.deaf: set[str] = set()  # whose inventories take long
+        self.ended: set[int] = set()  # ranks whose processes could not stand still
         self.importing: set[str] = set()  # whose warm parents cannot hold a port yet
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
         self.left: dict[str, list[VersionId]] = {}  # what agents know of rewinds
@@ -155,8 +156,10 @@ class Story:
             return
         epoch = sent.order.epoch
         match sent.order:
-            case Fence():
-                self.say(sent.to, Fenced(epoch=epoch))
+            case Fence(keeps=keeps):
+                ranks = self.root.state.seats.ranks_on(sent.to) if keeps else ()
+                kept = tuple(rank for rank in ranks if rank not in self.ended)
+                self.say(sent.to, Fenced(epoch=epoch, kept=kept))
             case TakeInventory(persistent_url=url) if sent.to not in self.deaf:
                 is_read = url is not None and not self.unread
                 made = Lineage(run=RUN, epoch=1)

@@ -6,6 +6,7 @@ more, as its machine would be taken, and the operator brings another standby.
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +25,23 @@ BETWEEN: Final = 5  # iterations
 
 
 def bench(repeats: int) -> list[Row]:
-    """Drain `repeats` nodes of one lab, one after the other."""
+    """Drain `repeats` nodes of a lab, one after the other, and of one that keeps processes."""
+    rows = []
+    for keeps in (False, True):
+        how = "the others keep their process" if keeps else "all start anew"
+        rows += [replace(row, name=f"{how}: {row.name}") for row in drained(repeats, keeps=keeps)]
+    return rows
+
+
+def drained(repeats: int, *, keeps: bool) -> list[Row]:
+    """What so many drains of one lab came to."""
     with (
         tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
         Lab(NODES, 1, folder=Path(folder)) as lab,
     ):
         lab.wait_until_ready()
-        run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
+        job = gpt_job(size="tiny", iterations=10**6)
+        run = lab.train(job, persistent_url=None, keep_processes=keeps)
         for number in range(repeats):
             lab.wait_until_ready()
             wait_for(run, iteration=run.iteration + BETWEEN)

@@ -1,7 +1,8 @@
 """How long a failure stops training: from the injection to the next iteration that all finished.
 
-Labs whose workers are forked from warm parents and labs that start new interpreters take turns, so
-that whatever else the machine does meets both. Each round suffers every kind of failure once.
+Labs whose workers are forked from warm parents, labs in which ranks that are not lost keep their
+process besides, and labs that start new interpreters take turns, so that whatever else the machine
+does meets all. Each round suffers every kind of failure once.
 """
 
 import tempfile
@@ -23,60 +24,67 @@ FAILURES: Final[dict[str, Failure]] = {
     "root loss": RootLoss(),
     "silent node": NodeFreeze("rank-3"),
 }
+WAYS: Final = ("warm", "kept", "cold")
 
 
 def bench(repeats: int) -> list[Row]:
-    """Measure every kind of failure `repeats` times, warm and cold in turn."""
+    """Measure every kind of failure `repeats` times, in each way in turn."""
     measured: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder:
         for number in range(repeats):
-            for how in ("warm", "cold"):
-                took = one_round(Path(folder) / f"{how}-{number}", warm=how == "warm")
-                for failure, duration_s in took.items():
+            for how in WAYS:
+                for failure, duration_s in one_round(Path(folder) / f"{how}-{number}", how).items():
                     measured.setdefault((failure, how), []).append(duration_s)
     rows = [
         Row(name=f"{failure}, {how}", values=tuple(measured[failure, how]))
         for failure in FAILURES
-        for how in ("warm", "cold")
+        for how in WAYS
     ]
     ratios = [
         Row(
-            name=f"{failure}, warm / cold",
+            name=f"{failure}, {how} / cold",
             unit="",
             values=tuple(
-                warm / cold
-                for warm, cold in zip(
-                    measured[failure, "warm"], measured[failure, "cold"], strict=True
-                )
+                one / cold
+                for one, cold in zip(measured[failure, how], measured[failure, "cold"], strict=True)
             ),
         )
         for failure in FAILURES
+        for how in WAYS[:-1]
     ]
     return [*rows, *ratios]
 
 
-def one_round(folder: Path, *, warm: bool) -> dict[str, float]:
+def one_round(folder: Path, how: str) -> dict[str, float]:
     """Seconds without training for each kind of failure, on one lab of four nodes."""
     took: dict[str, float] = {}
-    with Lab(4, 1, folder=folder, warm=warm) as lab:
+    keeps = how == "kept"
+    with Lab(4, 1, folder=folder, warm=how != "cold") as lab:
         lab.wait_until_ready()
-        run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
+        job = gpt_job(size="tiny", iterations=10**6)
+        run = lab.train(job, persistent_url=None, keep_processes=keeps)
         for number, (name, failure) in enumerate(FAILURES.items(), start=1):
             lab.wait_until_ready()
             wait_for(run, iteration=run.iteration + 5)
             run.inject(failure)
-            took[name] = _recovery_s(run, number)
+            took[name] = _recovery_s(run, number, keeps=keeps)
         run.stop()
     return took
 
 
-def _recovery_s(run: Run, number: int) -> float:
-    """How long the run's recovery `number` took, once it is over."""
+def _recovery_s(run: Run, number: int, *, keeps: bool) -> float:
+    """How long the run's recovery `number` took, once it is over.
+
+    Raises:
+        GeminiError: It did not end, or no process was kept that was to be.
+    """
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s and not run.failure:
         recoveries = run.report().recoveries
         duration_s = recoveries[number - 1].duration_s if len(recoveries) >= number else None
         if duration_s is not None:
+            if keeps and not recoveries[number - 1].kept:
+                raise GeminiError(f"recovery {number} of {run} kept no process; its log says why")
             return duration_s
         time.sleep(0.2)
     raise GeminiError(f"recovery {number} of {run} was not over in {LIMIT_S:.0f} s: {run.failure}")

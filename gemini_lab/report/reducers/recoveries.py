@@ -28,6 +28,7 @@ class _Told:
     plans: dict[int, events.RecoveryPlanned] = field(default_factory=dict)  # by epoch
     steps: list[Step] = field(default_factory=list)
     rejected: list[str] = field(default_factory=list)
+    kept: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by epoch
     resumed_at_s: float | None = None
 
     @property
@@ -116,6 +117,8 @@ class Recoveries:
             case events.RecoveryPlanned():
                 whole(event.version or 0)
                 told.plans[whole(event.epoch)] = event
+            case events.ProcessesKept():
+                told.kept[whole(event.epoch)] = tuple(map(whole, event.ranks[:MOST_KEPT]))
             case events.RecoveryFinished() if told.resumed_at_s is None:
                 told.resumed_at_s = entry.at_s
             case events.ReplicaRejected() | events.VersionRejected():
@@ -185,6 +188,7 @@ class Recoveries:
             lost_iterations=0 if version is None else max(0, reached.by_all - version),
             lost_by_any=0 if version is None else max(0, reached.by_any - version),
             lost_progress_s=None,
+            kept=told.kept.get(max(told.plans, default=0), ()),
             compared=self._divergences.compared(told.plans),
             divergences=self._divergences.of(told.plans),
         )

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from gemini_lab.recovery.plan import RecoveryPlan, Source
-from gemini_lab.report.values import Receipt, Recovery, Step
+from gemini_lab.report.values import Receipt, Recovery, Step, kept_words
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import (
@@ -65,6 +65,8 @@ def draw_recovery(recovery: Recovery) -> Picture:
     if recovery.steps:
         _steps(board, recovery.steps)
     lines = [f"stepped over {rejected}" for rejected in recovery.rejected]
+    if recovery.kept:
+        lines = [kept_words(recovery.kept), *lines]
     board.notes([_paid(recovery), *lines] if recovery.version is not None else lines)
     return board.picture(tables=[_recovery_table(recovery)], plain=repr(recovery))
 

@@ -1,0 +1,129 @@
+"""Ranks that keep their process while lost ones start anew, on real nodes: no bit differs."""
+
+import pytest
+
+from gemini_lab import Job
+from gemini_lab.injector.failures import NodeFreeze, NodeLoss, RootLoss, WorkerCrash
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.log.file import read_log
+
+SCRIPT = """
+import os, sys
+import deepspeed, torch, gemini_lab
+from torch import nn
+
+stage, steps = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(1)
+model = nn.Sequential(
+    nn.Linear(12, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 1)
+)
+deepspeed.init_distributed("gloo")
+size = torch.tensor([640])
+torch.distributed.all_reduce(size)  # a set-up that asks the other ranks
+engine, *_ = deepspeed.initialize(
+    model=model,
+    model_parameters=[*model.parameters()],
+    config={
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": stage},
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20}},
+    },
+)
+numbers = torch.randn(int(size), 12, generator=torch.Generator().manual_seed(5))
+sampler = torch.utils.data.DistributedSampler(numbers, shuffle=True)
+loader = torch.utils.data.DataLoader(numbers, batch_size=4, sampler=sampler)
+torch.manual_seed(int(os.environ["RANK"]))
+average = {"loss": 0.0}
+protected = gemini_lab.protect(engine, data=loader, also={"average": average})
+torch.distributed.barrier()  # and once more before its loop
+print("pid", os.getpid(), flush=True)
+batches = iter(loader)
+for step in protected.steps(steps):
+    loss = engine(next(batches)).square().mean()
+    engine.backward(loss)
+    average["loss"] = 0.9 * average["loss"] + 0.1 * loss.item()
+    protected.log(loss=loss.item(), average=average["loss"])
+    engine.step()
+"""
+KEEP = {"keep_processes": True}
+
+
+def kept(run):
+    return [set(one.kept) for one in run.report().recoveries]
+
+
+def train(lab, path, scenario=None, *, stage=3, steps=30, **settings):
+    job = Job(script=path, args=[str(stage), str(steps)])
+    run = lab.train(job, scenario=scenario, persistent_url=None, **settings).wait(300)
+    assert run.report().outcome == "finished", run.report().reason
+    return run
+
+
+def starts(run):
+    """How often each rank's script was started."""
+    output = run.folder / "output"
+    return [(output / f"rank-{rank}.log").read_text().count("pid ") for rank in range(4)]
+
+
+def test_only_lost_ranks_start_anew_and_the_numbers_are_those_of_an_undisturbed_run(lab, script):
+    lab.wait_until_ready()
+    path = str(script(SCRIPT))
+    quiet = train(lab, path).report()
+    scenario = (
+        Scenario()
+        .add(WorkerCrash("rank-1"), iteration=6.5)
+        .add(NodeLoss("rank-2"), iteration=15.5)
+        .add(WorkerCrash("rank-1"), iteration=23.5)
+    )
+    run = train(lab, path, scenario, **KEEP)
+    assert kept(run) == [{0, 2, 3}, {0, 1, 3}, {0, 2, 3}]
+    assert starts(run) == [1, 3, 2, 1]
+    assert run.report().losses_match(quiet)
+    assert len(quiet.losses) == 30 * 4
+    assert run.report().divergences == ()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_same_holds_for_other_stages_a_lost_root_and_a_silent_node(lab, script, stage):
+    lab.wait_until_ready()
+    path = str(script(SCRIPT))
+    quiet = train(lab, path, stage=stage, steps=36).report()
+    scenario = (
+        Scenario()
+        .add(RootLoss(), iteration=8.5)
+        .add(NodeFreeze("rank-3"), iteration=17.5)
+        .add(WorkerCrash("rank-0"), iteration=27.5)
+    )
+    run = train(lab, path, scenario, stage=stage, steps=36, **KEEP)
+    assert {len(ranks) for ranks in kept(run)} == {3}
+    assert len(kept(run)) >= 2  # the root agent may be on a standby, which has no rank
+    assert run.report().losses_match(quiet)
+
+
+def test_a_drained_nodes_ranks_move_while_the_others_keep_their_processes(lab, script):
+    lab.wait_until_ready()
+    path = str(script(SCRIPT))
+    quiet = train(lab, path).report()
+    job = Job(script=path, args=["3", "30"])
+    run = lab.train(job, persistent_url=None, **KEEP)
+    run.wait(until=5)
+    run.drain(run.members[2])
+    run.wait(200)
+    assert kept(run) == [{0, 1, 3}]
+    assert run.report().recoveries[0].lost_by_any == 0
+    assert run.report().losses_match(quiet)
+
+
+def test_where_a_set_up_cannot_be_told_to_a_later_rank_all_start_anew_and_it_is_said(lab, script):
+    lab.wait_until_ready()
+    own = "torch.distributed.all_reduce(size)  # a set-up that asks the other ranks"
+    large = own + "\ntorch.distributed.broadcast(torch.zeros(100_000), 0)"
+    path = str(script(SCRIPT.replace(own, large)))
+    run = train(lab, path, Scenario().add(WorkerCrash("rank-1"), iteration=6.5), steps=12, **KEEP)
+    assert kept(run) == [set()]
+    assert starts(run) == [2] * 4
+    notes = [entry.event.text for entry in read_log(run.log) if entry.kind == "note"]
+    assert any("does not keep its process" in text and "broadcast" in text for text in notes)

@@ -1,0 +1,152 @@
+"""Processes that go on through a recovery, told as stories."""
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Fence, Held, HoldPort, KeptCopy, StartWorkers, WorkerExited
+from gemini_lab.recovery.protocol import DrainWanted, RootState
+from gemini_lab.recovery.root import RootAgent
+
+from .story import Story
+
+
+def lose(story: Story, rank: int) -> None:
+    """A worker is killed: its process cannot stand still."""
+    story.ended = {rank}
+    story.exit(rank, -9)
+
+
+def kept(story: Story) -> list[list[int]]:
+    """Whom the nodes were told to go on with, at the last start."""
+    sent = [s.order for s in story.orders if isinstance(s.order, StartWorkers)]
+    return [order.kept for order in sent if order.epoch == story.epoch]
+
+
+def fences(story: Story) -> dict[str, bool]:
+    """Whether each node's workers may stand still, at the last fence."""
+    sent = [s for s in story.orders if isinstance(s.order, Fence)]
+    return {s.to: s.order.keeps for s in sent if s.order.epoch == story.epoch}
+
+
+def host(story: Story) -> str:
+    """The node that was asked for a port last."""
+    return [s.to for s in story.orders if isinstance(s.order, HoldPort)][-1]
+
+
+def test_only_the_lost_rank_starts_anew_and_its_node_has_the_rendezvous():
+    story = Story().start(keep_processes=True)
+    lose(story, 2)
+    assert kept(story) == [[0, 1, 3]] * 4
+    assert host(story) == "node-2"
+    assert [one.ranks for one in story.of(events.ProcessesKept)] == [(0, 1, 3)]
+    story.protect()
+    story.iterate(4)
+    assert story.root.state.phase == "running"
+
+
+def test_a_lost_nodes_rank_starts_on_the_standby_which_has_the_rendezvous():
+    story = Story().start(keep_processes=True)
+    story.lose("node-0")
+    assert story.members() == ["node-4", "node-1", "node-2", "node-3"]
+    assert kept(story) == [[1, 2, 3]] * 4
+    assert host(story) == "node-4"
+
+
+def test_nobody_is_kept_unless_the_settings_say_so():
+    story = Story().start()
+    lose(story, 2)
+    assert not any(fences(story).values())
+    assert kept(story) == [[]] * 4
+
+
+def test_a_failure_within_a_recovery_has_all_start_anew():
+    story = Story().start(keep_processes=True)
+    lose(story, 2)
+    story.ended = set()
+    story.say("node-1", WorkerExited(rank=1, epoch=story.epoch, code=1, output=""))
+    assert not any(fences(story).values())
+    assert kept(story) == [[]] * 4
+
+
+def test_a_node_lost_while_others_stand_still_has_all_start_anew():
+    story = Story(nodes=6).start(keep_processes=True)
+    story.deaf = {"node-1"}  # it reads its memory for long
+    lose(story, 2)
+    assert story.root.state.phase == "inventory"
+    story.lose("node-1")
+    assert not any(fences(story).values())
+    assert kept(story) == [[]] * 4
+
+
+def test_where_every_process_could_go_on_nobody_would_serve_the_rendezvous_and_all_start_anew():
+    story = Story().start(keep_processes=True)
+    story.exit(2, 1)  # a process that is said to have ended, and stands still
+    assert kept(story) == [[]] * 4
+
+
+def test_processes_are_not_kept_where_memory_has_no_version():
+    story = Story().start(keep_processes=True, persistent_url="file:///tier")
+    story.persistent = [2]
+    for copies in story.copies.values():
+        copies.clear()
+    lose(story, 2)
+    assert kept(story)
+    assert all(not one for one in kept(story))
+
+
+def test_a_rank_whose_process_could_not_stand_still_starts_anew_beside_the_lost_one():
+    story = Story().start(keep_processes=True)
+    story.ended = {2, 3}
+    story.exit(2, -9)
+    assert kept(story) == [[0, 1]] * 4
+    assert host(story) == "node-2"
+
+
+def test_a_hung_rank_has_all_start_anew():
+    """It may be that the others would never come to the top of their loop either."""
+    story = Story().start(keep_processes=True)
+    story.pulse(1, doing="step", still_s=3.0, idle_s=3.0)
+    for rank in (0, 2, 3):
+        story.pulse(rank, doing="step", still_s=3.0, idle_s=3.0, waits_in="all_reduce")
+    story.tick(story.now_s + 31)
+    assert story.of(events.WorkerHung)
+    assert not any(fences(story).values())
+
+
+def test_a_drained_nodes_ranks_move_and_the_others_keep_their_processes():
+    story = Story().start(iterations=5, keep_processes=True)
+    story.do(story.root.handle(DrainWanted(at_s=story.now_s, node="node-2", number=1)))
+    for rank in range(4):
+        story.say(story.members()[rank], Held(rank=rank, epoch=story.epoch, version=5))
+    assert fences(story) == {f"node-{n}": n != 2 for n in range(5)}
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
+    assert kept(story) == [[0, 1, 3]] * 4
+    assert host(story) == "node-4"
+
+
+def test_a_new_root_begins_a_recovery_again_without_keeping_anybody():
+    """It does not know who stands still."""
+    story = Story().start(keep_processes=True)
+    story.silent = {"node-3"}
+    lose(story, 2)
+    assert story.root.state.phase == "fencing"
+    story.silent = set()
+    state = RootState.from_text(story.root.state.to_text())
+    living = story.root.living
+    story.root = RootAgent(state=state, at_s=story.now_s)
+    story.root.living = living
+    story.do(story.root.take_over(story.now_s))
+    assert not any(fences(story).values())
+    assert kept(story) == [[]] * 4
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_processes_go_on_from_the_version_that_is_whole(version):
+    story = Story().start(keep_processes=True)
+    if version == 2:
+        story.copies["node-2"] = [c for c in story.copies["node-2"] if c.version < 3]
+        story.copies["node-3"] = [c for c in story.copies["node-3"] if c.shard != 2]
+        story.copies["node-3"].append(KeptCopy(2, 2, story.lineage, 4))
+    lose(story, 2)
+    assert story.plan().version == version
+    assert kept(story) == [[0, 1, 3]] * 4

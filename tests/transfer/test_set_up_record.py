@@ -1,0 +1,88 @@
+"""What a set-up got from other ranks is played to one that comes later, or said not to be."""
+
+import pytest
+import torch
+
+from gemini_lab.transfer.set_up_record import SMALL_BYTES, RecordError, SetUpRecord, results_of
+
+
+def record(*calls, **how):
+    """A record of collectives: names, arguments, and what they put there."""
+    made = SetUpRecord(**how)
+    for name, args, values in calls:
+        entry = made.next(name, args)
+        for tensor, value in zip(results_of(name, args), values, strict=True):
+            tensor.fill_(value)
+        made.fill(entry, results_of(name, args))
+    return made
+
+
+def test_a_later_rank_gets_what_the_others_got():
+    total, gathered = torch.zeros(1, dtype=torch.int64), [torch.zeros(2) for _ in range(3)]
+    made = record(
+        ("allreduce", ([total], None), [2048]),
+        ("allgather", ([gathered], [torch.zeros(2)], None), [1.5, 2.5, 3.5]),
+        ("barrier", (None,), []),
+    )
+    made.close()
+    assert made.flaw == ""
+    later = SetUpRecord.decode(made.encode())
+    ours, theirs = torch.zeros(1, dtype=torch.int64), [torch.zeros(2) for _ in range(3)]
+    later.play("allreduce", ([ours], None))
+    later.play("allgather", ([theirs], [torch.zeros(2)], None))
+    later.play("barrier", (None,))
+    later.close()
+    assert ours.item() == 2048
+    assert [one.tolist() for one in theirs] == [[1.5, 1.5], [2.5, 2.5], [3.5, 3.5]]
+
+
+def test_a_set_up_that_asks_for_something_else_is_refused():
+    made = record(("allreduce", ([torch.zeros(1)], None), [1]))
+    other_size, other_name, more = (SetUpRecord.decode(made.encode()) for _ in range(3))
+    with pytest.raises(RecordError, match="of the others was allreduce of"):
+        other_size.play("allreduce", ([torch.zeros(2)], None))
+    with pytest.raises(RecordError, match="of the others was allreduce of"):
+        other_name.play("broadcast", ([torch.zeros(1)], None))
+    more.play("allreduce", ([torch.zeros(1)], None))
+    with pytest.raises(RecordError, match="nothing more"):
+        more.play("barrier", (None,))
+
+
+def test_a_set_up_that_ends_sooner_is_refused():
+    made = record(("barrier", (None,), []))
+    with pytest.raises(RecordError, match="made 0 collectives, that of the others 1"):
+        SetUpRecord.decode(made.encode()).close()
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "scatter", "recv", "alltoall_base", "send"])
+def test_what_is_not_the_same_on_all_ranks_spoils_the_record(name):
+    made = record((name, ([torch.zeros(1)], None), []))
+    assert name in made.flaw
+
+
+def test_what_is_large_and_the_scripts_own_spoils_the_record():
+    large = torch.zeros(SMALL_BYTES // 4 + 1)
+    made = record(("broadcast", ([large], None), [1]))
+    assert "64.0 KiB are kept" in made.flaw
+
+
+def test_a_collective_that_is_never_waited_for_spoils_the_record():
+    made = SetUpRecord()
+    made.next("allreduce", ([torch.zeros(1)], None))
+    made.close()
+    assert "begins a collective before its loop" in made.flaw
+
+
+def test_what_all_ranks_do_together_whenever_one_starts_is_not_recorded():
+    made = SetUpRecord()
+    made.pause()
+    assert made.next("scatter", ([torch.zeros(1)], None)) is None
+    made.resume()
+    assert made.next("barrier", (None,)) is not None
+
+
+def test_after_the_set_up_nothing_is_recorded():
+    made = record(("barrier", (None,), []))
+    made.close()
+    assert made.next("scatter", ([torch.zeros(1)], None)) is None
+    assert made.flaw == ""

@@ -1,0 +1,61 @@
+"""Process groups that outlive a rank that is killed, or falls silent: real processes, real Gloo."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemini_lab.transfer.sockets import can_be_found
+
+RANK = Path(__file__).with_name("standing_rank.py")
+SIZE = 3
+pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in held]
+
+
+@pytest.fixture
+def begin():
+    """Starts a rank; whatever still runs at the end is killed."""
+    started = []
+
+    def start(rank, ports, role, end):
+        words = [str(rank), str(SIZE), ",".join(map(str, ports)), role, end]
+        process = subprocess.Popen([sys.executable, RANK, *words], stdout=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def told_by(process):
+    output, _ = process.communicate(timeout=120)
+    found = {}
+    for line in output.decode().splitlines():
+        found |= json.loads(line)
+    return found
+
+
+@pytest.mark.parametrize("end", ["killed", "silent"])
+def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, end):
+    ports = free_ports(2)
+    ranks = [begin(rank, ports, "first", end) for rank in range(SIZE)]
+    late = begin(SIZE - 1, ports, "late", end)
+    told = [told_by(ranks[0]), told_by(ranks[1]), told_by(late)]
+    assert [one["set_up"] for one in told] == [6.0] * SIZE  # 1 + 2 + 3; the new one was told
+    assert [one["broken"] for one in told[:2]] == [True, True]
+    assert [one["after"] for one in told] == [33.0] * SIZE
+    assert [one["rows"] for one in told] == [[0.0, 1.0, 2.0]] * SIZE
+    assert {one["backend"] for one in told} == {"gloo"}
+    assert ranks[-1].poll() == (-9 if end == "killed" else None)
