@@ -24,7 +24,7 @@ class Host:
         self.workers[start.rank] = SimpleNamespace(rank=start.rank, channel=channel)
 
     async def kill_all(self, *, epoch, spare=()):
-        del epoch
+        del epoch, spare
         self.workers.clear()
 
 
