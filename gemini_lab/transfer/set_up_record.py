@@ -113,6 +113,13 @@ class SetUpRecord:
             self.spoil("it begins a collective before its loop that it ends there, or never")
         self._is_closed = True
 
+    def abandon(self) -> None:
+        """Nobody will be played this."""
+        if not self._is_closed:
+            self.spoil("it trains before its loop")
+            self._is_closed = True
+            self._entries.clear()
+
     def _small(self) -> Iterator[Entry]:
         return (entry for entry in self._entries if max(entry.sizes, default=0) <= SMALL_BYTES)
 

@@ -86,3 +86,10 @@ def test_after_the_set_up_nothing_is_recorded():
     made.close()
     assert made.next("scatter", ([torch.zeros(1)], None)) is None
     assert made.flaw == ""
+
+
+def test_a_script_that_trains_before_its_loop_is_recorded_no_further():
+    made = record(("barrier", (None,), []))
+    made.abandon()
+    assert made.next("allreduce", ([torch.zeros(1)], None)) is None
+    assert "trains before its loop" in made.flaw
