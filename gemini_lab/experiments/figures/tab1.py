@@ -8,6 +8,7 @@ from gemini_lab.simulator.catalog import MACHINES, MODELS
 from gemini_lab.units import GB, MIB
 
 NODES = 16
+TB = 1000 * GB
 REPLICAS = 2
 RUNS = {"p4d.24xlarge": "GPT-2 100B", "p3dn.24xlarge": "GPT-2 40B"}
 """The largest models that the paper trained on 16 of each (section 7.1)."""
@@ -23,24 +24,23 @@ def figure() -> Figure:
             ("CPU memory", machine.cpu_memory_bytes),
             ("GPU memory", machine.gpus * machine.gpu_memory_bytes),
         ):
-            points += [
-                Point(series=series, x=machine.name, y=size / GB, origin="paper", how="Table 1"),
-                Point(series=series, x=machine.name, y=size / GB, origin="input", how="Table 1"),
-            ]
+            points.append(
+                Point(series=series, x=machine.name, y=size / TB, origin="input", how="Table 1")
+            )
     for name, model in RUNS.items():
         shard_bytes = MODELS[model].checkpoint_bytes / NODES
         points += [
             Point(
                 series=f"needed for {model}",
                 x=name,
-                y=BUFFERS * REPLICAS * shard_bytes / GB,
+                y=BUFFERS * REPLICAS * shard_bytes / TB,
                 origin="model",
                 how=f"{REPLICAS} shards in {BUFFERS} buffers each, {NODES} machines",
             ),
             Point(
                 series=f"needed for {model}",
                 x=name,
-                y=slab_share(round(shard_bytes / SCALE)) * shard_bytes / GB,
+                y=slab_share(round(shard_bytes / SCALE)) * shard_bytes / TB,
                 origin="measured",
                 how=f"the size of a real slab for shards that are {SCALE:,} times smaller",
             ),
@@ -49,7 +49,7 @@ def figure() -> Figure:
         Point(
             series="needed for GPT-2 100B",
             x="p4d.24xlarge",
-            y=BUFFERS * REPLICAS * 8 * tab2.GB_A_GPU,
+            y=BUFFERS * REPLICAS * 8 * tab2.GB_A_GPU / 1000,
             origin="paper",
             how="9.4 GB a GPU (section 5.2), 8 of them, two copies in two buffers (7.1)",
         )
@@ -58,7 +58,7 @@ def figure() -> Figure:
         name="tab1",
         title="Table 1: memory of machines, and what checkpoints take of it",
         x_label="machine",
-        y_label="GB",
+        y_label="TB",
         points=tuple(points),
         notes=(
             (
