@@ -79,9 +79,10 @@ class SlowStore:
         self.say("loaded", version=version, took_s=time.monotonic() - began_s)
 
     def _upload(self, version: int) -> None:
-        time.sleep(self._own_bytes(version) / self._rate)
+        size_bytes = self._own_bytes(version)
+        time.sleep(size_bytes / self._rate)
         (self._folder / f"whole-{version}-{self._rank}").touch()
-        self.say("whole", version=version)
+        self.say("whole", version=version, size_bytes=size_bytes)
         mine = self._folder.glob(f"whole-*-{self._rank}")
         for older in sorted(int(path.name.split("-")[1]) for path in mine)[:-KEPT]:
             (self._folder / f"whole-{older}-{self._rank}").unlink()
