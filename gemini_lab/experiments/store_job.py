@@ -3,7 +3,8 @@
 Training stands still while DeepSpeed writes a checkpoint into memory, as the paper's does while it
 serialises; beside training the bytes then take their time to the store, all ranks together at its
 rate. A start reads the newest checkpoint that is whole there, at that rate too. What happens when
-is written down, a line of JSON each. `gemini-lab bench baselines` starts this under torchrun.
+is written down, a line of JSON each. `gemini-lab bench baselines` starts this under torchrun, which
+it ends with its ranks: the next start has another one.
 """
 
 import argparse

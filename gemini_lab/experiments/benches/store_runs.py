@@ -97,51 +97,43 @@ def iteration_times(said: Sequence[Said], *, every: int) -> list[float]:
     ]
 
 
-@contextmanager
-def started(every: int, rate: float) -> Iterator["StoreRun"]:
-    """The job under torchrun, which starts it anew after each kill."""
-    with tempfile.TemporaryDirectory(prefix="gemini-lab-store-", dir=memory_folder()) as name:
-        runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        own = ["--store", name, "--store-bytes-per-s", str(rate), "--every", str(every)]
-        job = ["--size", "tiny", "--layer-s", str(LAYER_S), "--iterations", str(10**6)]
-        with subprocess.Popen(
-            [
-                *runner,
-                f"--nproc-per-node={RANKS}",
-                "--max-restarts=1000",
-                "--monitor-interval=0.2",
-                "-m",
-                "gemini_lab.experiments.store_job",
-                *own,
-                *job,
-            ],
+class StoreRun:
+    """The job while it runs, under a torchrun of its own for each life.
+
+    Args:
+        folder: Its store, and what the ranks write down.
+        every: Iterations between checkpoints.
+        rate: Bytes a second that the store takes.
+    """
+
+    def __init__(self, folder: Path, *, every: int, rate: float) -> None:
+        self._command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={RANKS}", "-m", "gemini_lab.experiments.store_job"),
+            *("--store", str(folder), "--store-bytes-per-s", str(rate), "--every", str(every)),
+            *("--size", "tiny", "--layer-s", str(LAYER_S), "--iterations", str(10**6)),
+        ]
+        self._folder = folder
+        self._torchrun = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self._command,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        ) as torchrun:
-            try:
-                yield StoreRun(torchrun, Path(name))
-            finally:
-                torchrun.terminate()  # it ends its workers
+        )
 
-
-@dataclass(frozen=True, slots=True)
-class StoreRun:
-    """The job while it runs.
-
-    Attributes:
-        torchrun: Starts its ranks.
-        folder: Its store, and what the ranks wrote down.
-    """
-
-    torchrun: "subprocess.Popen[bytes]"
-    folder: Path
+    def close(self) -> None:
+        """End torchrun, which ends its ranks."""
+        self._torchrun.terminate()
+        self._torchrun.wait()
 
     def said(self) -> list[Said]:
         """All that the ranks wrote down, in order of time."""
         lines = [
             line
-            for path in self.folder.glob("said-*")
+            for path in self._folder.glob("said-*")
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
         ]
         found = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -158,7 +150,7 @@ class StoreRun:
             said = self.said()
             if sum(one["what"] == what and one["at_s"] > after_s for one in said) >= count:
                 return said
-            if self.torchrun.poll() is not None or time.monotonic() > give_up_s:
+            if self._torchrun.poll() is not None or time.monotonic() > give_up_s:
                 raise RunFailedError(f"no {what!r} came from the ranks under torchrun")
             time.sleep(0.05)
 
@@ -174,9 +166,22 @@ class StoreRun:
         return self.said()
 
     def kill(self) -> float:
-        """SIGKILL to all ranks; gives when."""
+        """SIGKILL to all ranks, and a start anew; gives when."""
         newest = [one for one in self.said() if one["what"] == "training"][-RANKS:]
         killed_s = time.monotonic()
         for one in newest:
             os.kill(one["pid"], signal.SIGKILL)
+        self.close()
+        self._torchrun = self._start()
         return killed_s
+
+
+@contextmanager
+def started(every: int, rate: float) -> Iterator[StoreRun]:
+    """The job on a store of that rate, in a folder in memory that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-store-", dir=memory_folder()) as name:
+        run = StoreRun(Path(name), every=every, rate=rate)
+        try:
+            yield run
+        finally:
+            run.close()
