@@ -96,10 +96,13 @@ def _lose(lab: Lab, run: Run, positions: tuple[int, ...]) -> Loss:
     """
     lab.wait_until_ready()
     wait_for(run, iteration=run.iteration + BETWEEN + 2)
-    number = run.recoveries + 1
-    run.inject(NodesLoss(tuple(run.members[position] for position in positions)))
-    wait_for(run, recoveries=number)
-    recovery = run.report().recoveries[-1]
-    if recovery.tier is None or len(recovery.lost_nodes) != len(positions):
-        raise GeminiError(f"{positions} were to be lost, and {recovery.lost_nodes} were")
-    return Loss(positions=positions, tier=recovery.tier)
+    before = run.recoveries
+    names = tuple(run.members[position] for position in positions)
+    run.inject(NodesLoss(names))
+    wait_for(run, recoveries=before + 1)
+    new = run.report().recoveries[before:]  # more than one where they were noticed one by one
+    lost = {name for one in new for name in one.lost_nodes}
+    tier = new[-1].tier
+    if tier is None or lost != set(names):
+        raise GeminiError(f"{names} were to be lost, and {sorted(lost)} were")
+    return Loss(positions=positions, tier=tier)
