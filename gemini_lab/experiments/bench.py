@@ -42,6 +42,14 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.wasted:bench",
         "workers killed at any time: does Eq. (1) hold?",
     ),
+    "losses": (
+        "gemini_lab.experiments.benches.losses:bench",
+        "every pair of nodes lost at once: does memory suffice as placement says?",
+    ),
+    "baselines": (
+        "gemini_lab.experiments.benches.baselines:bench",
+        "Strawman and HighFreq on a throttled store, killed at any time, beside this system",
+    ),
     "drain": (
         "gemini_lab.experiments.benches.drain:bench",
         "nodes whose ranks move to a standby, one after the other",

@@ -1,5 +1,6 @@
 """The same placements, schedules and plans at a thousand machines."""
 
+from gemini_lab.simulator.ailing import Ailments
 from gemini_lab.simulator.coordination import (
     Coordination,
     GossipDesign,
@@ -32,6 +33,7 @@ from gemini_lab.simulator.workload import Workload, paper_workload
 __all__ = [
     "POLICIES",
     "REPEAT_OFFENDERS",
+    "Ailments",
     "Bill",
     "Coordination",
     "FailureLaw",

@@ -13,6 +13,8 @@ from gemini_lab.simulator.workload import Workload
 
 ANNOUNCED: Final = "announced"
 """The failure of a machine whose memory was read in time."""
+FOUND: Final = "found"
+"""That of a machine, known by what it computed."""
 
 
 class Durations:
@@ -50,7 +52,7 @@ class Durations:
         return share > 0 and self._draw.random() < share
 
     def steps(self, outage: Outage) -> Steps:
-        """Of one recovery; nobody has to detect what was announced."""
+        """Of one recovery; nobody has to detect what was announced or found."""
         if self._policy.times is not None:
             steps = self._draw.choice(self._policy.times.steps(outage.failure, outage.kind))
         else:
@@ -59,7 +61,7 @@ class Durations:
                 serialise_s=self._policy.serialise_s,
                 warm_up_s=self._restart_s,
             )
-        return replace(steps, detect_s=0.0) if outage.failure == ANNOUNCED else steps
+        return replace(steps, detect_s=0.0) if outage.failure in {ANNOUNCED, FOUND} else steps
 
     def memory(self, stream: Stream) -> Stream:
         """The way of versions into memory; whether one was whole just in time is chance."""

@@ -1,19 +1,15 @@
 """What breaks in a simulated cluster, and when: listed, or drawn at constant rates."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from gemini_lab.errors import ConfigError
 
-Kind = Literal["software", "gpu", "hardware", "rack"]
-KINDS: Final[dict[str, Kind]] = {
-    "software": "software",
-    "gpu": "gpu",
-    "hardware": "hardware",
-    "rack": "rack",
-}
+Kind = Literal["software", "gpu", "hardware", "rack", "straggler", "wrong_sums"]
+KINDS: Final[dict[str, Kind]] = {kind: kind for kind in get_args(Kind)}
 DAY_S: Final = 86400.0
 
 
@@ -25,12 +21,20 @@ class Outage:
         at_s: When, since the start.
         kind: `"software"`: processes die, memory stays; `"gpu"`: an accelerator fails, so that the
             machine is replaced, but its CPU memory can be read; `"hardware"`: the machine and its
-            memory are gone; `"rack"`: so are all machines of its rack.
+            memory are gone; `"rack"`: so are all machines of its rack; `"straggler"`: the machine
+            computes more slowly, and all wait for it; `"wrong_sums"`: from then on it computes
+            wrong, and so does all that is made of what it gives.
         positions: The positions that fail, one or more.
         cause: For people.
         iteration: It strikes when training has first done so many, the running one as a fraction,
             whatever `at_s` says.
         failure: The injector's name for it, such as `"node_loss"`, where it comes from there.
+        factor: How many times as long a straggler computes.
+        lasts_s: Of a straggler, until it is as fast as before; of wrong sums, until people find
+            them, where no machine has. `None`: never.
+
+    Raises:
+        ConfigError: A straggler is none, or something that lasts does not.
     """
 
     at_s: float
@@ -39,6 +43,20 @@ class Outage:
     cause: str = ""
     iteration: float | None = None
     failure: str = ""
+    factor: float = 1.0
+    lasts_s: float | None = None
+
+    def __post_init__(self) -> None:
+        is_slow = self.kind == "straggler"
+        if (is_slow and not 1 < self.factor < math.inf) or (not is_slow and self.factor != 1):
+            raise ConfigError(
+                f"a straggler, and nothing else, has a factor above 1: how many times as long it "
+                f"computes (got a {self.kind} with factor={self.factor})"
+            )
+        if self.lasts_s is not None and not self.lasts_s > 0:
+            raise ConfigError(f"a {self.kind} lasts for more than 0 s (got {self.lasts_s})")
+        if self.kind in {"straggler", "wrong_sums"} and len(self.positions) != 1:
+            raise ConfigError(f"a {self.kind} is one machine (got positions {self.positions})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

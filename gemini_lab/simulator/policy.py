@@ -57,6 +57,11 @@ class Policy:
         shrink_unit: Nodes that can only train together: one that is lost takes the others out.
         extra_nodes: Machines that it needs beside those that train and the standbys.
         times: Measured times of recoveries; they stand before all others.
+        verify_every: Every so many iterations the sums are done again elsewhere, so that a machine
+            that computes wrong is found, and the newest version verified so is kept in memory;
+            `None`: only people find it, and only the store has what was sound.
+        drains_slow_s: After how long a machine that is slow is exchanged, its memory read first;
+            `None`: all wait for it.
     """
 
     name: str
@@ -76,6 +81,8 @@ class Policy:
     shrink_unit: int = 1
     extra_nodes: int = 0
     times: Times | None = None
+    verify_every: int | None = None
+    drains_slow_s: float | None = None
 
 
 def strawman(workload: Workload) -> Policy:

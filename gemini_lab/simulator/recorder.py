@@ -59,7 +59,7 @@ class Recorder:
                 epoch=self.recovery,
                 iteration=version,
                 duration_s=reached_s - before_s,
-                waited_s=reached_s - before_s - self.workload.iteration_s,
+                waited_s=segment.waited_s(version),
             )
             self.say(start_s + reached_s, iteration)
             before_s = reached_s

@@ -12,6 +12,7 @@ from gemini_lab.injector.failures import (
     RootLoss,
     WorkerCrash,
     WorkerHang,
+    WrongSums,
     rank_of,
 )
 from gemini_lab.injector.scenario import Scenario
@@ -32,7 +33,8 @@ def outages_of(
     its time is the one of undisturbed training.
 
     Args:
-        scenario: Crashes, hangs and losses of workers, nodes, the root and racks.
+        scenario: Crashes, hangs and losses of workers, nodes, the root and racks, and machines that
+            compute wrong from then on, which nobody finds where the policy does not verify.
         workload: Has the positions and the duration of an iteration.
         racks: Rack of each position; needed where a rack is lost.
 
@@ -53,10 +55,13 @@ def outages_of(
         elif isinstance(failure, _SOFTWARE + _HARDWARE):
             positions = tuple(dict.fromkeys(_position(p, workload) for p in failure.places))
             kind = "software" if isinstance(failure, _SOFTWARE) else "hardware"
+        elif isinstance(failure, WrongSums) and failure.lasts:
+            positions, kind = (_position(failure.node, workload),), "wrong_sums"
         else:
             raise ConfigError(
                 f"the simulator cannot play {failure}: it knows crashes, hangs and losses of "
-                "workers, nodes, the root and racks; inject it into a real run"
+                "workers, nodes, the root and racks, and wrong sums that last; inject it into a "
+                "real run"
             )
         _check(failure, positions, workload)
         outage = Outage(

@@ -26,11 +26,14 @@ def simulate(
 ) -> Outcome:
     """Run one policy through a history of failures.
 
-    Machines are fail-stop. A failure during a recovery starts that recovery anew. A write to the
-    store that a failure interrupts is lost. Waiting standbys do not fail. Without a standby, a
-    machine is ordered after serialisation, as in the paper's Fig. 14. A new machine's own shard is
-    there after retrieval, and so are the copies it keeps for others: they take a link seconds, and
-    the paper does not count them.
+    Machines fail at once, or are slow, or compute wrong (`Outage`). A failure during a recovery
+    starts that recovery anew. A write to the store that a failure interrupts is lost. Waiting
+    standbys do not fail. Without a standby, a machine is ordered after serialisation, as in the
+    paper's Fig. 14. A new machine's own shard is there after retrieval, and so are the copies it
+    keeps for others: they take a link seconds, and the paper does not count them.
+
+    A straggler makes iterations longer, not checkpoints. Versions with wrong sums that nobody found
+    do not count at the end.
 
     Args:
         workload: The job and its cluster.

@@ -270,8 +270,8 @@ def _number(text: str, where: str) -> float:
 def read_trace(path: Path, *, nodes: int, racks: Sequence[str] | None = None) -> tuple[Outage, ...]:
     """The failures in a CSV file with the columns time (in s), node (a position) and kind.
 
-    Kind is software, hardware or rack; a `cause` column is optional. A rack's failure names any
-    node of the rack.
+    Kind is one of `KINDS`. Optional columns are cause, factor and lasts (in s); what they are is
+    said at `Outage`. A rack's failure names any node of the rack.
 
     Raises:
         ConfigError: A column is missing, or a line cannot be; the message names it.
@@ -294,8 +294,13 @@ def read_trace(path: Path, *, nodes: int, racks: Sequence[str] | None = None) ->
 def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] | None) -> Outage:
     try:
         at_s, position = float(row["time"]), int(row["node"])
+        factor = float(row.get("factor") or 1.0)
+        lasts_s = float(row["lasts"]) if row.get("lasts") else None
     except ValueError as error:
-        raise ConfigError(f"{where}: time and node have to be numbers ({error})") from None
+        raise ConfigError(
+            f"{where}: time and node have to be numbers, and factor and lasts where they are there "
+            f"({error})"
+        ) from None
     kind = KINDS.get(row["kind"].strip())
     if not 0 <= position < nodes or not at_s >= 0 or kind is None:
         raise ConfigError(
@@ -307,9 +312,14 @@ def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] 
         if racks is None:
             raise ConfigError(f"{where}: a rack fails, but `racks` is not given")
         positions = tuple(i for i, rack in enumerate(racks) if rack == racks[position])
-    return Outage(
-        at_s=at_s,
-        kind=kind,
-        positions=positions,
-        cause=(row.get("cause") or kind).strip(),
-    )
+    try:
+        return Outage(
+            at_s=at_s,
+            kind=kind,
+            positions=positions,
+            cause=(row.get("cause") or kind).strip(),
+            factor=factor,
+            lasts_s=lasts_s,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None

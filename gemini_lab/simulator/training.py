@@ -16,8 +16,9 @@ import simpy
 from gemini_lab.log.events import AnyEvent, NodeJoined, NodeLost, NodeRequested
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.simulator.ailing import Stragglers, Trust, Wrong
 from gemini_lab.simulator.cluster import Cluster, Part
-from gemini_lab.simulator.durations import ANNOUNCED, Durations
+from gemini_lab.simulator.durations import ANNOUNCED, FOUND, Durations
 from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.outcome import Outcome, Recovery
 from gemini_lab.simulator.policy import Policy
@@ -38,8 +39,14 @@ class _Done:
     """Why training is interrupted: all iterations are done."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Why training looks at the clock anew: machines became slower or faster."""
+
+
 MACHINE: Final = _Machine()
 DONE: Final = _Done()
+PACE: Final = _Pace()
 Cause = Outage | _Machine | _Done
 
 
@@ -72,9 +79,12 @@ class Training:
         self.durations = Durations(workload, policy, seed=seed)
         self.env = simpy.Environment()
         self.cluster = Cluster(placement, standbys=workload.standbys)
+        self.stragglers = Stragglers()
+        self.trust = Trust(policy)
         self.by_iteration: list[Outage] = []
         self.segment: Segment | None = None  # while training runs
         self.segment_start_s = 0.0
+        self.usual_s = workload.iteration_s  # an iteration, if no machine were slow
         self.under_way = ("", 0.0)
         self.arrival = self.env.event()
         self.stopped: tuple[Segment, float] | None = None  # where training stood, while it does not
@@ -119,8 +129,13 @@ class Training:
         if self.segment is not None:
             elapsed_s = self.env.now - self.segment_start_s
             self._note_training(self.segment, elapsed_s)
-            return self.segment.progress_at(elapsed_s)
+            reached = self.segment.progress_at(elapsed_s)
+            sound = self.trust.first_bad - 1
+            if reached > sound:  # what holds wrong sums has to be repeated
+                self.lost_s += self._redo_s(self.segment, elapsed_s, int(sound))
+            return min(reached, sound)
         version = self.cluster.plan(self.cluster.concerned()).version or 0
+        version = int(min(version, self.trust.first_bad - 1))
         if self.stopped is not None:
             self.lost_s += self._redo_s(*self.stopped, version)
         name, start_s = self.under_way
@@ -142,21 +157,87 @@ class Training:
         struck = [p for p in outage.positions if self.cluster.is_up(p)]
         if not struck:
             return None
+        if outage.kind in {"straggler", "wrong_sums"}:
+            self.failures += 1
+            (self._slow_down if outage.kind == "straggler" else self._spoil)(outage)
+            return None
         can_move = self.segment is not None and outage.kind in {"gpu", "hardware"}
         if can_move and self.durations.is_announced():
             outage = replace(outage, kind="gpu", failure=ANNOUNCED)
         self.failures += 1
+        self._take_out(struck, outage)
+        return outage
+
+    def _take_out(self, positions: Sequence[int], outage: Outage) -> None:
         self.struck["failures"] += 1
         if outage.kind != "software":
-            self._lose(struck, outage)
-        return outage
+            self._lose(positions, outage)
 
     def _lose(self, positions: Sequence[int], outage: Outage) -> None:
         self.struck["nodes"] += len(positions)
         self.unordered += len(positions)
         for position in positions:
             name = self.cluster.lose(position, memory=outage.kind != "gpu")
+            self.stragglers.leave(position)
+            self.trust.leave(position)
             self._say(NodeLost(name=name, cause=outage.cause))
+
+    def _slow_down(self, outage: Outage) -> None:
+        self.stragglers.slow.append(outage)
+        self._change_pace()
+        if outage.lasts_s is not None:
+            self.env.process(self._speed_up(outage, outage.lasts_s))
+        if self.policy.drains_slow_s is not None:
+            self.env.process(self._drain(outage, self.policy.drains_slow_s))
+
+    def _speed_up(self, outage: Outage, after_s: float) -> Waits:
+        yield self.env.timeout(after_s)
+        if self.stragglers.end(outage):
+            self._change_pace()
+
+    def _drain(self, outage: Outage, after_s: float) -> Waits:
+        """Exchange a machine that is still slow then, once training runs."""
+        yield self.env.timeout(after_s)
+        while outage in self.stragglers.slow:
+            if self.segment is not None:
+                gone = replace(outage, kind="gpu", failure=ANNOUNCED, factor=1.0, lasts_s=None)
+                self._take_out(gone.positions, gone)
+                self._interrupt(gone)
+                return
+            yield self.env.timeout(after_s)
+
+    def _change_pace(self) -> None:
+        if self.segment is not None:
+            elapsed_s = self.env.now - self.segment_start_s
+            self.segment = self.segment.at_pace(self._iteration_s(), elapsed_s)
+            self._interrupt(PACE)
+
+    def _interrupt(self, cause: Cause | _Pace) -> None:
+        if self.trainer.is_alive and self.env.active_process is not self.trainer:
+            self.trainer.interrupt(cause)
+
+    def _spoil(self, outage: Outage) -> None:
+        newest = None
+        if self.segment is not None:
+            newest = self.segment.newest_at(self.env.now - self.segment_start_s)
+            self._interrupt(PACE)  # there may be an iteration now after which it is found
+        wrong = self.trust.spoil(outage, newest=newest)
+        if outage.lasts_s is not None:
+            self.env.process(self._notice(wrong, outage.lasts_s))
+
+    def _notice(self, wrong: Wrong, after_s: float) -> Waits:
+        """People find what a machine spoils, unless that was found, or left behind, before."""
+        yield self.env.timeout(after_s)
+        if wrong in self.trust.wrong:
+            self._interrupt(self._find(wrong))
+
+    def _find(self, wrong: Wrong) -> Outage:
+        """A machine is known to compute wrong: it is taken out, if it is still there."""
+        found = replace(
+            wrong.outage, kind="hardware" if wrong.is_there else "software", failure=FOUND
+        )
+        self._take_out(found.positions, found)
+        return found
 
     # -- training --------------------------------------------------------------------------------
 
@@ -174,6 +255,7 @@ class Training:
             if isinstance(cause, _Done):
                 return
             elapsed_s = self.env.now - self.segment_start_s
+            segment = self.segment or segment  # its pace may have changed
             self.segment, self.stopped = None, (segment, elapsed_s)
             self._note_training(segment, elapsed_s)
             if isinstance(cause, _Machine):
@@ -185,13 +267,15 @@ class Training:
 
     def _segment(self, version: int) -> Segment:
         """Training from `version` on, as fast as the machines that are there can."""
+        self.trust.begin(version)
+        self.usual_s = self._iteration_s(slowest=1.0)
+        return Segment(version=version, iteration_s=self._iteration_s(), policy=self.policy)
+
+    def _iteration_s(self, *, slowest: float | None = None) -> float:
         nodes = self.workload.nodes
         factor = nodes / max(1, nodes - self._idle_nodes(self.cluster.vacant))
-        return Segment(
-            version=version,
-            iteration_s=factor * self.workload.iteration_s + self.policy.slowdown_s,
-            policy=self.policy,
-        )
+        factor *= self.stragglers.factor if slowest is None else slowest
+        return factor * self.workload.iteration_s + self.policy.slowdown_s
 
     def _idle_nodes(self, vacant: Collection[int]) -> int:
         """Nodes that do not train: on empty positions, and all that can only train with them."""
@@ -201,37 +285,48 @@ class Training:
     def _train(self, segment: Segment) -> Generator[simpy.Event, None, Cause]:
         """Train until something stops it; gives what."""
         self.segment, self.segment_start_s = segment, self.env.now
-        try:
-            while (stop := self._next_stop()) is not None:
-                elapsed_s = self.env.now - self.segment_start_s
-                yield self.env.timeout(max(0.0, segment.stands_at_s(stop) - elapsed_s))
-                if not self.by_iteration or stop != self.by_iteration[0].iteration:
-                    return DONE
-                struck = self._strike(self.by_iteration.pop(0))
-                if struck is not None:
-                    return struck
-            yield self.env.event()
-        except simpy.Interrupt as interrupt:
-            cause: Cause = interrupt.cause
-            return cause
-        return DONE  # never: nothing triggers that event
+        while True:
+            stop, cause = self._next_stop(self.segment)
+            elapsed_s = self.env.now - self.segment_start_s
+            try:
+                if cause is None:
+                    yield self.env.event()  # nothing triggers it
+                yield self.env.timeout(max(0.0, self.segment.stands_at_s(stop) - elapsed_s))
+            except simpy.Interrupt as interrupt:
+                if interrupt.cause is PACE:
+                    continue
+                came: Cause = interrupt.cause
+                return came
+            if isinstance(cause, Outage):
+                self.by_iteration.remove(cause)
+                cause = self._strike(cause)
+            elif isinstance(cause, Wrong):
+                cause = self._find(cause)
+            if cause is not None:
+                return cause
 
-    def _next_stop(self) -> float | None:
-        """The iteration after which training fails or ends, if it is known."""
-        stops = [o.iteration for o in self.by_iteration[:1] if o.iteration is not None]
-        stops += [] if self.iterations is None else [float(self.iterations)]
-        return min(stops, default=None)
+    def _next_stop(self, segment: Segment) -> tuple[float, Cause | Wrong | None]:
+        """The iteration after which training fails or ends, if it is known, and why."""
+        stops: list[tuple[float, Cause | Wrong]] = [
+            (o.iteration, o) for o in self.by_iteration[:1] if o.iteration is not None
+        ]
+        if (found := self.trust.next_found(segment.version)) is not None:
+            stops.append(found)
+        stops += [] if self.iterations is None else [(float(self.iterations), DONE)]
+        return min(stops, key=lambda stop: stop[0], default=(0.0, None))
 
     def _note_training(self, segment: Segment, elapsed_s: float) -> None:
         """Keep in mind which versions a segment made whole."""
+        kept = stored = None
         if self.policy.memory is not None:
-            whole = segment.newest_whole(self.durations.memory(self.policy.memory), elapsed_s)
-            if whole is not None:
-                self.cluster.memory_version = whole
+            kept = segment.newest_whole(self.durations.memory(self.policy.memory), elapsed_s)
+            if kept is not None:
+                self.cluster.memory_version = kept
         if self.policy.persistent is not None:
-            whole = segment.newest_whole(self.policy.persistent, elapsed_s)
-            if whole is not None:
-                self.cluster.persisted = whole
+            stored = segment.newest_whole(self.policy.persistent, elapsed_s)
+            if stored is not None:
+                self.cluster.persisted = stored
+        self.trust.note(segment.version, memory=kept, stored=stored)
         if self.recorder:
             self.recorder.training(segment, self.env.now - elapsed_s, elapsed_s)
 
@@ -248,6 +343,8 @@ class Training:
                 failed_s, cause=outage.cause, lost=sorted(self.cluster.dead), reached=reached
             )
         while True:
+            if outage.failure == FOUND:
+                self.cluster.memory_version, self.cluster.persisted = self.trust.go_back()
             try:
                 plan, retrieval_s = yield from self._attempt(outage)
                 break
@@ -338,7 +435,7 @@ class Training:
         self.lost_s += self._redo_s(segment, elapsed_s, version)
         self.cluster.fill()
         self.cluster.memory_version = version
-        segment = replace(segment, version=version)
+        segment = replace(segment, version=version, leg=None)
         self.stopped = (segment, 0.0)
         try:
             yield from self._step("rejoin", self.durations.rejoin_s)
@@ -348,10 +445,14 @@ class Training:
         return version
 
     def _redo_s(self, segment: Segment, elapsed_s: float, version: int) -> float:
-        """How long training took from `version` to where it stood in `segment`."""
+        """How long training took from `version` to where it stood in `segment`.
+
+        What was done before the segment counts as if no machine had been slow then.
+        """
         if version >= segment.version:
             return elapsed_s - segment.reached_s(version)
-        return elapsed_s + replace(segment, version=version).reached_s(segment.version)
+        before = Segment(version=version, iteration_s=self.usual_s, policy=self.policy)
+        return elapsed_s + before.reached_s(segment.version)
 
     def _say(self, event: AnyEvent) -> None:
         if self.recorder:

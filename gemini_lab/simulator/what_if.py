@@ -30,7 +30,7 @@ from gemini_lab.simulator.money import Price
 from gemini_lab.simulator.policy import gemini, gemini_lab
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.traffic import chunk_schedule
-from gemini_lab.simulator.workload import Workload
+from gemini_lab.simulator.workload import NETWORK_SHARE, Workload
 from gemini_lab.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes
 
 TOKENS_PER_GPU: Final = 8 * 512
@@ -40,8 +40,6 @@ IDLE_SHARE: Final = 0.154
 """Of the paper's GPT-2 100B iteration on p4d, the network is idle this share."""
 SPAN_SHARES: Final = (0.28, *[0.144] * 5)
 """How that idle time is cut into spans: 28 % in the largest is fitted, see `paper_workload`."""
-NETWORK_SHARE: Final = 0.6
-"""Checkpoint traffic's share of the link's nominal rate: 240 of 400 Gbit/s in Fig. 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

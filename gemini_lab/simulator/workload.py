@@ -12,6 +12,8 @@ from gemini_lab.units import GB
 
 SERIALISE_BYTES_PER_S: Final = 75.2 * GB / 81
 """One node's shard of GPT-2 100B, 75.2 GB, takes torch.save 81 s (paper, section 7.3)."""
+NETWORK_SHARE: Final = 0.6
+"""Checkpoint traffic's share of the link's nominal rate: 240 of 400 Gbit/s in Fig. 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,7 @@ def paper_workload(*, nodes: int = 16, standbys: int = 0) -> Workload:
         params=model.params,
         iteration_s=62.0,
         idle_spans_s=(2.8, *[1.44] * 5),
-        network_bytes_per_s=0.6 * 400e9 / 8,
+        network_bytes_per_s=NETWORK_SHARE * 400e9 / 8,
         copy_bytes_per_s=400e9 / 8,
         store_bytes_per_s=20e9 / 8,
         serialise_bytes_per_s=SERIALISE_BYTES_PER_S * 16 / nodes,

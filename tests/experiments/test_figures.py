@@ -13,6 +13,8 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.figures import (
     command,
     eq1,
+    fig03,
+    fig06,
     fig07,
     fig08,
     fig09,
@@ -29,13 +31,19 @@ from gemini_lab.experiments.figures import (
     pages,
     provenance,
     ratio,
+    tab1,
+    tab2,
     traffic_model,
 )
 from gemini_lab.experiments.figures.figure import Figure, Known, Point
 from gemini_lab.simulator.catalog import MODELS
 
 SMALL = {
+    "tab1": tab1.figure,
+    "tab2": tab2.figure,
     "eq1": eq1.figure,
+    "fig03": fig03.figure,
+    "fig06": fig06.figure,
     "fig07": fig07.figure,
     "fig08": fig08.figure,
     "fig09": fig09.figure,
@@ -314,5 +322,5 @@ def test_a_cell_shows_the_drawing_and_folds_the_values_away(drawn):
 
 
 def test_an_unknown_figure_is_refused_with_the_list():
-    with pytest.raises(ConfigError, match="'fig99'; choose from eq1"):
+    with pytest.raises(ConfigError, match="'fig99'; choose from tab1"):
         command.make("fig99")

@@ -1,5 +1,6 @@
 """What the rows of measured comparisons say of the runs that they are made of."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,15 @@ from hypothesis import strategies as st
 from gemini_lab.display import picture
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.baselines import Arm
+from gemini_lab.experiments.benches.baselines import rows_of as baselines_rows
 from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, breaking_point, crossing
 from gemini_lab.experiments.benches.contention import rows as contention_rows
+from gemini_lab.experiments.benches.losses import Loss
+from gemini_lab.experiments.benches.losses import rows_of as losses_rows
 from gemini_lab.experiments.benches.overhead import IDLE, compare
 from gemini_lab.experiments.benches.schemes import SCHEMES, rows
+from gemini_lab.experiments.benches.store_runs import Wasted
 from gemini_lab.experiments.benches.timed_runs import TimedRun, idle_s, network_times
 from gemini_lab.experiments.figures import measured
 from gemini_lab.log import events
@@ -196,5 +202,39 @@ def test_the_sweep_is_drawn_from_its_results(tmp_path) -> None:
 def test_a_file_without_drawable_results_is_refused(tmp_path, text) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="gemini-lab bench schemes"):
+    with pytest.raises(
+        ConfigError, match=r"bench NAME --json FILE.*schemes, contention, losses, baselines"
+    ):
         measured.figures(path)
+
+
+def test_real_losses_stand_beside_the_exact_chance(tmp_path: Path) -> None:
+    pairs = [*itertools.combinations(range(4), 2)]
+    losses = [Loss(positions=p, tier="memory" if p != (0, 1) else "persistent") for p in pairs]
+    [figure] = measured.figures(
+        recorded(tmp_path / "losses.json", "losses", losses_rows("group", losses))
+    )
+    values = {point.series: point.y for point in figure.points}
+    assert values == {"lost for real": pytest.approx(5 / 6), "exact": pytest.approx(2 / 3)}
+    assert figure.notes[0].startswith("group: 1 of 6 losses otherwise")
+
+
+def test_killed_baselines_are_counted_in_iterations_beside_the_papers(tmp_path: Path) -> None:
+    """2 s an iteration: 46 s wasted are 23 iterations, where the paper has 23.1 min of 62 s."""
+
+    def arm(name: str, wasted_s: float, cycle_s: float) -> Arm:
+        cost = Wasted(lost_s=wasted_s, retrieval_s=0.0, regained_s=1.0)
+        return Arm(
+            name=name, iteration_s=2.0, checkpoint_s=1.0, cycle_s=cycle_s, failures=(cost, cost)
+        )
+
+    arms = [arm("Strawman", 190, 348), arm("HighFreq", 46, 16), arm("gemini_lab", 1.5, 2)]
+    tenth, twelfth = measured.figures(
+        recorded(tmp_path / "baselines.json", "baselines", baselines_rows(arms))
+    )
+    found = {one.ours.series: (one.ours.y, one.verdict) for one in tenth.comparisons()}
+    assert found["HighFreq"] == (23.0, "within")
+    assert found["Gemini"] == (0.75, "known")
+    rates = {one.ours.x: one.ours.y for one in twelfth.comparisons()}
+    assert rates["HighFreq, store"] == pytest.approx(1 / 8)
+    assert {one.verdict for one in twelfth.comparisons()} == {"within"}

@@ -13,7 +13,11 @@ from gemini_lab.experiments.figures import measured, pages, provenance
 from gemini_lab.experiments.figures.figure import Figure
 
 FIGURES: Final = (
+    "tab1",
+    "tab2",
     "eq1",
+    "fig03",
+    "fig06",
     "fig07",
     "fig08",
     "fig09",
@@ -58,7 +62,8 @@ def command(argv: list[str]) -> int:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="results of `gemini-lab bench schemes|contention --json FILE`, to draw beside",
+        help="results of `gemini-lab bench NAME --json FILE`, to draw beside; NAME is one of "
+        f"{', '.join(measured.MAKERS)}",
     )
     parser.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
     options = parser.parse_args(argv)

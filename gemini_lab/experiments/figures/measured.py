@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import fig08, fig16
+from gemini_lab.experiments.figures import fig08, fig16, killed
 from gemini_lab.experiments.figures.figure import Figure, Origin, Point
 from gemini_lab.experiments.figures.models_100b import IDLE_S, ITERATION_S
 
@@ -34,12 +34,11 @@ def figures(path: Path) -> tuple[Figure, ...]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        makers = {"schemes": (seventh, eighth, sixteenth), "contention": (contention,)}
-        return tuple(make(record) for make in makers[record["bench"]])
+        return tuple(make(record) for make in MAKERS[record["bench"]])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} holds no results to draw ({error!r}); make some by "
-            "`gemini-lab bench schemes --json FILE` or `gemini-lab bench contention --json FILE`"
+            f"{path} holds no results to draw ({error!r}); make some by `gemini-lab bench NAME "
+            f"--json FILE`, where NAME is one of {', '.join(MAKERS)}"
         ) from error
 
 
@@ -241,3 +240,12 @@ def _conditions(record: Mapping[str, Any]) -> Iterator[str]:
     yield "Real runs; emulated: " + "; ".join(found) + "."
     machine = record["machine"]
     yield f"On {machine['system']}, {machine['cores']} cores."
+
+
+MAKERS: Final = {
+    "schemes": (seventh, eighth, sixteenth),
+    "contention": (contention,),
+    "losses": (killed.ninth,),
+    "baselines": (killed.tenth, killed.twelfth),
+}
+"""What is drawn of which bench's results."""

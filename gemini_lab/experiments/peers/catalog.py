@@ -93,6 +93,13 @@ CATALOG: Final[dict[str, Entry]] = {
         requirements=("torch-checkpointing==0.1.1",),
         packages=("torch_checkpointing",),
     ),
+    "orbax": Entry(
+        target="orbax_files:OrbaxFiles",
+        how="AsyncCheckpointer of each rank's JAX arrays, which an update replaces and does not "
+        "change, to memory files",
+        requirements=("orbax-checkpoint==0.12.8", "jax"),
+        packages=("orbax-checkpoint", "jax"),
+    ),
     "torchft": Entry(
         target="torchft_http:TorchftHttp",
         how="HTTP transport: stores nothing, odd ranks fetch the live state of even ones, "

@@ -89,11 +89,13 @@ class Peer(ABC):
         state: The tensors to be saved; `update` changes them in place.
         restores_in_place: Whether `restore` puts what it reads into `state`.
         keeps_copies: Whether a rank's state outlives its node: `take_over` gives it on another.
+        keeps_saves: Whether `restore` gives what was saved; else it gives what is live.
         details: Further times that `begin` or `restore` took, by name, in seconds.
     """
 
     restores_in_place = False
     keeps_copies = False
+    keeps_saves = True
 
     def __init__(self, task: Task) -> None:
         self.task = task

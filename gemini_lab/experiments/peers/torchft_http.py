@@ -18,6 +18,8 @@ _CHUNKS: Final = 8
 class TorchftHttp(Peer):
     """Even ranks serve their live state, odd ranks fetch it; even ranks restore nothing."""
 
+    keeps_saves = False
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._serves = task.rank % 2 == 0
@@ -44,7 +46,10 @@ class TorchftHttp(Peer):
             self._fetched = self._thread.submit(self._fetch_timed)
 
     def before_update(self) -> None:
-        """Wait until nobody reads the state."""
+        """Wait until the state was fetched: a fetch that comes later would wait for the next."""
+        if self._fetched is not None:
+            self._fetched.result()
+        dist.barrier()
         if self._serves:
             self._transport.disallow_checkpoint()
 

@@ -70,7 +70,8 @@ def measure(peer: Peer, findings: Findings) -> None:
     """Time saves and restores, sample the memory of one more of each, then do what may go wrong."""
     steps = itertools.count(1)
     _time(peer, findings, steps)
-    findings.guarded_torn = trials.tear(peer, next(steps), guarded=True)
+    if peer.keeps_saves:
+        findings.guarded_torn = trials.tear(peer, next(steps), guarded=True)
     with _sampled(peer.task):
         _save(peer, next(steps))
         restored = peer.restore()
@@ -78,7 +79,8 @@ def measure(peer: Peer, findings: Findings) -> None:
         del restored
     findings.flips = trials.damage(peer)
     try:
-        findings.torn = trials.tear(peer, next(steps), guarded=False)
+        if peer.keeps_saves:
+            findings.torn = trials.tear(peer, next(steps), guarded=False)
     except Exception as error:  # noqa: BLE001 - any refusal is one
         print(f"refused: {error}")  # noqa: T201
         findings.refuses_torn = True

@@ -1,0 +1,236 @@
+"""GEMINI's baselines run for real beside this system: Figs. 10 to 12 and 15, scaled down.
+
+A tiny GPT on two ranks checkpoints to a throttled store every 174 iterations (Strawman: three
+hours of 62 s) or as often as the store takes checkpoints (HighFreq), and in a lab to memory, every
+iteration. Ranks, and in the lab nodes, are killed at moments drawn evenly over a checkpoint's
+cycle. The store is so slow that a checkpoint takes some 7.7 iterations, as the paper's 481 s are
+7.7 of 62 s.
+"""
+
+import math
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches.store_runs import (
+    LAYER_S,
+    RANKS,
+    Wasted,
+    checkpoint_times,
+    failure_of,
+    iteration_times,
+    started,
+)
+from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import NodeLoss
+from gemini_lab.lab.lab import Lab
+from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+
+STORE_ITERATIONS: Final = 7.7
+STRAWMAN_EVERY: Final = 174
+WARM_UP: Final = 12  # iterations before the times count
+RESAMPLES: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """What a way of protection came to.
+
+    Attributes:
+        name: The paper's.
+        iteration_s: Median.
+        checkpoint_s: From the end of an iteration until its checkpoint was whole; median.
+        cycle_s: From one checkpoint to the next, as far as training runs.
+        failures: What each cost.
+    """
+
+    name: str
+    iteration_s: float
+    checkpoint_s: float
+    cycle_s: float
+    failures: tuple[Wasted, ...]
+
+    @property
+    def predicted_s(self) -> float:
+        """By Eq. (1)."""
+        return wasted_time_s(
+            checkpoint_s=self.checkpoint_s,
+            interval_s=max(self.cycle_s, self.checkpoint_s),
+            retrieval_s=fmean(one.retrieval_s for one in self.failures),
+        )
+
+
+def bench(repeats: int) -> list[Row]:
+    """Kill each arm `repeats` times, Strawman, whose cycle is long, a quarter as often."""
+    rng = random.Random(repeats)
+    pace_s, size_bytes = _paced()
+    rate = size_bytes / (STORE_ITERATIONS * pace_s)
+    often = checkpoint_every(checkpoint_s=STORE_ITERATIONS * pace_s, iteration_s=pace_s)
+    arms = [
+        _on_a_store("Strawman", STRAWMAN_EVERY, rate, math.ceil(repeats / 4), rng),
+        _on_a_store("HighFreq", often, rate, repeats, rng),
+        _in_memory(repeats, rng),
+    ]
+    return rows_of(arms)
+
+
+# -- what came of it -----------------------------------------------------------------------------
+
+
+def rows_of(arms: Sequence[Arm]) -> list[Row]:
+    """Each arm beside Eq. (1), and the arms beside the last one, which is this system."""
+    rows: list[Row] = []
+    for arm in arms:
+        every = round(arm.cycle_s / arm.iteration_s)
+        settings = {"ranks": RANKS, "cycle_s": arm.cycle_s, "iterations_a_cycle": every}
+        wasted_s = tuple(one.wasted_s for one in arm.failures)
+        rows += [
+            Row(name=f"{arm.name}: an iteration", values=(arm.iteration_s,), settings=settings),
+            Row(name=f"{arm.name}: a checkpoint", values=(arm.checkpoint_s,)),
+            Row(name=f"{arm.name}: checkpoints an hour", unit="", values=(3600 / arm.cycle_s,)),
+            Row(name=f"{arm.name}: wasted by a failure", values=wasted_s),
+            Row(
+                name=f"{arm.name}: its mean / Eq. (1)",
+                unit="",
+                values=(fmean(wasted_s) / arm.predicted_s,),
+            ),
+            Row(
+                name=f"{arm.name}: until training stood where it had",
+                values=tuple(one.regained_s for one in arm.failures),
+            ),
+            Row(
+                name=f"{arm.name}: goodput at a failure every 5 min",
+                unit="",
+                values=(goodput(arm, every_s=300.0),),
+            ),
+        ]
+    *others, ours = arms
+    for arm in others:
+        rows += [
+            Row(
+                name=f"wasted, {arm.name} / {ours.name} (means)",
+                unit="",
+                values=ratios(arm, ours),
+            ),
+            Row(
+                name=f"checkpoint time, {arm.name} / {ours.name}",
+                unit="",
+                values=(arm.checkpoint_s / ours.checkpoint_s,),
+            ),
+        ]
+    return rows
+
+
+def goodput(arm: Arm, *, every_s: float) -> float:
+    """The share of the time that brings training on, by what a failure was measured to cost.
+
+    What standing still for checkpoints takes of each cycle counts too.
+    """
+    every = round(arm.cycle_s / arm.iteration_s)
+    running = every * arm.iteration_s / max(arm.cycle_s, every * arm.iteration_s)
+    return running * max(0.0, 1 - fmean(one.regained_s for one in arm.failures) / every_s)
+
+
+def ratios(above: Arm, below: Arm) -> tuple[float, ...]:
+    """Ratios of means of samples drawn anew (bootstrap), so that their spread is the ratio's."""
+    draw = random.Random(0)
+    one, other = ([each.wasted_s for each in arm.failures] for arm in (above, below))
+    found = (
+        fmean(draw.choices(one, k=len(one))) / fmean(draw.choices(other, k=len(other)))
+        for _ in range(RESAMPLES)
+    )
+    return tuple(found)
+
+
+# -- real runs -----------------------------------------------------------------------------------
+
+
+def _paced() -> tuple[float, int]:
+    """How long an iteration takes, and how large a checkpoint is."""
+    with started(every=WARM_UP // 2, rate=1e12) as job:
+        said = job.wait("iteration", after_s=0.0, count=3 * WARM_UP * RANKS)
+    size_bytes = RANKS * next(one["size_bytes"] for one in said if one["what"] == "whole")
+    return median(iteration_times(said, every=WARM_UP // 2)[WARM_UP:]), size_bytes
+
+
+def _on_a_store(name: str, every: int, rate: float, kills: int, rng: random.Random) -> Arm:
+    """One of the paper's baselines.
+
+    From a start on, the version that was loaded stays the newest whole one until the next is there,
+    a cycle and a checkpoint's time later; a cycle of that, in which failures come evenly, begins
+    after a checkpoint's time, as it does after every checkpoint.
+    """
+    failures = []
+    with started(every, rate) as job:
+        job.wait("whole", after_s=0.0)
+        killed_s = job.kill()  # from here on every start has a checkpoint to go on from
+        said = job.wait("iteration", after_s=killed_s, count=WARM_UP * RANKS)
+        pace_s = median(iteration_times(said, every=every))
+        checkpoint_s = median(checkpoint_times(said))
+        for number in rng.sample(range(kills), kills):
+            share = (number + rng.random()) / kills
+            start = max(o["at_s"] for o in job.said() if o["what"] == "training")
+            due_s = start + checkpoint_s + share * every * pace_s
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            killed_s = job.kill()
+            failures.append(failure_of(job.wait_until_regained(killed_s), killed_s))
+        said = job.said()
+    stalls_s = [one["stall_s"] for one in said if one["what"] == "saved"]
+    pace_s = median(iteration_times(said, every=every))
+    return Arm(
+        name=name,
+        iteration_s=pace_s,
+        checkpoint_s=median(checkpoint_times(said)),
+        cycle_s=every * pace_s + median(stalls_s),
+        failures=tuple(failures),
+    )
+
+
+def _in_memory(kills: int, rng: random.Random) -> Arm:
+    """This system, whose nodes are lost."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
+        Lab(RANKS, 1, folder=Path(folder)) as lab,
+    ):
+        lab.wait_until_ready()
+        run = lab.train(
+            gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S), persistent_url=None
+        )
+        wait_for(run, iteration=WARM_UP)
+        pace_s = median([one.duration_s for one in run.report().iterations[RANKS:]])
+        for number in range(1, kills + 1):
+            lab.wait_until_ready()
+            wait_for(run, iteration=run.iteration + 4)
+            time.sleep(rng.uniform(0.0, 3 * pace_s))
+            run.inject(NodeLoss(f"rank-{rng.randrange(RANKS)}"))
+            wait_for(run, recoveries=number)
+        wait_for(run, iteration=run.iteration + 4)
+        report = run.report()
+        run.stop()
+    wasted = report.wasted
+    if wasted is None:
+        raise GeminiError("no failure of the run tells what it wasted")
+    failures = [
+        Wasted(
+            lost_s=one.lost_progress_s,
+            retrieval_s=one.retrieval_s,
+            regained_s=one.duration_s + one.lost_by_any * wasted.interval_s,
+        )
+        for one in report.recoveries
+        if one.lost_progress_s is not None and one.duration_s is not None
+    ]
+    return Arm(
+        name="gemini_lab",
+        iteration_s=wasted.interval_s,
+        checkpoint_s=wasted.checkpoint_s,
+        cycle_s=wasted.interval_s,
+        failures=tuple(failures),
+    )

@@ -1,0 +1,136 @@
+"""Train as GEMINI's baselines do: checkpoints go to a slow, shared store alone.
+
+Training stands still while DeepSpeed writes a checkpoint into memory, as the paper's does while it
+serialises; beside training the bytes then take their time to the store, all ranks together at its
+rate. A start reads the newest checkpoint that is whole there, at that rate too. What happens when
+is written down, a line of JSON each. `gemini-lab bench baselines` starts this under torchrun, which
+it ends with its ranks: the next start has another one.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import deepspeed
+import torch
+from deepspeed import comm
+
+from gemini_lab.engine.process_exit import leave
+from gemini_lab.training import gpt_job
+from gemini_lab.training.emulate import emulate
+from gemini_lab.training.gpt import GPT, named_size
+
+KEPT: Final = 2
+"""Checkpoints that stay in the store."""
+
+
+class SlowStore:
+    """A folder in memory to which bytes take as long as to a shared store of some rate.
+
+    Args:
+        folder: Where it lies.
+        bytes_per_s: Of all ranks together.
+    """
+
+    def __init__(self, folder: Path, *, bytes_per_s: float) -> None:
+        self._folder = folder
+        self._rank = int(comm.get_rank())
+        self._ranks = int(comm.get_world_size())
+        self._rate = bytes_per_s / self._ranks
+        self._under_way: threading.Thread | None = None
+        self._log = (folder / f"said-{self._rank}").open("a", buffering=1, encoding="utf-8")
+
+    def say(self, what: str, **values: float) -> None:
+        """Write down that something happened now."""
+        line = {"what": what, "rank": self._rank, "at_s": time.monotonic(), **values}
+        self._log.write(json.dumps(line) + "\n")
+
+    def newest(self) -> int:
+        """The newest checkpoint that every rank's part is there of; 0: none."""
+        found: list[int] = [0]
+        if self._rank == 0:
+            marks = [path.name.split("-") for path in self._folder.glob("whole-*-*")]
+            versions = [int(version) for _, version, _ in marks]
+            found = [max((v for v in versions if versions.count(v) == self._ranks), default=0)]
+        comm.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def save(self, engine: Any, version: int) -> None:
+        """Stand still until it is in memory; it goes to the store beside training."""
+        if self._under_way is not None:
+            self._under_way.join()
+        began_s = time.monotonic()
+        engine.save_checkpoint(str(self._folder), tag=f"version-{version}", save_latest=False)
+        self.say("saved", version=version, stall_s=time.monotonic() - began_s)
+        self._under_way = threading.Thread(target=self._upload, args=(version,), daemon=True)
+        self._under_way.start()
+
+    def load(self, engine: Any, version: int) -> None:
+        """Read it from the store, and go on from it."""
+        began_s = time.monotonic()
+        time.sleep(self._own_bytes(version) / self._rate)
+        engine.load_checkpoint(str(self._folder), tag=f"version-{version}")
+        self.say("loaded", version=version, took_s=time.monotonic() - began_s)
+
+    def _upload(self, version: int) -> None:
+        size_bytes = self._own_bytes(version)
+        time.sleep(size_bytes / self._rate)
+        (self._folder / f"whole-{version}-{self._rank}").touch()
+        self.say("whole", version=version, size_bytes=size_bytes)
+        mine = self._folder.glob(f"whole-*-{self._rank}")
+        for older in sorted(int(path.name.split("-")[1]) for path in mine)[:-KEPT]:
+            (self._folder / f"whole-{older}-{self._rank}").unlink()
+            if self._rank == 0:
+                shutil.rmtree(self._folder / f"version-{older}", ignore_errors=True)
+
+    def _own_bytes(self, version: int) -> int:
+        """A rank's part of a checkpoint, all of which is equally large."""
+        files = (self._folder / f"version-{version}").rglob("*")
+        return sum(path.stat().st_size for path in files if path.is_file()) // self._ranks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train from the newest checkpoint on."""
+    parser = argparse.ArgumentParser(prog="store_job", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--store", type=Path, required=True, help="a folder in memory")
+    parser.add_argument("--store-bytes-per-s", type=float, required=True)
+    parser.add_argument("--every", type=int, required=True, help="iterations between checkpoints")
+    own, others = parser.parse_known_args(arguments)
+    options = gpt_job.parse(others)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # not worth a compiler
+    deepspeed.init_distributed(verbose=False)
+    torch.manual_seed(options.seed)
+    size = named_size(options.size)
+    model = GPT(size)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=list(model.parameters()),
+        config=gpt_job.deepspeed_config(options, on_gpu=False),
+    )
+    emulate(model.blocks, layer_s=options.layer_s)
+    store = SlowStore(own.store, bytes_per_s=own.store_bytes_per_s)
+    begun = store.newest()
+    if begun:
+        store.load(engine, begun)
+    comm.barrier()
+    store.say("training", version=begun, pid=os.getpid())
+    tokens = torch.randint(0, 256, (options.batch, options.block + 1))
+    for version in range(begun + 1, options.iterations + 1):
+        loss = engine(tokens[:, :-1], tokens[:, 1:])
+        engine.backward(loss)
+        engine.step()
+        store.say("iteration", version=version)
+        if version == 1 or (version - begun) % own.every == 0:
+            store.save(engine, version)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))
