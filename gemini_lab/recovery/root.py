@@ -57,7 +57,7 @@ from gemini_lab.recovery.messages import (
     WorkerPulse,
 )
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
-from gemini_lab.recovery.planning import hopes, make_plan, resumes_elsewhere
+from gemini_lab.recovery.planning import hopes, make_plan, rack_notes, resumes_elsewhere
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import (
     ACTIVE,
@@ -507,6 +507,7 @@ class RootAgent:
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
+        yield from rack_notes(before, plan)
         ready = [node for node in plan.members if node in members]  # a new machine still imports
         host = (ready or plan.members)[0]
         yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
