@@ -11,10 +11,10 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
+from gemini_lab.lab.known_machines import learn_from, split_runs
 from gemini_lab.node.own_root import packed
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.deciding import Decide
-from gemini_lab.recovery.learning import learn_from, split_runs
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import AUTO, Settings, SettingValue

@@ -282,6 +282,9 @@ class ResizeRefused(Event, frozen=True, kw_only=True):
     nodes: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes are refused"
+
 
 class ReplicasPlaced(Event, frozen=True, kw_only=True):
     """Other nodes keep copies than before, because the risk has changed.

@@ -173,7 +173,7 @@ def test_a_rate_that_wavers_about_the_target_changes_nothing():
 @pytest.mark.parametrize("per_day", [0.0, 2.0])
 def test_the_rate_of_losses_with_racks_is_the_one_a_long_history_shows(per_day):
     """Three nodes in two racks; a node is down while it or its rack is."""
-    rates, racks, repair_days, days = (3.0, 4.0, 5.0), "aab", 0.05, 20_000
+    rates, racks, repair_days, days = (3.0, 4.0, 5.0), "aab", 0.05, 6_000
     dangers = Dangers(
         failures_per_day=rates,
         repair_s=repair_days * 86400,

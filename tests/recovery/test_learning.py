@@ -3,11 +3,12 @@
 import pytest
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.lab.known_machines import learn_from, split_runs
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.placement.risk import EXPECTED_DAYS
-from gemini_lab.recovery.learning import learn_from, learn_risk, split_runs
+from gemini_lab.recovery.learning import learn_risk
 from gemini_lab.settings import Settings
 
 DAY = 86400.0

@@ -73,8 +73,7 @@ class Marks:
                 text = f"{name} has no ranks any more"
                 self._mark(Mark(kind="noticed", start_s=at_s, lane=name, text=text))
             case Resized() | ReplicasPlaced() | ResizeRefused():
-                is_no = isinstance(event, ResizeRefused)
-                text = f"{event.nodes} nodes are refused" if is_no else f"{event}"
+                text = f"{event}"
                 self._mark(Mark(kind="noticed", start_s=at_s, text=text))
             case WorkerExited() | WorkerHung():
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
