@@ -1,5 +1,6 @@
 """The same placements, schedules and plans at a thousand machines."""
 
+from gemini_lab.simulator.auto import gemini_lab_auto
 from gemini_lab.simulator.coordination import (
     Coordination,
     GossipDesign,
@@ -59,6 +60,7 @@ __all__ = [
     "compare",
     "coordinate",
     "failures_by_law",
+    "gemini_lab_auto",
     "llama_3",
     "opt_175b",
     "outages_of",

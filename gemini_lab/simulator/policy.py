@@ -7,6 +7,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+from gemini_lab.simulator.following import Following
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
@@ -57,6 +58,7 @@ class Policy:
         shrink_unit: Nodes that can only train together: one that is lost takes the others out.
         extra_nodes: Machines that it needs beside those that train and the standbys.
         times: Measured times of recoveries; they stand before all others.
+        following: What its copies go by where they follow the risk; `None`: they stay.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Policy:
     shrink_unit: int = 1
     extra_nodes: int = 0
     times: Times | None = None
+    following: Following | None = None
 
 
 def strawman(workload: Workload) -> Policy:
