@@ -9,11 +9,12 @@ the arithmetic between the three is here.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.placement import Placement, Risk, plan_placement, propose_placement
 from gemini_lab.placement.dangers import Dangers
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.settings import SCHEDULED, Settings
+from gemini_lab.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +254,15 @@ def first_placement(seats: Seats, settings: Settings, shard_bytes: int | None) -
     """
     known = dangers(seats, settings)
     fits = shards_that_fit(seats, settings, shard_bytes)
+    if shard_bytes and min(fits) < 1:
+        position = fits.index(min(fits))
+        room = memory_for_copies(seats, settings)[position]
+        own_bytes = settings.buffers * seats.workers_per_node * shard_bytes
+        raise CapacityError(
+            f"{seats.members[position]} has {format_bytes(room or 0)} for copies, but its own "
+            f"shards need {format_bytes(own_bytes)} ({settings.buffers} buffers of "
+            f"{format_bytes(shard_bytes)} a rank); give it more (replica_memory), or use more nodes"
+        )
     # The planner counts two buffers a copy; how many there are is in `fits` already.
     return propose_placement(
         nodes=seats.nodes,

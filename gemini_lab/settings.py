@@ -437,4 +437,6 @@ def origins(*layers: Mapping[str, SettingValue]) -> dict[str, str]:
     found = {field.name: "default" for field in fields(Settings)}
     for name, layer in zip(LAYERS, layers, strict=False):
         found |= dict.fromkeys(layer, name)
+        if "replicas" in layer:
+            found["adapt_replicas"] = name
     return found
