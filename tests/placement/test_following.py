@@ -170,6 +170,20 @@ def test_a_rate_that_wavers_about_the_target_changes_nothing():
     assert not back.added
 
 
+def test_a_change_that_mends_one_of_six_pairs_is_not_worth_it_and_one_that_mends_two_is():
+    placement = plan_placement(nodes=12, replicas=2)
+    dangers = Dangers(failures_per_day=[1.0] * 12, repair_s=600.0)
+    follower = Follower(target=0.999, horizon_days=30.0)
+    room = [2] * 12
+    room[2] = room[4] = 3
+    assert follower.change(placement, dangers=dangers, fits=room) is None
+    room[0] = room[6] = 3
+    change = follower.change(placement, dangers=dangers, fits=room)
+    assert change is not None
+    assert len(change.added) == 4
+    assert not change.met
+
+
 @pytest.mark.parametrize("per_day", [0.0, 2.0])
 def test_the_rate_of_losses_with_racks_is_the_one_a_long_history_shows(per_day):
     """Three nodes in two racks; a node is down while it or its rack is."""
