@@ -9,9 +9,12 @@ the arithmetic between the three is here.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gemini_lab.errors import ConfigError
-from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.placement import Placement, Risk, plan_placement, propose_placement
+from gemini_lab.placement.dangers import Dangers
+from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.settings import SCHEDULED, Settings
+from gemini_lab.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,7 @@ class Seats:
         members: The node on each position; `None` where none is. Empty before the first start.
         rack_of: The rack of each node whose rack is known, by the node's name.
         placement: Which positions keep which shards; `None` until the job's settings are known.
+        risk: What is known of the machines' failures and memory, for copies that follow the risk.
     """
 
     nodes: int
@@ -33,6 +37,7 @@ class Seats:
     members: tuple[str | None, ...] = ()
     rack_of: Mapping[str, str] = field(default_factory=dict)
     placement: Placement | None = None
+    risk: Risk = field(default_factory=Risk)
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.workers_per_node < 1 or self.standbys < 0:
@@ -151,25 +156,36 @@ class Seats:
         """The same with these nodes on the positions."""
         return replace(self, members=tuple(members))
 
-    def placed(self, settings: Settings) -> "Seats":
+    @property
+    def racks(self) -> list[str] | None:
+        """The rack of each position, where every one's is known."""
+        known = [self.rack_of.get(member or "") for member in self.members]
+        racks = [rack for rack in known if rack is not None]
+        return racks if racks and len(racks) == self.nodes else None
+
+    def placed(self, settings: Settings, *, shard_bytes: int | None = None) -> "Seats":
         """The same with a placement: the one that is there already, or what `settings` ask for.
 
-        Racks count where every position's is known.
+        Args:
+            settings: The job's.
+            shard_bytes: Of all ranks' shards the largest; `None` where it is not known yet, so
+                that memory does not count.
 
         Raises:
             ConfigError: There are fewer nodes than replicas, the strategy does not fit them, or the
                 placement that is there is of something else.
+            CapacityError: Copies follow the risk, and a node has no room for its own shard.
         """
         if self.placement is not None:
             self._check_placement(self.placement, settings)
             return self
-        known = [self.rack_of.get(member or "") for member in self.members]
-        racks = [rack for rack in known if rack is not None]
+        if settings.adapt_replicas:
+            return replace(self, placement=first_placement(self, settings, shard_bytes))
         placement = plan_placement(
             nodes=self.nodes,
             replicas=settings.replicas,
             strategy=settings.strategy,
-            racks=racks if racks and len(racks) == self.nodes else None,
+            racks=self.racks,
         )
         return replace(self, placement=placement)
 
@@ -180,6 +196,8 @@ class Seats:
                 f"the placement is of {placement.nodes} nodes, and {self.nodes} train; make one of "
                 f"{self.nodes}, or a lab of {placement.nodes}"
             )
+        if settings.adapt_replicas:
+            return
         if placement.replicas != settings.replicas:
             raise ConfigError(
                 f"the placement has {placement.replicas} replicas, and the settings say "
@@ -193,6 +211,71 @@ class Seats:
                 f"shard {more[0]} has more than {placement.replicas} copies, and "
                 f"scheme={settings.scheme!r} plans for as many of each; use scheme='background'"
             )
+
+
+def dangers(seats: Seats, settings: Settings, at_s: float = 0.0) -> Dangers:
+    """What befalls the nodes on these positions, as far as it is known by now."""
+    racks, risk = seats.racks, seats.risk
+    nodes = [member or "" for member in seats.members] or [""] * seats.nodes
+    return Dangers(
+        failures_per_day=risk.per_day(nodes, at_s, expected=settings.expected_failures),
+        repair_s=settings.repair_s,
+        racks=racks,
+        racks_per_day=risk.racks_per_day(
+            set(racks or ()), at_s, expected=settings.rack_failures_per_day
+        ),
+    )
+
+
+def memory_for_copies(seats: Seats, settings: Settings) -> list[int | None]:
+    """Bytes for copies on each position's node; `None` where nothing is known of it."""
+    said, found = settings.room_for_replicas, seats.risk.memory_bytes
+
+    def of(node: str) -> int | None:
+        if node in said.named or said.usual is not None:
+            return int(said.of(node))
+        return found.get(node)
+
+    return [of(member or "") for member in seats.members] or [None] * seats.nodes
+
+
+def shards_that_fit(seats: Seats, settings: Settings, shard_bytes: int | None) -> list[int]:
+    """How many positions' shards each position has room for; all where nothing is known of it."""
+    each = settings.buffers * seats.workers_per_node * (shard_bytes or 0)
+    memory = memory_for_copies(seats, settings)
+    return [seats.nodes if not each or room is None else room // each for room in memory]
+
+
+def first_placement(seats: Seats, settings: Settings, shard_bytes: int | None) -> Placement:
+    """The placement that copies begin with where they follow the risk.
+
+    Raises:
+        CapacityError: A node has no room for its own shard.
+    """
+    known = dangers(seats, settings)
+    fits = shards_that_fit(seats, settings, shard_bytes)
+    if shard_bytes and min(fits) < 1:
+        position = fits.index(min(fits))
+        room = memory_for_copies(seats, settings)[position]
+        own_bytes = settings.buffers * seats.workers_per_node * shard_bytes
+        raise CapacityError(
+            f"{seats.members[position]} has {format_bytes(room or 0)} for copies, but its own "
+            f"shards need {format_bytes(own_bytes)} ({settings.buffers} buffers of "
+            f"{format_bytes(shard_bytes)} a rank); give it more (replica_memory), or use more nodes"
+        )
+    # The planner counts two buffers a copy; how many there are is in `fits` already.
+    return propose_placement(
+        nodes=seats.nodes,
+        failures_per_node_per_day=known.failures_per_day,
+        repair_s=known.repair_s,
+        memory_bytes=[BUFFERS * fit for fit in fits],
+        shard_bytes=1,
+        target=settings.survival_target,
+        horizon_days=settings.survival_days,
+        fewest_replicas=settings.replicas,
+        racks=known.racks,
+        racks_per_day=known.racks_per_day,
+    ).placement
 
 
 def node_name(number: int) -> str:

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.units import MIB, format_bytes, parse_bandwidth, parse_bytes
+from gemini_lab.units import MIB, PerNode, format_bytes, parse_bandwidth, parse_bytes
 
 SettingValue = str | int | float | bool | None
 """A setting as a person writes it: a number, a word, `"4 MiB"`."""
@@ -23,6 +23,11 @@ ON_WRONG_SUMS: Final = ("drain", "stop", "warn")
 BATCH_ON_RESIZE: Final = ("keep", "change")
 WHEN_SHORT: Final = ("wait", "shrink")
 ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
+
+AUTO: Final = "auto"
+"""What `replicas` may be in place of a number."""
+FEWEST_REPLICAS: Final = 2
+"""Copies of each shard at least, where nobody says how many and there is memory for them."""
 
 LOGGED_RANKS: Final = 64
 """Of more ranks the log has no training collectives, unless a person asks for them."""
@@ -41,6 +46,13 @@ _ABOVE_ZERO: Final = (
     "persist_limit_s",
     "profile_iterations",
     "sub_buffers",
+    "survival_days",
+)
+_ZERO_OR_MORE: Final = (
+    "shrink_after_s",
+    "adapt_pause_s",
+    "repair_s",
+    "rack_failures_per_day",
 )
 _ABOVE_ZERO_OR_NONE: Final = (
     "persist_every_s",
@@ -71,6 +83,26 @@ class Settings:
 
     Attributes:
         replicas: Copies of each shard in CPU memory, the owner's own included (the paper's m).
+            Written as `"auto"` it means `adapt_replicas`, with two copies of each shard at least.
+        adapt_replicas: Whether copies follow the risk: `replicas` of each shard where there is
+            memory for them, and more of those in danger, so that memory survives with the chance
+            `survival_target`. Where other machines fail, or less memory is there, copies are placed
+            anew between two iterations.
+        survival_target: The chance asked for that memory alone brings training back from all
+            failures within `survival_days`.
+        survival_days: How long.
+        failures_per_day: How often a node is expected to fail, in days, before anything is seen of
+            it: one number, others for some nodes, such as `"0.015, node-3: 0.5"`. It weighs as much
+            as 30 days of seeing a node.
+        rack_failures_per_day: The same of a rack, with all its nodes.
+        repair_s: From a node's loss until its copies exist again on its successor.
+        replica_memory: Memory on each node for copies, both buffers of each counted: a size, and
+            others for some nodes, such as `"64 GiB, node-3: 16 GiB"`. `None`: half of what is free
+            when the node joins, shared with other nodes on the same machine.
+        risk_from: Folders of earlier runs on these machines, with commas between: the launcher
+            learns from their logs how often each node fails. Nodes are known by their names.
+        adapt_pause_s: Copies are placed anew so long after the last time at the earliest, unless
+            all workers start anew anyway.
         keep_in_memory: Whole versions of each shard that stay in CPU memory while the next one is
             written, on every node that keeps the shard: so far `protected.rewind` can go back. Each
             takes the shard's size once more, on all its holders.
@@ -163,6 +195,15 @@ class Settings:
     """
 
     replicas: int = 2
+    adapt_replicas: bool = False
+    survival_target: float = 0.999
+    survival_days: float = 30.0
+    failures_per_day: str | float = 0.015
+    rack_failures_per_day: float = 0.0
+    repair_s: float = 600.0
+    replica_memory: str | float | None = None
+    risk_from: str | None = None
+    adapt_pause_s: float = 600.0
     keep_in_memory: int = 1
     strategy: str = "auto"
     chunk_bytes: int = 4 * MIB
@@ -208,6 +249,9 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above zero, or null for none (got {value})")
+        for name in _ZERO_OR_MORE:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be 0 or more (got {getattr(self, name)})")
         if self.scheme not in SCHEMES:
             raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
         if self.algorithm not in ALGORITHMS:
@@ -217,6 +261,7 @@ class Settings:
                 raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
         self._check_resizes()
         self._check_returns()
+        self._check_replicas()
         if not 0 < self.mu <= 1:
             raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
         if self.buffer_bytes < self.sub_buffers:
@@ -225,10 +270,40 @@ class Settings:
                 "sub-buffers; raise it"
             )
 
+    def _check_replicas(self) -> None:
+        """Refuse what does not go with copies that follow the risk."""
+        if not 0 <= self.survival_target < 1:
+            raise ConfigError(
+                f"survival_target is a chance below 1 (got {self.survival_target}); with "
+                f"0.999 memory survives {self.survival_days:g} days in all of 1,000 runs but one"
+            )
+        _ = self.expected_failures, self.room_for_replicas
+        if not self.adapt_replicas:
+            return
+        if self.scheme in (*SCHEDULED, "none"):
+            raise ConfigError(
+                f'"replicas": "auto" gives some shards more copies than others, and scheme '
+                f'{self.scheme!r} plans for as many of each, or none; use "background" or '
+                '"blocking", or a number of replicas'
+            )
+        if self.strategy != "auto":
+            raise ConfigError(
+                f'"replicas": "auto" chooses who keeps what, and strategy={self.strategy!r} too; '
+                "leave one of them out"
+            )
+
+    @property
+    def expected_failures(self) -> PerNode:
+        """A day, of each node, before anything is seen of it."""
+        return PerNode.parse("failures_per_day", self.failures_per_day)
+
+    @property
+    def room_for_replicas(self) -> PerNode:
+        """Bytes on each node for copies, as far as they are said."""
+        return PerNode.parse("replica_memory", self.replica_memory, read=parse_bytes)
+
     def _check_resizes(self) -> None:
         """Refuse what does not go with another number of nodes."""
-        if self.shrink_after_s < 0:
-            raise ConfigError(f"shrink_after_s must be 0 or more (got {self.shrink_after_s})")
         if self.when_short == "shrink" and self.scheme == "none":
             raise ConfigError(
                 'scheme "none" keeps no versions with which fewer nodes could go on; choose '
@@ -307,6 +382,17 @@ class Settings:
                 f"they are {', '.join(known)}"
             )
         values: dict[str, Any] = dict(changes)  # their types are checked below
+        if "replicas" in values:
+            is_auto = values["replicas"] == AUTO
+            values["adapt_replicas"] = values.get("adapt_replicas", is_auto)
+            if isinstance(values["replicas"], str) and not is_auto:
+                said = f"replicas={values['replicas']!r}"
+                raise ConfigError(
+                    f'the gemini setting {said} has the wrong type; it has to be "{AUTO}" or a '
+                    "whole number"
+                )
+            if is_auto:
+                values["replicas"] = FEWEST_REPLICAS
         for name in ("chunk_bytes", "buffer_bytes"):
             if name in values:
                 values[name] = parse_bytes(values[name])
@@ -358,4 +444,6 @@ def origins(*layers: Mapping[str, SettingValue]) -> dict[str, str]:
     found = {field.name: "default" for field in fields(Settings)}
     for name, layer in zip(LAYERS, layers, strict=False):
         found |= dict.fromkeys(layer, name)
+        if "replicas" in layer:
+            found["adapt_replicas"] = name
     return found

@@ -4,6 +4,8 @@ Inside the package bytes are `int`, bandwidths are bytes per second as `float`, 
 """
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.errors import ConfigError
@@ -102,3 +104,52 @@ def format_seconds(time_s: float) -> str:
 def to_microsecond(time_s: float) -> float:
     """A time as logs have it: in seconds, to the microsecond. Nobody measures more of them here."""
     return round(time_s, 6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerNode:
+    """A number for all nodes, and others for some: as a person writes it in a setting.
+
+    Attributes:
+        usual: For all that are not named; `None` where nothing is said of them.
+        named: For these.
+    """
+
+    usual: float | None
+    named: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, node: str) -> float:
+        """The number of a node; 0 where nothing is said of it."""
+        return self.named.get(node, self.usual or 0.0)
+
+    @classmethod
+    def parse(
+        cls, name: str, said: str | float | None, *, read: Callable[[str], float] = float
+    ) -> "PerNode":
+        """What a setting says: `0.015`, `"0.015, node-3: 0.5"`, or `"node-3: 0.5"`.
+
+        Args:
+            name: The setting's.
+            said: Its value.
+            read: Reads one number.
+
+        Raises:
+            ConfigError: It cannot be read, or a number is below 0.
+        """
+        usual, named = None, dict[str, float]()
+        for part in () if said is None else str(said).split(","):
+            node, colon, value = part.rpartition(":")
+            try:
+                number = read(value.strip())
+            except (ValueError, ConfigError):
+                number = -1.0
+            if not number >= 0 or bool(colon) != bool(node.strip()):
+                raise ConfigError(
+                    f"{name}={said!r}: {part.strip()!r} is no number of at least 0, for all nodes "
+                    'or for one; write it like "0.015" or "0.015, node-3: 0.5"'
+                )
+            if colon:
+                named[node.strip()] = number
+            else:
+                usual = number
+        return cls(usual=usual, named=named)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.placement import Exposure, Risk
 from gemini_lab.seats import Seats, in_order, listed, node_name
 from gemini_lab.settings import Settings
 
@@ -85,3 +86,38 @@ def test_names_are_in_counting_order():
 def test_a_thousand_names_are_told_in_a_line():
     assert listed(["node-1", "node-2"]) == "node-1, node-2"
     assert listed(range(1000), most=3) == "0, 1, 2 and 997 more"
+
+
+FOUR = tuple(node_name(number) for number in range(4))
+
+
+def following(**settings) -> Settings:
+    return Settings.parse({"replicas": "auto", **settings})
+
+
+def test_copies_that_follow_the_risk_begin_as_memory_and_what_was_learned_allow():
+    """Shards of 10 bytes with two buffers each: node-3 has room for its own alone."""
+    settings = following(replica_memory="100 B, node-3: 20 B", survival_target=0.5)
+    placed = Seats(nodes=4, members=FOUR).placed(settings, shard_bytes=10)
+    assert placed.kept_shards(3) == (3,)
+    assert all(len(kept) == 2 for kept in placed.holders.holders)
+    seen = Risk(nodes={"node-2": Exposure(failures=9, days=9.0)})
+    shaky = Seats(nodes=4, members=FOUR, risk=seen).placed(following(), shard_bytes=10)
+    assert len(shaky.holders.holders[2]) == 3
+
+
+def test_memory_that_a_node_said_counts_where_no_setting_does():
+    seen = Risk(memory_bytes={**dict.fromkeys(FOUR, 100), "node-1": 20})
+    seated = Seats(nodes=4, members=FOUR, risk=seen)
+    assert seated.placed(following(), shard_bytes=10).kept_shards(1) == (1,)
+    placed = seated.placed(following(replica_memory="100 B"), shard_bytes=10)
+    assert len(placed.kept_shards(1)) == 2
+
+
+def test_a_node_without_room_for_its_own_shard_is_named():
+    with pytest.raises(
+        CapacityError, match=r"node-2 has 19 B for copies.* need 20 B .2 buffers of 10 B"
+    ):
+        Seats(nodes=4, members=FOUR).placed(
+            following(replica_memory="100 B, node-2: 19 B"), shard_bytes=10
+        )

@@ -66,3 +66,42 @@ def test_whoever_says_that_there_is_no_tier_is_heard_too():
         Settings.layered({"persistent_url": "/lab"}, {"persistent_url": None}).persistent_url
         is None
     )
+
+
+def test_replicas_may_follow_the_risk_with_two_copies_at_least():
+    auto = Settings.parse({"replicas": "auto"})
+    assert (auto.replicas, auto.adapt_replicas) == (2, True)
+    assert Settings.parse(auto.to_json()) == auto
+    fixed = auto.updated({"replicas": 3})  # who says a number later wants that
+    assert (fixed.replicas, fixed.adapt_replicas) == (3, False)
+    more = Settings.parse({"replicas": 3, "adapt_replicas": True})
+    assert (more.replicas, more.adapt_replicas) == (3, True)
+
+
+def test_what_is_said_of_nodes_holds_for_all_or_for_some():
+    settings = Settings.parse(
+        {"failures_per_day": "0.02, node-3: 0.5", "replica_memory": "node-1: 2 KiB"}
+    )
+    assert settings.expected_failures.of("node-0") == 0.02
+    assert settings.expected_failures.of("node-3") == 0.5
+    assert settings.room_for_replicas.usual is None
+    assert settings.room_for_replicas.of("node-1") == 2048
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({"replicas": "auto", "scheme": "gemini"}, "plans for as many of each.*background"),
+        ({"replicas": "auto", "scheme": "none"}, "or none"),
+        ({"replicas": "auto", "strategy": "ring"}, "strategy='ring' too; leave one of them out"),
+        ({"survival_target": 1.0}, "a chance below 1 .got 1.0."),
+        ({"survival_days": 0}, "survival_days must be above zero"),
+        ({"adapt_pause_s": -1}, "adapt_pause_s must be 0 or more .got -1."),
+        ({"failures_per_day": "often"}, "'often' is no number of at least 0.*write it like"),
+        ({"failures_per_day": "0.1, node-2: -1"}, "'node-2: -1' is no number"),
+        ({"replica_memory": "8 GiB, : 2 GiB"}, "': 2 GiB' is no number"),
+    ],
+)
+def test_what_does_not_go_with_copies_that_follow_the_risk_is_refused(block, said):
+    with pytest.raises(ConfigError, match=said):
+        Settings.parse(block)

@@ -174,10 +174,13 @@ def _resumes(wanted: Submission, settings: Settings, *, ranks: int) -> str:
 def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[str]:
     """Who is where, and keeps whose shards."""
     placed = seats.placed(settings)
-    yield (
-        f"placement {placed.holders.strategy}: {settings.replicas} copies of each shard; "
-        + _survival(placed)
-    )
+    copies = f"{settings.replicas} copies of each shard"
+    if settings.adapt_replicas:
+        copies = (
+            f"{placed.holders.replicas} copies of each shard at least, if shards fit; workers "
+            "choose when they know their sizes, and copies follow the risk"
+        )
+    yield f"placement {placed.holders.strategy}: {copies}; {_survival(placed)}"
     hosts = config.hosts.names
     for number in range(min(seats.machines, MOST_NODES)):
         host = f"on {hosts[number]}" if hosts else ""

@@ -29,7 +29,7 @@ from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.seats import Seats
-from gemini_lab.settings import Settings, SettingValue
+from gemini_lab.settings import AUTO, Settings, SettingValue
 
 NOTICE_S: Final = 60.0
 NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1)
@@ -100,7 +100,11 @@ def _add_joining(options: Options) -> None:
 
 
 def _add_protection(options: Options) -> None:
-    options.add_argument("--replicas", type=int, help="copies of each shard, the own included")
+    options.add_argument(
+        "--replicas",
+        type=replicas_of,
+        help='copies of each shard, the own included; "auto": as many as the risk asks for',
+    )
     options.add_argument("--persistent-url", help="persistent tier: a folder, s3://... (fsspec)")
     options.add_argument("--persist-every", type=int, help="iterations between persistent versions")
     options.add_argument(
@@ -306,6 +310,11 @@ def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
     }
     named = dict(setting_of(text) for text in options.set)
     return named | {name: value for name, value in given.items() if value is not None}
+
+
+def replicas_of(text: str) -> int | str:
+    """A number of copies, or that they follow the risk."""
+    return text if text == AUTO else int(text)
 
 
 def setting_of(text: str) -> tuple[str, SettingValue]:

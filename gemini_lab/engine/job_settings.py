@@ -26,6 +26,11 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
         ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
     """
     settings = Settings.layered(order.defaults, framework.settings(), order.settings)
+    if settings.risk_from is not None and "risk_from" not in order.settings:
+        remark(
+            "risk_from is read by the launcher, which does not see the script's configuration; "
+            "nothing was learned. Give it there: --set risk_from=..."
+        )
     if settings.log_collectives is None:
         settings = replace(settings, log_collectives=order.seats.world_size <= LOGGED_RANKS)
     if isinstance(framework.engine, TorchEngine):

@@ -93,11 +93,11 @@ def ready_engine(
         remark(text)
     state = EngineState(engine, script=script)
     settings = read_settings(state.framework, start.order, remark)
-    seats = start.seats.placed(settings)
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     if start.rank == 0 and (is_first or start.plan.version is None):
         _claim_tier(settings.persistent_url, start.order)
-    group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
+    group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
+    seats = _placed(start.seats, state, settings, group)
     memory = _lay_out(session, state, seats, settings, group)
     if is_first and resumes_elsewhere(start.order, settings):
         session.wait_for_fence()
@@ -183,6 +183,14 @@ def _require_all_ranks(workers: int) -> None:
             "torch.distributed.init_process_group() before `protect`, or start one worker: "
             "gemini-lab run --nodes 1 --replicas 1"
         )
+
+
+def _placed(seats: Seats, state: EngineState, settings: Settings, group: CheckpointGroup) -> Seats:
+    """The seats with a placement; where that follows the risk, the shards' sizes count in it."""
+    if seats.placement is not None or not settings.adapt_replicas:
+        return seats.placed(settings)
+    sizes = [size for (size,) in group.all_gather([state.layout.payload_bytes])]
+    return seats.placed(settings, shard_bytes=max(sizes))
 
 
 def _claim_tier(url: str | None, order: JobOrder) -> None:

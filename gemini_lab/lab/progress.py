@@ -115,18 +115,27 @@ def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrai
             return f"    {name} has no ranks any more: its machine may be taken"
 
 
-_OfSize = events.ResizeWanted | events.ResizeWaiting | events.Resized | events.ResizeRefused
+_OfSeats = (
+    events.ResizeWanted
+    | events.ResizeWaiting
+    | events.Resized
+    | events.ResizeRefused
+    | events.ReplicasPlaced
+    | events.ReplicasShort
+)
 
 
-def _of_size(told: _OfSize) -> str:
-    """A line on a run that is to have another number of nodes."""
+def _of_seats(told: _OfSeats) -> str:
+    """A line on how many nodes train, or on who keeps what."""
     match told:
         case events.ResizeWanted(nodes=nodes):
             return f"    the run is to have {nodes} nodes"
         case events.ResizeWaiting(nodes=nodes, reason=reason):
             return f"    not {nodes} nodes yet: {reason}"
-        case events.Resized():
+        case events.Resized() | events.ReplicasPlaced():
             return f"    {told}"
+        case events.ReplicasShort(reason=reason):
+            return f"!! {reason}"
         case events.ResizeRefused(nodes=nodes, reason=reason):
             return f"!! not with {nodes} nodes, it goes back: {reason}"
 
@@ -138,6 +147,8 @@ def _of_recovery(told: events.OfRecovery) -> str | None:
             return f"    the ranks of {', '.join(lost)} move"
         case events.RecoveryStarted(cause=events.RESIZE):
             return "    all ranks have stopped, to go on as another number"
+        case events.RecoveryStarted(cause=events.REPLICAS):
+            return "    all ranks have stopped, to go on with copies in other places"
         case events.RecoveryStarted(lost=lost, cause=cause):
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {told.recovery}: {cause.replace('_', ' ')}{where}"
@@ -181,8 +192,10 @@ def describe(entry: Entry) -> str | None:
             | events.ResizeWaiting()
             | events.Resized()
             | events.ResizeRefused()
+            | events.ReplicasPlaced()
+            | events.ReplicasShort()
         ) as told:
-            return _of_size(told)
+            return _of_seats(told)
         case events.RootElected(name=name):
             return f"    root agent is on {name}"
         case events.OfRecovery() as told:

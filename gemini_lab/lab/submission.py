@@ -11,12 +11,13 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
+from gemini_lab.lab.known_machines import learn_from, split_runs
 from gemini_lab.node.own_root import packed
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.deciding import Decide
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
-from gemini_lab.settings import Settings, SettingValue
+from gemini_lab.settings import AUTO, Settings, SettingValue
 from gemini_lab.storage import persistent_tier
 
 
@@ -86,7 +87,10 @@ class Submission:
             _check_placement(placement, settings)
             seats = replace(seats, placement=placement)
             settings = {"replicas": placement.replicas, **settings}
-        _check(seats, Settings.parse(settings), scenario)
+        parsed = Settings.parse(settings)
+        if parsed.risk_from is not None:
+            seats = replace(seats, risk=learn_from(split_runs(parsed.risk_from)))
+        _check(seats, parsed, scenario)
         if claims and (url := settings.get("persistent_url")) is not None:
             persistent_tier(str(url)).claim(identity, is_resumed=resume)
         return cls(
@@ -127,6 +131,11 @@ def _check_placement(placement: object, settings: Mapping[str, SettingValue]) ->
         raise ConfigError(
             f"placement= has to be a Placement, and this is a {type(placement).__name__}; "
             "plan_placement makes one, and so does Placement(nodes=..., holders=...)"
+        )
+    if settings.get("replicas") == AUTO or settings.get("adapt_replicas"):
+        raise ConfigError(
+            'placement= says who keeps what, and "replicas": "auto" chooses it; leave one of them '
+            "out"
         )
     if "strategy" in settings:
         raise ConfigError(

@@ -41,7 +41,10 @@ DRAIN: Final = "drain"
 RESIZE: Final = "resize"
 """The same where ranks stopped because the run goes on with another number of nodes."""
 
-PLANNED: Final = frozenset({DRAIN, RESIZE})
+REPLICAS: Final = "replicas"
+"""The same where ranks stopped because copies are placed anew."""
+
+PLANNED: Final = frozenset({DRAIN, RESIZE, REPLICAS})
 """The causes for which nothing failed."""
 
 UNSAID: Final = -1
@@ -277,6 +280,46 @@ class ResizeRefused(Event, frozen=True, kw_only=True):
     """
 
     nodes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes are refused"
+
+
+class ReplicasPlaced(Event, frozen=True, kw_only=True):
+    """Other nodes keep copies than before, because the risk has changed.
+
+    Attributes:
+        placement: Who keeps whose shards from now on, by position.
+        added: The position of each shard that gets a copy, and the node that is to keep it.
+        dropped: The same of copies that are not kept any more.
+        loss_chance_then: That memory does not suffice within the horizon, as copies were.
+        loss_chance: The same as they are now.
+        reason: What has changed, for people.
+    """
+
+    placement: Placement
+    added: tuple[tuple[int, str], ...]
+    dropped: tuple[tuple[int, str], ...]
+    loss_chance_then: float
+    loss_chance: float
+    reason: str
+
+    def __str__(self) -> str:
+        moves = [f"+{len(self.added)}"] if self.added else []
+        moves += [f"-{len(self.dropped)}"] if self.dropped else []
+        return f"copies are placed anew ({', '.join(moves)}): {self.reason}"
+
+
+class ReplicasShort(Event, frozen=True, kw_only=True):
+    """Copies follow the risk, and what there is cannot reach the target; training goes on.
+
+    Attributes:
+        loss_chance: That memory does not suffice within the horizon.
+        reason: What stands against more, for people.
+    """
+
+    loss_chance: float
     reason: str
 
 
@@ -1115,6 +1158,8 @@ AnyEvent = (
     | ResizeWaiting
     | Resized
     | ResizeRefused
+    | ReplicasPlaced
+    | ReplicasShort
     | NodeRequested
     | LinkCut
     | RootElected

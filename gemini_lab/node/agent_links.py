@@ -202,6 +202,8 @@ class AgentLinks:
             epoch=status.epoch,
             workers=status.workers,
             is_ready=status.is_ready,
+            memory_bytes=status.memory_bytes,
+            machine=keeper.address.rpartition(":")[0],
         )
 
 

@@ -129,6 +129,11 @@ class MemoryKeeper:
         except BulkEndedError:
             return await self._ask(order, SlabsInspected, slabs)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all slabs together."""
+        return sum(slab.memory.nbytes for slab in self._all())
+
     def own_shards(self) -> list[int]:
         """The shards whose owners are this node's workers."""
         return sorted(slab.slots[0].shard for slab in self._slabs.values())

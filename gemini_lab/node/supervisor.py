@@ -27,6 +27,7 @@ from gemini_lab.log.events import (
     VersionComplete,
     WrongSums,
 )
+from gemini_lab.memory.free import free_memory
 from gemini_lab.node.build_locks import BuildLocks, build_root
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
@@ -155,7 +156,12 @@ class Supervisor:
         """What another root agent is told first; it hears all of the workers' pulses anew."""
         self._watch.forget_told()
         workers = {rank: worker.status for rank, worker in self.host.workers.items()}
-        return Joined(epoch=self.epoch, workers=workers, is_ready=self.host.is_ready)
+        return Joined(
+            epoch=self.epoch,
+            workers=workers,
+            is_ready=self.host.is_ready,
+            memory_bytes=free_memory().size_bytes + self.keeper.size_bytes,
+        )
 
     def say_leaving(self, within_s: float | None = None) -> None:
         """Tell the root agent that this node's machine is to go, once that is known.

@@ -19,13 +19,16 @@ from gemini_lab.placement.probability import (
     theorem_gap,
 )
 from gemini_lab.placement.rare import Domain, RareEstimate, rare_loss_probability
+from gemini_lab.placement.risk import Exposure, Risk
 
 __all__ = [
     "Domain",
     "Estimate",
+    "Exposure",
     "Placement",
     "Proposal",
     "RareEstimate",
+    "Risk",
     "Trial",
     "best_possible",
     "enumerated_probability",

@@ -3,14 +3,14 @@
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.placement.dangers import Dangers, allowed_per_day
 from gemini_lab.placement.memory import shards_that_fit
 from gemini_lab.placement.planner import Placement, plan_placement
-from gemini_lab.placement.probability import holder_sets
 
 EXTRA_SHARE: Final = 0.25
 """At most this share of the shards gets a copy more; beyond it, the next m is the simpler plan."""
@@ -62,32 +62,16 @@ class Proposal:
 def loss_rate_per_day(
     holders: Collection[int], *, failures_per_day: Sequence[float], repair_s: float
 ) -> float:
-    """How often all of `holders` are without their copy at once, for the first moment of it.
-
-    Node i fails at rate f, independently, and is without its copies for T = `repair_s` on average:
-    a share u = fT / (1 + fT) of the time. All n of them go down together |S|/T * prod(u) times a
-    day: exact for independent nodes in the long run, whatever the repair times look like.
-    """
-    if repair_s == 0:
-        return 0.0
-    repair_days = repair_s / 86400
-    loads = (failures_per_day[node] * repair_days for node in holders)
-    return len(holders) / repair_days * math.prod(load / (1 + load) for load in loads)
+    """`Dangers.loss_rate_per_day` where racks do not fail."""
+    return Dangers(failures_per_day=failures_per_day, repair_s=repair_s).loss_rate_per_day(holders)
 
 
 def loss_chance(
     placement: Placement, *, failures_per_day: Sequence[float], repair_s: float, horizon_days: float
 ) -> float:
-    """The chance that memory does not suffice once in `horizon_days`.
-
-    Model: `loss_rate_per_day` added up over all distinct sets of holders (a union bound), losses
-    counted as a Poisson process.
-    """
-    rate = math.fsum(
-        loss_rate_per_day(kept, failures_per_day=failures_per_day, repair_s=repair_s)
-        for kept in holder_sets(placement)
-    )
-    return -math.expm1(-rate * horizon_days)
+    """`Dangers.loss_chance` where racks do not fail."""
+    dangers = Dangers(failures_per_day=failures_per_day, repair_s=repair_s)
+    return dangers.loss_chance(placement, horizon_days=horizon_days)
 
 
 def propose_placement(
@@ -99,8 +83,10 @@ def propose_placement(
     shard_bytes: int,
     target: float = 0.999,
     horizon_days: float = 30.0,
+    fewest_replicas: int = 1,
     most_replicas: int = 6,
     racks: Sequence[str] | None = None,
+    racks_per_day: Mapping[str, float] | None = None,
 ) -> Proposal:
     """The fewest replicas with which memory suffices for the whole horizon, with chance `target`.
 
@@ -115,8 +101,10 @@ def propose_placement(
         shard_bytes: Size of one node's shard.
         target: The chance asked for, below 1.
         horizon_days: How long memory has to suffice.
+        fewest_replicas: Where to begin, if there is memory for that; else with one.
         most_replicas: Where to stop.
         racks: Failure domain of each node.
+        racks_per_day: How often each of them fails as a whole.
 
     Raises:
         ConfigError: A number is out of range, or a list has not one entry a node.
@@ -130,9 +118,16 @@ def propose_placement(
             f"repair_s={repair_s}, horizon_days={horizon_days}, target={target})"
         )
     fits = shards_that_fit(nodes=nodes, memory_bytes=memory, shard_bytes=shard_bytes)
+    dangers = Dangers(
+        failures_per_day=rates, repair_s=repair_s, racks=racks, racks_per_day=racks_per_day or {}
+    )
+    allowed = allowed_per_day(target, horizon_days)
     tried: list[Trial] = []
     made: list[Placement] = []
-    for replicas in range(1, min(nodes, most_replicas) + 1):
+    first = min(fewest_replicas, nodes)
+    for replicas in (*range(first, min(nodes, most_replicas) + 1), *range(first - 1, 0, -1)):
+        if made and replicas < first:
+            break  # fewer are for where there is no memory for more
         try:
             plain = plan_placement(
                 nodes=nodes,
@@ -143,16 +138,13 @@ def propose_placement(
             )
         except CapacityError as error:
             tried.append(_misfit(replicas, str(error)))
-            break
+            if made:
+                break
+            continue
         room = [space - load for space, load in zip(fits, plain.loads, strict=True)]
-        allowed_per_day = -math.log(target) / horizon_days if target and horizon_days else math.inf
-        strong = _strengthen(
-            plain, rates=rates, repair_s=repair_s, room=room, allowed_per_day=allowed_per_day
-        )
+        strong = _strengthen(plain, dangers=dangers, room=room, allowed=allowed)
         for placement in dict.fromkeys((plain, strong)):
-            chance = loss_chance(
-                placement, failures_per_day=rates, repair_s=repair_s, horizon_days=horizon_days
-            )
+            chance = dangers.loss_chance(placement, horizon_days=horizon_days)
             made.append(placement)
             tried.append(_trial(placement, chance, target=target, horizon_days=horizon_days))
             if tried[-1].meets:
@@ -171,34 +163,28 @@ def _per_node(value: float | Sequence[float], nodes: int, name: str) -> list[flo
 
 
 def _strengthen(
-    plain: Placement,
-    *,
-    rates: Sequence[float],
-    repair_s: float,
-    room: list[int],
-    allowed_per_day: float,
+    plain: Placement, *, dangers: Dangers, room: list[int], allowed: float
 ) -> Placement:
     """One copy more for the shards most in danger, until the rate of losses is allowed.
 
     All shards with the same holders get one together: one of them left behind would be lost as
     before. The copies go round the nodes that have room, safest first.
     """
-
-    def rate(kept: Collection[int]) -> float:
-        return loss_rate_per_day(kept, failures_per_day=rates, repair_s=repair_s)
-
+    rate = dangers.loss_rate_per_day
     holders = list(plain.holders)
     sharing: dict[frozenset[int], list[int]] = defaultdict(list)
     for shard, kept in enumerate(holders):
         sharing[frozenset(kept)].append(shard)
     danger = sorted(((rate(kept), sorted(kept)) for kept in sharing), reverse=True)
-    hosts = [(0, rates[node], node) for node, space in enumerate(room) if space > 0]
+    hosts = [
+        (0, dangers.failures_per_day[node], node) for node, space in enumerate(room) if space > 0
+    ]
     heapq.heapify(hosts)
     total, budget = math.fsum(each for each, _ in danger), int(plain.nodes * EXTRA_SHARE)
     for each, members in danger:
         shards = sharing[frozenset(members)]
         budget -= len(shards)
-        if total <= allowed_per_day or budget < 0:
+        if total <= allowed or budget < 0:
             break
         more = [_next_host(hosts, members, room) for _ in shards]
         if None in more:

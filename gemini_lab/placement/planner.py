@@ -22,14 +22,15 @@ class Placement:
     """Which positions keep a copy of which shard.
 
     Positions run from 0 to N-1 and outlive the machines that sit on them: a standby takes a lost
-    node's position, so that a placement never changes during a run.
+    node's position, so that a placement stays as it is when machines change.
 
     Attributes:
         nodes: Positions in the cluster, N in the paper.
         replicas: Copies of each shard, the owner's own among them: m in the paper. A shard may
             have more where the planner was asked to protect it better.
         strategy: `"group"`, `"mixed"` (groups and one ring), `"ring"`, `"random"`, `"hosted"`
-            (groups that take in the nodes left over), or `"uneven"` where memory per node decided.
+            (groups that take in the nodes left over), `"uneven"` where memory per node decided, or
+            `"following"` where it was changed as the risk did.
         groups: Positions that exchange replicas with one another, in sending order; where none
             are given, those that `holders` connect.
         holders: For each position's shard the positions that keep it, owner first.

@@ -59,6 +59,7 @@ class Keeping:
             plan.tier == "memory"
             and not plan.cuts
             and seats.world_size == before.seats.world_size
+            and seats.placement == before.seats.placement
             and len(self._nodes) < seats.world_size
             and all(seats.node_of(rank) == node for rank, node in self._nodes.items())
         )

@@ -438,11 +438,13 @@ class Joined(Message, frozen=True, kw_only=True):
 
     Attributes:
         is_ready: Whether workers start here without waiting for imports.
+        memory_bytes: What could be taken for copies here, those that there are included.
     """
 
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
     is_ready: bool
+    memory_bytes: int = 0
 
 
 class ReadyToStart(Message, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from gemini_lab.recovery.seating import fill_positions, positions_kept
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 Tier = Literal["memory", "persistent", "start"]
@@ -191,17 +192,19 @@ def plan_recovery(
     rejected: Collection[VersionId] = (),
     workers_per_node: int = 1,
     rack_of: Mapping[str, str] = MappingProxyType({}),
+    late: Collection[str] = (),
 ) -> RecoveryPlan:
     """The newest version of which every shard is whole somewhere, and how to load it.
 
     Living nodes keep their positions; of the standbys, the one takes a lost node's position whose
-    memory has most of what is kept there (the best match first), then one that keeps replicas on
-    different racks, then the first. The test is made shard by shard: in the ring part of a mixed
-    placement two lost neighbours lose a shard although their group still has living machines (the
-    paper's per-group test misses that). Copies count where a worker can send them, so on members
-    that keep the shard, and only copies of one lineage make a version. When no version is whole in
-    memory, all nodes load the newest persistent one, also those whose memory is intact: versions of
-    two iterations must not be mixed (paper, section 6.2, case 2).
+    memory has most of what is kept there (the best match first), then one that leaves no shard
+    with all its copies in one rack, then as `seating.fill_positions` says. The test is made shard
+    by shard: in the ring part of a mixed placement two lost neighbours lose a shard although their
+    group still has living machines (the paper's per-group test misses that). Copies count where a
+    worker can send them, so on members that keep the shard, and only copies of one lineage make a
+    version. When no version is whole in memory, all nodes load the newest persistent one, also
+    those whose memory is intact: versions of two iterations must not be mixed (paper, section 6.2,
+    case 2).
 
     Args:
         placement: Who keeps whose shard, by position.
@@ -214,18 +217,20 @@ def plan_recovery(
         workers_per_node: Ranks on each position; shard `r` belongs to position
             `r // workers_per_node`.
         rack_of: The rack of each node whose rack is known.
+        late: Standbys on which a start has to wait.
     """
     living = frozenset(living)
     alive = [c for c in copies if c.node in living]
     spares = [node for node in standbys if node in living and node not in members]
-    kept = _positions_kept(placement)
+    kept = positions_kept(placement.holders)
     new_members = fill_positions(
         members=[node if node in living else None for node in members],
         spares=spares,
         copies=alive,
-        kept=kept,
+        holders=placement.holders,
         workers_per_node=workers_per_node,
         rack_of=rack_of,
+        late=late,
     )
     usable = _usable(alive, new_members, kept, workers_per_node)
     holders = {v: held for v, held in _holders(usable).items() if v not in rejected}
@@ -303,61 +308,6 @@ def _holders(copies: Iterable[Copy]) -> dict[VersionId, dict[int, list[str]]]:
             found[key] = version, defaultdict(list)
         found[key][1][copy.shard].append(copy.node)
     return dict(found.values())
-
-
-def fill_positions(
-    *,
-    members: Sequence[str | None],
-    spares: Sequence[str],
-    copies: Collection[Copy],
-    kept: Sequence[Collection[int]],
-    workers_per_node: int = 1,
-    rack_of: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[str | None, ...]:
-    """The members with spares on the empty positions; `None` where none is left.
-
-    Args:
-        members: The node on each position; `None` where one is needed.
-        spares: Nodes to choose from, in the order in which they are to be used.
-        copies: What the nodes have in memory.
-        kept: The positions whose shards each position keeps, its own first.
-        workers_per_node: Ranks on each position.
-        rack_of: The rack of each node whose rack is known.
-    """
-    filled, left = list(members), dict.fromkeys(spares)
-    empty = {position: None for position, node in enumerate(filled) if node is None}
-    useful = Counter(
-        (position, copy.node)
-        for copy in copies
-        if copy.node in left
-        for position in empty
-        if copy.shard // workers_per_node in kept[position]
-    )
-
-    def seat(node: str, position: int) -> None:
-        filled[position] = node
-        del empty[position], left[node]
-
-    order = {node: number for number, node in enumerate(left)}
-    best_first = sorted(useful.items(), key=lambda at: (-at[1], at[0][0], order[at[0][1]]))
-    for (position, node), _ in best_first:  # whose memory is of use is not wasted elsewhere
-        if position in empty and node in left:
-            seat(node, position)
-    for position in list(empty)[: len(left)]:
-        others = [filled[p] for p in kept[position] if p != position]
-        racks = {rack_of[other] for other in others if other is not None and other in rack_of}
-        apart = (node for node in left if rack_of.get(node) not in racks)
-        seat(next(apart, next(iter(left))), position)
-    return tuple(filled)
-
-
-def _positions_kept(placement: PlacementLike) -> list[list[int]]:
-    """The positions whose shards each position keeps, its own first."""
-    kept: list[list[int]] = [[position] for position in range(placement.nodes)]
-    for owner, keepers in enumerate(placement.holders):
-        for keeper in keepers[1:]:
-            kept[keeper].append(owner)
-    return kept
 
 
 def _from_memory(

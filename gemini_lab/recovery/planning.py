@@ -1,13 +1,15 @@
 """From what the root agent knows to a plan: which copies count, and what there is to hope for."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import Inventory, JobOrder
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.protocol import Emit, RootState
 from gemini_lab.recovery.recutting import with_cuts
 from gemini_lab.recovery.rewinds import is_left
+from gemini_lab.recovery.seating import rack_warning
 from gemini_lab.recovery.stakes import Hopes, newest_seen
 from gemini_lab.seats import in_order
 from gemini_lab.settings import Settings
@@ -35,17 +37,20 @@ def make_plan(
     trusted = [node for node in in_order(living) if node not in state.wrong]
     nodes = sorted(trusted, key=lambda node: node in importing)
     usable = [node for node in nodes if node not in state.avoided]
-    plan = _plan_with(usable, state, inventories)
+    plan = _plan_with(usable, state, inventories, importing)
     if len(usable) == len(nodes):
         return plan
     avoided = [node for node in nodes if node in state.avoided]
-    other = _plan_with([*usable, *avoided], state, inventories)
+    other = _plan_with([*usable, *avoided], state, inventories, importing)
     is_worse = (plan.version or 0) < (other.version or 0)
     return other if plan.missing or is_worse else plan
 
 
 def _plan_with(
-    nodes: Sequence[str], state: RootState, inventories: Mapping[str, Inventory]
+    nodes: Sequence[str],
+    state: RootState,
+    inventories: Mapping[str, Inventory],
+    late: Collection[str],
 ) -> RecoveryPlan:
     """The plan that uses these nodes, as spares in this order."""
     seats = state.seats
@@ -61,9 +66,19 @@ def _plan_with(
         rejected=state.rejected,
         workers_per_node=seats.workers_per_node,
         rack_of=seats.rack_of,
+        late=late,
     )
     others = [copy for copy in copies if copy.ranks not in {0, seats.world_size}]
     return with_cuts(plan, others, rejected=state.rejected) if others else plan
+
+
+def rack_notes(before: RootState, plan: RecoveryPlan) -> Iterator[Emit]:
+    """What the machines that this plan seats cost of safety, if anything."""
+    seats = before.seats
+    if seats.placement is not None and seats.placement.nodes == len(plan.members):
+        holders, members = seats.placement.holders, before.members
+        if text := rack_warning(holders, members, plan.members, seats.rack_of):
+            yield Emit(event=events.Note(text=text))
 
 
 def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[Copy]:

@@ -3,13 +3,14 @@
 All plain data: `RootAgent.handle` takes a happening and returns instructions.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import msgspec
 
 from gemini_lab.log import events
 from gemini_lab.log.events import AnyEvent, RunFailed, RunFinished
+from gemini_lab.placement import Placement, Risk
 from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.seats import Seats
@@ -40,6 +41,8 @@ class NodeJoined:
 
     Attributes:
         is_ready: Whether workers start there without waiting for imports.
+        memory_bytes: What could be taken for copies there; 0 where it is not known.
+        machine: The address of its machine, which it may share with others; empty if not known.
     """
 
     at_s: float
@@ -47,6 +50,8 @@ class NodeJoined:
     epoch: int = 0
     workers: dict[int, WorkerStatus] = field(default_factory=dict)
     is_ready: bool = True
+    memory_bytes: int = 0
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +295,11 @@ class RootState:
         iteration: Newest finished iteration of all ranks.
         ending: What is still to be said of the run's end; a root that is elected now says it.
         own: What a root agent of the user's own keeps, as JSON; see `GuidedRoot`.
+        risk: What was seen of the machines' failures.
+        shard_bytes: Of all ranks' shards the largest; 0 before it is known.
+        later: The placement to which the one of now is on the way, once its copies are whole.
+        placed_at_s: When copies were placed anew last; 0 for never.
+        is_replacing: Whether the ranks are stopping for that.
     """
 
     phase: Phase = "idle"
@@ -332,6 +342,11 @@ class RootState:
     iteration: int = 0
     ending: RunFinished | RunFailed | None = None
     own: str = ""
+    risk: Risk = field(default_factory=Risk)
+    shard_bytes: int = 0
+    later: Placement | None = None
+    placed_at_s: float = 0.0
+    is_replacing: bool = False
 
     @property
     def job(self) -> JobOrder:
@@ -344,6 +359,11 @@ class RootState:
         """Who sits where, where there is a job for certain."""
         assert self.placed is not None
         return self.placed
+
+    @property
+    def seats_to_tell(self) -> Seats:
+        """The same for workers: what is known of machines only as long as they choose."""
+        return self.seats if self.seats.placement is None else replace(self.seats, risk=Risk())
 
     @property
     def members(self) -> tuple[str | None, ...]:

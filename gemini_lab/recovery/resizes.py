@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
@@ -188,7 +188,12 @@ def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootS
     """The state with other seats; of the model's fingerprint the number of ranks is a part."""
     settings = state.read_settings()
     seats = replace(state.seats, nodes=size, members=tuple(members), placement=None)
-    return replace(state, placed=seats.placed(settings), fingerprint="", is_unsettled=True)
+    shard_bytes = state.shard_bytes * state.seats.nodes // size  # nearly: layouts are not made yet
+    try:
+        placed = seats.placed(settings, shard_bytes=shard_bytes)
+    except CapacityError:  # a worker says so, and of which node
+        placed = seats.placed(settings)
+    return replace(state, placed=placed, fingerprint="", is_unsettled=True)
 
 
 def holders_of(state: RootState) -> Holders:

@@ -9,11 +9,21 @@ A rewind is kept as the version to which training went back and the lineage that
 lineage, and of all before it, versions after this one are left behind.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-from gemini_lab.log.events import Rewound
+from gemini_lab.log.events import Note, Rewound
+from gemini_lab.recovery.messages import GoBack
 from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.protocol import (
+    Emit,
+    Instruction,
+    RewindWanted,
+    RootState,
+    Send,
+    WriteState,
+)
 from gemini_lab.shard.lineage import Lineage
 
 MOST_KEPT: Final = 64
@@ -44,3 +54,21 @@ def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[Versio
         kept = [before for before in kept if before.version < one.version]
         kept.append(one)
     return tuple(kept[-MOST_KEPT:])
+
+
+def ask_back(
+    wanted: RewindWanted, state: RootState, living: Collection[str]
+) -> Iterator[Instruction]:
+    """A person asks for a rewind; a new root hears again what the last one did."""
+    before, count = state.asked_back
+    if wanted.number <= before:
+        return
+    yield WriteState(state=replace(state, asked_back=(wanted.number, count + 1)))
+    if state.phase != "running":
+        text = "training does not go back, as asked, for it is not under way; ask again then"
+        yield Emit(event=Note(text=text))
+        return
+    order = GoBack(epoch=state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip)
+    for node in dict.fromkeys(state.members):
+        if node in living:
+            yield Send(to=str(node), order=order)

@@ -38,7 +38,6 @@ from gemini_lab.recovery.messages import (
     EventSaid,
     Fence,
     Fenced,
-    GoBack,
     Held,
     HoldPort,
     Inventory,
@@ -58,7 +57,7 @@ from gemini_lab.recovery.messages import (
     WorkerPulse,
 )
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
-from gemini_lab.recovery.planning import hopes, make_plan, resumes_elsewhere
+from gemini_lab.recovery.planning import hopes, make_plan, rack_notes, resumes_elsewhere
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import (
     ACTIVE,
@@ -87,11 +86,12 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
+from gemini_lab.recovery.replicas import Replicas, known_risk
 from gemini_lab.recovery.resizes import Resizes, if_none_comes, patience_s, seat_anew
-from gemini_lab.recovery.rewinds import joined, left_of
+from gemini_lab.recovery.rewinds import ask_back, joined, left_of
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
-from gemini_lab.recovery.stop import Stop
+from gemini_lab.recovery.stop import Stop, what_for
 from gemini_lab.recovery.telling import (
     divergence_reason,
     finished_event,
@@ -143,11 +143,17 @@ class RootAgent:
         self._stop = Stop()
         self._drains, self._resizes = Drains(self._stop), Resizes(self._stop)
         self._keeping = Keeping()
+        self._replicas = Replicas(self._stop)
 
     # -- happenings ------------------------------------------------------------------------
 
     def handle(self, happening: Happening) -> list[Instruction]:
         """What is to be done now that `happening` happened."""
+        done = self._handle(happening)
+        self.state = self._replicas.hear(happening, done, self.state)
+        return done
+
+    def _handle(self, happening: Happening) -> list[Instruction]:
         match happening:
             case NodeJoined():
                 return list(self._on_joined(happening))
@@ -163,7 +169,7 @@ class RootAgent:
                 self._saver.want()
                 return []
             case RewindWanted():
-                return list(self._on_rewind_wanted(happening))
+                return list(self._adopt(ask_back(happening, self.state, self.living)))
             case DrainWanted():
                 return list(self._on_drain(happening))
             case ResizeWanted():
@@ -196,10 +202,9 @@ class RootAgent:
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING or phase == "finishing":
             return list(self._begin(at_s, cause="root_lost", lost=[]))
-        if self.state.holding:  # who of them holds is not known
-            return list(self._begin(at_s, cause=events.DRAIN, lost=[self.state.holding]))
-        if self.state.resizing:
-            return list(self._begin(at_s, cause=events.RESIZE, lost=[]))
+        if stopping_for := what_for(self.state):  # who of them holds is not known
+            leaves = [self.state.holding] if self.state.holding else []
+            return list(self._begin(at_s, cause=stopping_for, lost=leaves))
         working = {
             rank: status
             for joined in self.living.values()
@@ -296,6 +301,7 @@ class RootAgent:
             drains=self.state.drains,
             wrong=self.state.wrong,
             excluded=self.state.wrong,
+            risk=known_risk(self.state, submitted.order),
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 
@@ -379,7 +385,7 @@ class RootAgent:
     def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
         """Fence: the next epoch begins, all workers of older ones end."""
         self._keeping.begin(self.state, cause, lost)
-        state = moving(self.state)
+        state = replace(moving(self.state), is_replacing=False)
         self._stop.restart()
         is_start = cause == "start"
         trouble = state.trouble
@@ -497,11 +503,13 @@ class RootAgent:
             self.state = before
             yield from self._wait(at_s, plan, reason)
             return
-        if not self._keeping.fits(plan, before, self.state):
+        placed = self._replicas.place(at_s, self.state, plan, self.living, self._plan_of)
+        if not self._keeping.fits(placed.plan, before, placed.state):
             self.state = before
             yield from self._begin(at_s, cause="not_kept", lost=[])
             return
-        lineage = plan.lineage
+        self.state, self._plan = placed.state, placed.plan
+        plan, lineage = placed.plan, placed.plan.lineage
         self._repeats.restart(
             plan.version or 0,
             epoch=lineage.epoch,
@@ -516,6 +524,7 @@ class RootAgent:
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
+        yield from (*rack_notes(before, plan), *placed.told)
         hosts = self._keeping.hosts(plan, self.state)
         ready = [node for node in hosts if node in members]  # a new machine still imports
         host = (ready or [*hosts])[0]
@@ -566,13 +575,11 @@ class RootAgent:
             yield from self._saver.begin_from_memory(at_s, self._plan, state=self.state)
 
     def _make_plan(self) -> RecoveryPlan:
-        importing = self._importing
-        return make_plan(self.state, self.living, self._inventory, importing=importing)
+        return self._plan_of(self.state)
 
-    @property
-    def _importing(self) -> set[str]:
-        """Nodes on which a start has to wait."""
-        return {node for node, joined in self.living.items() if not joined.is_ready}
+    def _plan_of(self, state: RootState) -> RecoveryPlan:
+        importing = {node for node, joined in self.living.items() if not joined.is_ready}
+        return make_plan(state, self.living, self._inventory, importing=importing)
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
         for node, said in self._inventory.items():
@@ -592,7 +599,7 @@ class RootAgent:
             order = StartWorkers(
                 epoch=self.state.epoch,
                 order=self.state.job,
-                seats=self.state.seats,
+                seats=self.state.seats_to_tell,
                 plan=part,
                 rendezvous=address,
                 fingerprint=self.state.fingerprint,
@@ -701,24 +708,6 @@ class RootAgent:
             yield from self._resumed(at_s, done)
         elif self.state.phase == "running" and done > self.state.iteration:
             self.state = replace(self.state, iteration=done, attempts=0, offences=())
-
-    def _on_rewind_wanted(self, wanted: RewindWanted) -> Iterator[Instruction]:
-        """A person asks; a new root hears again what the last one did."""
-        before, count = self.state.asked_back
-        if wanted.number <= before:
-            return
-        self.state = replace(self.state, asked_back=(wanted.number, count + 1))
-        yield WriteState(state=self.state)
-        if self.state.phase != "running":
-            text = "training does not go back, as asked, for it is not under way; ask again then"
-            yield Emit(event=events.Note(text=text))
-            return
-        order = GoBack(
-            epoch=self.state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip
-        )
-        for node in dict.fromkeys(self.state.members):
-            if node in self.living:
-                yield Send(to=str(node), order=order)
 
     def _on_rewound(self, said: events.Rewound) -> Iterator[Instruction]:
         """A rank went back, and so do all: what they had done since is left behind."""
@@ -836,6 +825,7 @@ class RootAgent:
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)
                 yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
+                yield from self._adopt(self._replicas.begin_if_due(at_s, self.state, self.living))
         elif phase == "finishing":
             before = self._saver.version
             yield from self._saver.give_up_if_late(at_s, state=self.state)
@@ -900,9 +890,8 @@ class RootAgent:
         """What an agent says of moves: a rank has stopped, ranks could start here, it is to go."""
         match said:
             case Held() if self._stop.is_complete(said.rank, self.state):
-                leaves = self.state.holding
-                cause = events.DRAIN if leaves else events.RESIZE
-                yield from self._begin(at_s, cause=cause, lost=[leaves] if leaves else [])
+                leaves = [self.state.holding] if self.state.holding else []
+                yield from self._begin(at_s, cause=what_for(self.state), lost=leaves)
             case ReadyToStart() if node in self.living:
                 self.living[node] = replace(self.living[node], is_ready=True)
                 yield from self._let_leave(at_s)

@@ -6,6 +6,7 @@ What comes then, nothing is done again: workers start anew with other seats.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
+from gemini_lab.log import events
 from gemini_lab.recovery.messages import Hold
 from gemini_lab.recovery.protocol import Instruction, NodeJoined, RootState, Send, WriteState
 from gemini_lab.seats import listed
@@ -14,6 +15,15 @@ Living = Mapping[str, NodeJoined]
 
 LATE_S: Final = 20.0
 """So long after the word, those are named that still train."""
+
+
+def what_for(state: RootState) -> str:
+    """For what the ranks stop: a `RecoveryStarted.cause` for which nothing failed; empty if not."""
+    if state.holding:
+        return events.DRAIN
+    if state.resizing:
+        return events.RESIZE
+    return events.REPLICAS if state.is_replacing else ""
 
 
 class Stop:

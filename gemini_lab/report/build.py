@@ -86,6 +86,7 @@ def report_of(run: RunReducer) -> RunReport:
             wrong=tuple(run.verified.wrong),
         ),
         resizes=tuple(run.sizes.found),
+        copies_placed=tuple(run.copies_placed.found),
     )
 
 

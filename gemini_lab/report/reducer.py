@@ -20,6 +20,7 @@ from gemini_lab.report.pyramid.blocks import Blocks, FileBlocks
 from gemini_lab.report.pyramid.pyramid import Pyramid
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
+from gemini_lab.report.reducers.copies_placed import CopiesPlaced
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.finite import Finite
@@ -110,6 +111,7 @@ class RunReducer:
         rewinds: When training went back.
         verified: What was computed again, and which machines computed wrong.
         sizes: When the run went on with another number of nodes.
+        copies_placed: When copies were placed anew because the risk had changed.
         recoveries: What failed, and how training came back.
         logged: What the script logged.
         spans: When it failed, recovered and waited.
@@ -136,6 +138,7 @@ class RunReducer:
         self.rewinds = Rewinds()
         self.verified = VerifiedSums()
         self.sizes = Sizes()
+        self.copies_placed = CopiesPlaced()
         self.recoveries = Recoveries(
             self.reached, self.pace, self.divergences, most=keep.recoveries
         )
@@ -159,6 +162,7 @@ class RunReducer:
             self.rewinds,
             self.verified,
             self.sizes,
+            self.copies_placed,
             self.recoveries,
             self.logged,
             self.spans,

@@ -95,6 +95,8 @@ def _summary(report: RunReport) -> Iterator[str]:
         yield from _wrapped(f"NOT FINITE: {one}", "  !! ")
     for size in report.resizes:
         yield from _wrapped(f"{size}", "  ")
+    for change in report.copies_placed:
+        yield from _wrapped(f"{change}", "  ")
     for went in report.rewinds:
         took = format_seconds(went.duration_s)
         yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ")

@@ -23,6 +23,8 @@ MOMENTS: Final = (
     events.ResizeWaiting,
     events.Resized,
     events.ResizeRefused,
+    events.ReplicasPlaced,
+    events.ReplicasShort,
     events.LinkCut,
     events.RootElected,
     events.Injected,

@@ -11,6 +11,7 @@ from gemini_lab.log.events import (
     Diverged,
     FailureCause,
     LossNotFinite,
+    ReplicasPlaced,
     Resized,
     Rewound,
     WrongSums,
@@ -365,6 +366,7 @@ class RunReport:
         rewinds: When training went back to a version in memory, in order of the log.
         verified: What was computed again on other machines.
         resizes: When it went on with another number of nodes, in order of the log.
+        copies_placed: When copies were placed anew because the risk had changed.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -400,6 +402,7 @@ class RunReport:
     rewinds: tuple[Rewound, ...] = ()
     verified: Verified = Verified()
     resizes: tuple[Resized, ...] = ()
+    copies_placed: tuple[ReplicasPlaced, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -435,6 +438,7 @@ class RunReport:
         record["rewinds"] = [msgspec.to_builtins(one) for one in self.rewinds]
         wrong = [msgspec.to_builtins(one) for one in self.verified.wrong]
         record["verified"] = {**record["verified"], "wrong": wrong}
+        record["copies_placed"] = [msgspec.to_builtins(one) for one in self.copies_placed]
         record["resizes"] = [msgspec.to_builtins(one) for one in self.resizes]
         for recovery, values in zip(self.recoveries, record["recoveries"], strict=True):
             values |= {

@@ -1,6 +1,7 @@
 """The same placements, schedules and plans at a thousand machines."""
 
 from gemini_lab.simulator.ailing import Ailments
+from gemini_lab.simulator.auto import gemini_lab_auto
 from gemini_lab.simulator.coordination import (
     Coordination,
     GossipDesign,
@@ -61,6 +62,7 @@ __all__ = [
     "compare",
     "coordinate",
     "failures_by_law",
+    "gemini_lab_auto",
     "llama_3",
     "opt_175b",
     "outages_of",

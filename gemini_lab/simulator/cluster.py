@@ -37,6 +37,7 @@ class Cluster:
         vacant: Positions without a machine.
         memory_version: The newest version in the memory of all others.
         persisted: The newest one in the persistent tier.
+        placement: Who keeps whose replica.
     """
 
     def __init__(self, placement: Placement, *, standbys: int) -> None:
@@ -49,10 +50,16 @@ class Cluster:
         self.memory_version: int | None = None
         self.persisted: int | None = None
         self._named = nodes + standbys
-        self._whole = Part(positions=tuple(range(nodes)), holders=placement.holders)
+        self.place(placement)
+        self._lost: set[int] = set()  # positions whose machine stands in `dead`
+
+    def place(self, placement: Placement) -> None:
+        """Have copies lie like this from now on; those that are new are there at once."""
+        self.placement = placement
+        positions = tuple(range(placement.nodes))
+        self._whole = Part(positions=positions, holders=placement.holders)
         self._groups = _closed_groups(placement)
         self._group_of = {p: number for number, group in enumerate(self._groups) for p in group}
-        self._lost: set[int] = set()  # positions whose machine stands in `dead`
 
     @property
     def everything(self) -> Part:

@@ -7,6 +7,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+from gemini_lab.simulator.following import Following
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
@@ -62,6 +63,7 @@ class Policy:
             `None`: only people find it, and only the store has what was sound.
         drains_slow_s: After how long a machine that is slow is exchanged, its memory read first;
             `None`: all wait for it.
+        following: What its copies go by where they follow the risk; `None`: they stay.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Policy:
     times: Times | None = None
     verify_every: int | None = None
     drains_slow_s: float | None = None
+    following: Following | None = None
 
 
 def strawman(workload: Workload) -> Policy:

@@ -20,6 +20,7 @@ from gemini_lab.simulator.ailing import Stragglers, Trust, Wrong
 from gemini_lab.simulator.cluster import Cluster, Part
 from gemini_lab.simulator.durations import ANNOUNCED, FOUND, Durations
 from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.following import Followed
 from gemini_lab.simulator.outcome import Outcome, Recovery
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.progress import Segment
@@ -81,6 +82,8 @@ class Training:
         self.cluster = Cluster(placement, standbys=workload.standbys)
         self.stragglers = Stragglers()
         self.trust = Trust(policy)
+        following = policy.following
+        self.followed = None if following is None else Followed(following, workload.nodes)
         self.by_iteration: list[Outage] = []
         self.segment: Segment | None = None  # while training runs
         self.segment_start_s = 0.0
@@ -170,6 +173,9 @@ class Training:
 
     def _take_out(self, positions: Sequence[int], outage: Outage) -> None:
         self.struck["failures"] += 1
+        if self.followed is not None:
+            for position in positions:
+                self.followed.failed(position, self.env.now)
         if outage.kind != "software":
             self._lose(positions, outage)
 
@@ -365,9 +371,18 @@ class Training:
         )
         self.struck.clear()
         self.recoveries.append(recovery)
+        self._follow()
         if self.recorder:
             self.recorder.recovered(self.env.now, recovery, segment.newest_at(elapsed_s))
         return version
+
+    def _follow(self) -> None:
+        """All start anew, and every holder has its copies: these go where the risk is."""
+        if self.followed is None or self.cluster.vacant:
+            return
+        other = self.followed.next_placement(self.cluster.placement, self.env.now)
+        if other is not None:
+            self.cluster.place(other)
 
     def _attempt(self, outage: Outage) -> Generator[simpy.Event, None, tuple[RecoveryPlan, float]]:
         """One try at a recovery, in the order of the paper's Fig. 14."""

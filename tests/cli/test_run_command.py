@@ -62,6 +62,14 @@ def test_a_dry_run_says_each_setting_with_its_origin_and_starts_nothing(project,
     assert not (project / "gemini-runs").exists()
 
 
+def test_a_dry_run_says_that_copies_are_to_follow_the_risk(project, capsys):
+    assert project.is_dir()
+    assert main(["run", "--dry-run", "--nodes", "4", "--replicas", "auto", "train.py"]) == 0
+    text = capsys.readouterr().out
+    assert "2 copies of each shard at least, if shards fit" in text
+    assert origin(text, "adapt_replicas") == ("True", "command line")
+
+
 def test_the_config_block_counts_for_more_than_the_labs_own_folder(project, capsys):
     """And where the script says nothing, the lab's folder is the tier on one machine."""
     assert main(["run", "--dry-run", "train.py"]) == 0

@@ -1,6 +1,6 @@
 """Stories of a root agent among agents that behave, as plain values and without any I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -286,10 +286,11 @@ class Story:
         iterations: int = 3,
         *,
         placement: Placement | None = None,
+        rack_of: Mapping[str, str] | None = None,
         **settings: str | float | None,
     ) -> "Story":
         self.settings = settings
-        seats = replace(JOB.seats, placement=placement)
+        seats = replace(JOB.seats, placement=placement, rack_of=rack_of or {})
         order = msgspec.structs.replace(job(**settings), seats=seats)
         self.do(self.root.handle(JobSubmitted(at_s=self.now_s, order=order)))
         self.protect()

@@ -3,6 +3,8 @@
 `python -m tests.recovery.protocol SECONDS [SEED]` explores for longer.
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,6 +22,20 @@ def test_no_schedule_of_a_short_campaign_breaks_the_protocol():
     found, tried = explore(first_seed=1, schedules=250)
     assert found is None, shrink(found)
     assert tried == 250
+
+
+def test_copies_that_are_placed_anew_cost_no_schedule_a_version():
+    """Fewer copies than before are there at no moment at which others are not whole yet."""
+    moved = 0
+    for seed in range(1500, 1560):
+        shape, schedule = make_schedule(seed)
+        world = World(replace(shape, follows=True, iterations=16))
+        for action in schedule:
+            if not (world.told.done or world.told.failed):
+                world.do(action)
+        world.calm()
+        moved += world.replaced
+    assert moved > 10
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -81,6 +81,12 @@ class Safety:
         self.members, self.holders = members, holders
         self.lost, self.is_excused = set(), False
 
+    def note_placed(self, holders: Sequence[Sequence[int]]) -> None:
+        """Other positions keep shards from now on: until all have them, those count that stay."""
+        if len(holders) == len(self.holders):
+            both = zip(self.holders, holders, strict=True)
+            self.holders = [[one for one in old if one in new] for old, new in both]
+
     def note_dead(self, node: str) -> None:
         """A node's memory is gone."""
         if node in self.members:

@@ -8,6 +8,7 @@ so is what is left of it when some are taken away.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gemini_lab.job import Job as Script
 from gemini_lab.log import events
@@ -48,6 +49,16 @@ class Rules:
     keeps_rewinds: bool = True
 
 
+FOLLOWING: Final[dict[str, SettingValue]] = {
+    "replicas": "auto",
+    "failures_per_day": 0.001,
+    "survival_target": 0.99999,
+    "adapt_pause_s": 2.0,
+}
+"""Settings with which one failure of a node is reason enough to have copies placed anew."""
+RACKS: Final = {f"node-{number}": "ab"[number // 2 % 2] for number in range(40)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """How large a world is."""
@@ -59,6 +70,7 @@ class Shape:
     has_tier: bool = True
     persist_every: int = 2
     shrinks: bool = False
+    follows: bool = False
 
 
 @dataclass(slots=True)
@@ -98,6 +110,7 @@ class World:
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
         self.worker_kills = 0
+        self.replaced = 0  # how often copies were placed anew
         self._halfway = 0  # the epoch in which `go_halfway` came there last
         self._fuses: dict[str, tuple[int, str]] = {}
         given: dict[str, SettingValue] = {"replicas": self.shape.replicas}
@@ -108,12 +121,18 @@ class World:
             }
         if self.shape.shrinks:
             given |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
+        if self.shape.follows:
+            given |= FOLLOWING
         self.settings = Settings.parse(given)
         self.order = JobOrder(
             number=1,
             run=7,
             job=Script(script="model.py", cwd="/"),
-            seats=Seats(nodes=self.shape.nodes, standbys=self.shape.standbys),
+            seats=Seats(
+                nodes=self.shape.nodes,
+                standbys=self.shape.standbys,
+                rack_of=RACKS if self.shape.follows else {},
+            ),
             settings=given,
         )
         for _ in range(self.order.seats.machines):
@@ -452,6 +471,9 @@ class World:
                 self._check_failure(shell, event)
             case events.RunFinished():
                 self._check_end(event)
+            case events.ReplicasPlaced(placement=placement):
+                self.replaced += 1
+                self.safety.note_placed(placement.holders)
             case events.NodeDrained():
                 self._check_drained(shell, event.name)
             case _:

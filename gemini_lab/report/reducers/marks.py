@@ -13,6 +13,7 @@ from gemini_lab.log.events import (
     NodeLost,
     RecoveryFinished,
     RecoveryStarted,
+    ReplicasPlaced,
     Resized,
     ResizeRefused,
     Rewound,
@@ -71,9 +72,9 @@ class Marks:
             case NodeDrained(name=name):
                 text = f"{name} has no ranks any more"
                 self._mark(Mark(kind="noticed", start_s=at_s, lane=name, text=text))
-            case Resized() | ResizeRefused() as said:
-                what = f"{said}" if isinstance(said, Resized) else f"{said.nodes} nodes are refused"
-                self._mark(Mark(kind="noticed", start_s=at_s, text=what))
+            case Resized() | ReplicasPlaced() | ResizeRefused():
+                text = f"{event}"
+                self._mark(Mark(kind="noticed", start_s=at_s, text=text))
             case WorkerExited() | WorkerHung():
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
                 text = f"rank {event.rank} on {node} {what}"

@@ -176,7 +176,10 @@ class Traffic:
             case Protected():
                 self._sit(event.rank, entry.node)
                 self._is_blocking = event.settings.scheme == "blocking"
-                self.replicas = event.settings.replicas
+                if event.placement is not None:
+                    self.replicas = event.placement.replicas
+                elif not event.settings.adapt_replicas:
+                    self.replicas = event.settings.replicas
             case RunFinished() | RunFailed():
                 self._judge_all()
                 self.is_over = True

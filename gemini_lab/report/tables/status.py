@@ -44,6 +44,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
             *(f"{node}: {text}" for _, node, text in course.notes),
             *_went_back(run),
             *_sizes(run),
+            *_copies_placed(run),
         ),
         unread=run.unread,
         is_past=is_past,
@@ -63,6 +64,14 @@ def _sizes(run: RunReducer) -> Iterable[str]:
         yield f"{run.sizes.found[-1]}"
     if run.sizes.waits_for:
         yield run.sizes.waits_for
+
+
+def _copies_placed(run: RunReducer) -> Iterable[str]:
+    """Why copies were placed anew last, and what is missing for more."""
+    if run.copies_placed.found:
+        yield f"{run.copies_placed.found[-1]}"
+    if run.copies_placed.short:
+        yield run.copies_placed.short
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:

@@ -1,0 +1,73 @@
+"""How often memory does not suffice, from how often nodes and racks fail."""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gemini_lab.placement.planner import Placement
+from gemini_lab.placement.probability import holder_sets
+from gemini_lab.placement.risk import DAY_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dangers:
+    """What befalls the nodes on the positions of a placement.
+
+    Attributes:
+        failures_per_day: Of each position's node, by itself.
+        repair_s: From a node's loss until its copies exist again on its successor.
+        racks: Failure domain of each position; `None` where they are not known.
+        racks_per_day: How often a whole rack fails; 0 for one that is not here.
+    """
+
+    failures_per_day: Sequence[float]
+    repair_s: float
+    racks: Sequence[str] | None = None
+    racks_per_day: Mapping[str, float] = field(default_factory=dict)
+
+    def loss_rate_per_day(self, holders: Collection[int]) -> float:
+        """How often all of `holders` are without their copy at once, for the first moment of it.
+
+        Node i fails at rate f, independently, and is without its copies for T = `repair_s` on
+        average: a share u = fT / (1 + fT) of the time. All n of them go down together
+        |S|/T * prod(u) times a day: exact for independent nodes in the long run, whatever the
+        repair times look like. A rack is one more such part, with which all its nodes go down: the
+        holders in it are down while it is, or while all of them are.
+        """
+        if self.repair_s == 0:
+            return 0.0
+        days = self.repair_s / DAY_S
+        sharing: dict[str | int, list[int]] = defaultdict(list)
+        for node in holders:
+            sharing[node if self.racks is None else self.racks[node]].append(node)
+        parts = [self._part(rack, nodes, days) for rack, nodes in sharing.items()]
+        return math.fsum(
+            starts * math.prod(down for j, (down, _) in enumerate(parts) if j != i)
+            for i, (_, starts) in enumerate(parts)
+        )
+
+    def _part(self, rack: str | int, nodes: Collection[int], days: float) -> tuple[float, float]:
+        """Of holders in one rack: the share of time in which all are down, and how often a day."""
+        together = math.prod(_down(self.failures_per_day[node] * days) for node in nodes)
+        per_day = self.racks_per_day.get(rack, 0.0) if isinstance(rack, str) else 0.0
+        rack_down = _down(per_day * days)
+        starts = rack_down / days * (1 - together) + len(nodes) / days * together * (1 - rack_down)
+        return 1 - (1 - rack_down) * (1 - together), starts
+
+    def total_per_day(self, placement: Placement) -> float:
+        """`loss_rate_per_day` added up over all distinct sets of holders (a union bound)."""
+        return math.fsum(self.loss_rate_per_day(kept) for kept in holder_sets(placement))
+
+    def loss_chance(self, placement: Placement, *, horizon_days: float) -> float:
+        """The chance that memory does not suffice once in `horizon_days`; losses as Poisson's."""
+        return -math.expm1(-self.total_per_day(placement) * horizon_days)
+
+
+def _down(load: float) -> float:
+    return load / (1 + load)
+
+
+def allowed_per_day(target: float, horizon_days: float) -> float:
+    """How often a day memory may not suffice, so that it does all the time with chance `target`."""
+    return -math.log(target) / horizon_days if target and horizon_days else math.inf

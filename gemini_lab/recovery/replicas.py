@@ -1,0 +1,328 @@
+"""Copies that follow the risk: when they are placed anew, and how nothing is at stake meanwhile.
+
+Where they are to be placed anew, all ranks stop as for a drain, when a version is whole. The plan
+of the restart brings it to the new places too; the old ones keep theirs. Only at a later start,
+once a version is whole in the new places, do copies that are too many go. So whatever fails
+meanwhile, memory has as much as before. A recovery from a failure, at which all workers start anew
+anyway, takes such a change along, if it loads the same version with it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.placement import Placement, Risk
+from gemini_lab.placement.following import Change, Follower
+from gemini_lab.recovery.drains import seat_to_leave
+from gemini_lab.recovery.messages import EventSaid, JobOrder, WorkerExited
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.protocol import (
+    Emit,
+    FromAgent,
+    Happening,
+    Instruction,
+    NodeJoined,
+    RootState,
+)
+from gemini_lab.recovery.stop import Living, Stop
+from gemini_lab.seats import Seats, dangers, listed, shards_that_fit
+from gemini_lab.settings import Settings
+
+MEMORY_SHARE: Final = 0.5
+"""Of the memory that is free when a node joins, what copies may take; training has the rest."""
+LOOK_S: Final = 30.0
+"""So often rates are looked at where nothing has happened: they fall with time."""
+
+Make = Callable[[RootState], RecoveryPlan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What a restart begins with.
+
+    Attributes:
+        state: The run's, with the placement that the plan is for.
+        plan: What is loaded from where.
+        told: What is to be said of it.
+    """
+
+    state: RootState
+    plan: RecoveryPlan
+    told: tuple[Emit, ...] = ()
+
+
+def follows(state: RootState) -> bool:
+    """Whether this run's copies follow the risk; its own root agent or placement decides alone."""
+    is_known = state.settings is not None and state.settings.adapt_replicas
+    return is_known and not state.job.root and state.job.seats.placement is None
+
+
+def follower(settings: Settings) -> Follower:
+    """What changes placements as these settings ask for."""
+    return Follower(
+        target=settings.survival_target,
+        horizon_days=settings.survival_days,
+        fewest_replicas=settings.replicas,
+    )
+
+
+def known_risk(state: RootState, order: JobOrder) -> Risk:
+    """What a job begins with: what was seen here, and with the first one what was learned."""
+    return state.risk.after(order.seats.risk) if state.order is None else state.risk
+
+
+def memory_of(living: Living) -> dict[str, int]:
+    """Bytes for copies on each node, as it said when it joined; nodes of a machine share them."""
+    nodes = Counter(one.machine for one in living.values() if one.machine)
+    return {
+        name: int(MEMORY_SHARE * one.memory_bytes / nodes.get(one.machine, 1))
+        for name, one in living.items()
+        if one.memory_bytes
+    }
+
+
+def seats_with(state: RootState, living: Living, at_s: float) -> Seats:
+    """The seats with what is known of the machines now."""
+    known = {**state.seats.risk.memory_bytes, **memory_of(living)}
+    return replace(state.seats, risk=replace(state.risk.at(at_s), memory_bytes=known))
+
+
+def next_change(state: RootState, seats: Seats) -> Change | None:
+    """What of the placement is to change now; `None` for nothing."""
+    settings = state.read_settings()
+    return follower(settings).change(
+        seats.holders,
+        dangers=dangers(seats, settings),
+        fits=shards_that_fit(seats, settings, state.shard_bytes),
+        causes=_seen(seats, settings),
+    )
+
+
+class Replicas:
+    """Copies that follow the risk, as a root agent follows them.
+
+    Args:
+        stop: Of the ranks.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+        self._looked: tuple[object, ...] = ()  # at what
+        self._looked_s = 0.0
+        self._short = ""  # what was last said of a target that is not reached
+
+    def hear(
+        self, happening: Happening, done: Iterable[Instruction], state: RootState
+    ) -> RootState:
+        """The state with what a happening, and what was done about it, tell of machines."""
+        risk = state.risk
+        if isinstance(happening, NodeJoined):
+            risk = risk.joined(happening.node, happening.at_s)
+        said = [one.event for one in done if isinstance(one, Emit)]
+        at_s = getattr(happening, "at_s", 0.0)
+        for event in said:
+            match event:
+                case events.NodeLost(name=name) if name in {*state.leaving, *state.moved}:
+                    risk = risk.left(name, at_s)
+                case events.NodeLost(name=name):
+                    rack_of = {} if state.placed is None else state.placed.rack_of
+                    risk = risk.lost(name, at_s, rack_of=rack_of)
+                case events.WorkerHung(rank=rank):
+                    risk = risk.failed(state.seats.node_of(rank), at_s)
+                case events.RecoveryStarted(cause="worker_exited"):
+                    risk = _with_killed(risk, happening)
+                case _:
+                    pass
+        if risk is not state.risk:
+            state = replace(state, risk=risk)
+        return _with_size(state, happening)
+
+    def place(
+        self, at_s: float, state: RootState, plan: RecoveryPlan, living: Living, make: Make
+    ) -> Placed:
+        """The placement with which all workers start anew, and the plan for it.
+
+        Args:
+            at_s: Now.
+            state: The run's, which `plan` was made for.
+            plan: What is loaded as copies are placed now.
+            living: Who is there.
+            make: Makes the plan for another state.
+        """
+        seats = replace(seats_with(state, living, at_s), members=plan.members)
+        if seats.placement is None:  # the workers choose, once they know the sizes
+            return Placed(state=replace(state, placed=seats), plan=plan)
+        if not follows(state) or plan.cuts:
+            return Placed(state=state, plan=plan)
+        for placement, later, told in self._offers(state, seats, plan):
+            other = replace(
+                state, placed=replace(seats, placement=placement), later=later, placed_at_s=at_s
+            )
+            made = make(other)
+            if _what(made) == _what(plan) and _keeps_copies(seats, placement, plan, made):
+                return Placed(state=other, plan=made, told=(told,))
+        return Placed(state=replace(state, placed=seats), plan=plan)
+
+    def _offers(
+        self, state: RootState, seats: Seats, plan: RecoveryPlan
+    ) -> Iterator[tuple[Placement, Placement | None, Emit]]:
+        """Placements that would be better, the best first, each with what it is on the way to."""
+        if later := _later(state):
+            reason = "the copies in their new places are whole, and the others are not needed"
+            yield later, None, _told(seats, later, state, reason)
+        change = next_change(state, seats)
+        if change is None:
+            return
+        if plan.tier != "memory" or change.between == change.placement:
+            yield change.placement, None, _told(seats, change.placement, state, change.reason)
+        else:
+            yield (
+                change.between,
+                change.placement,
+                _told(seats, change.between, state, change.reason),
+            )
+
+    def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
+        """Have all ranks stop if copies are to be placed anew, and can be now."""
+        is_idle = state.phase == "running" and not self._stop.is_under_way
+        if not is_idle or not follows(state) or seat_to_leave(state):
+            return
+        if state.goal != state.seats.nodes or None in state.members:
+            return
+        pause_s = state.read_settings().adapt_pause_s
+        if state.placed_at_s and at_s < state.placed_at_s + pause_s:
+            return
+        looked = (state.risk.failures, state.members, state.later, state.epoch)
+        if looked == self._looked and at_s < self._looked_s + LOOK_S:
+            return
+        self._looked, self._looked_s = looked, at_s
+        seats = seats_with(state, living, at_s)
+        if _later(state) or next_change(state, seats):
+            state = replace(state, is_replacing=True, placed_at_s=at_s)
+            yield from self._stop.begin(at_s, state, living)
+        else:
+            yield from self._say_short(state, seats)
+
+    def _say_short(self, state: RootState, seats: Seats) -> Iterator[Instruction]:
+        settings = state.read_settings()
+        known = dangers(seats, settings)
+        wanted = follower(settings)
+        is_met = wanted.is_met(seats.holders, known)
+        chance = known.loss_chance(seats.holders, horizon_days=settings.survival_days)
+        fits = shards_that_fit(seats, settings, state.shard_bytes)
+        room = sum(fits) - sum(seats.holders.loads)
+        said = "" if is_met else f"{seats.members}{room > 0}"
+        if said and said != self._short:
+            reason = (
+                f"memory may not suffice within {settings.survival_days:g} days with chance "
+                f"{chance:.2g}, at most {1 - settings.survival_target:.2g} is asked for, and "
+                + (
+                    "no copy more would help"
+                    if room > 0
+                    else "there is no memory for more copies; give nodes more (replica_memory), or "
+                    "ask for less (survival_target)"
+                )
+            )
+            yield Emit(event=events.ReplicasShort(loss_chance=chance, reason=reason))
+        self._short = said
+
+
+def _later(state: RootState) -> Placement | None:
+    """The placement that the one of now is on the way to, if the nodes are still as many."""
+    later = state.later
+    return later if later is not None and later.nodes == state.seats.nodes else None
+
+
+def _what(plan: RecoveryPlan) -> tuple[object, ...]:
+    return plan.tier, plan.version, plan.lineage, plan.cuts
+
+
+def _keeps_copies(
+    seats: Seats, placement: Placement, plan: RecoveryPlan, made: RecoveryPlan
+) -> bool:
+    """Whether no copy that is there goes before those that are to stay are there.
+
+    Args:
+        seats: With the placement of now.
+        placement: The one that is to be.
+        plan: For the placement of now.
+        made: For the one that is to be.
+    """
+    lacking = {(seats.position_of(one.shard), one.receiver) for one in plan.transfers}
+    coming = {seats.position_of(one.shard) for one in made.transfers}
+    return made.members == plan.members and not any(
+        holder not in placement.holders[shard]
+        and (shard, seats.members[holder]) not in lacking
+        and shard in coming
+        for shard, kept in enumerate(seats.holders.holders)
+        for holder in kept
+    )
+
+
+def _with_killed(risk: Risk, happening: Happening) -> Risk:
+    """What a worker that ended says of its node: an error of the script's own says nothing."""
+    if not (isinstance(happening, FromAgent) and isinstance(happening.message, WorkerExited)):
+        return risk
+    is_killed = happening.message.code < 0  # by a signal
+    return risk.failed(happening.node, happening.at_s) if is_killed else risk
+
+
+def _with_size(state: RootState, happening: Happening) -> RootState:
+    """The state with the size of the largest shard, as workers told it in this start."""
+    message = happening.message if isinstance(happening, FromAgent) else None
+    said = message.entry.event if isinstance(message, EventSaid) else None
+    if not isinstance(said, events.Protected):
+        return state
+    known = 0 if said.rank == 0 else state.shard_bytes
+    return replace(state, shard_bytes=max(known, said.shard_bytes))
+
+
+def _told(seats: Seats, placement: Placement, state: RootState, reason: str) -> Emit:
+    """What changes, with the names of nodes."""
+    settings = state.read_settings()
+    known, horizon_days = dangers(seats, settings), settings.survival_days
+    before = seats.holders
+
+    def differing(these: Placement, others: Placement) -> tuple[tuple[int, str], ...]:
+        return tuple(
+            (shard, str(seats.members[holder]))
+            for shard, kept in enumerate(these.holders)
+            for holder in kept
+            if holder not in others.holders[shard]
+        )
+
+    return Emit(
+        event=events.ReplicasPlaced(
+            placement=placement,
+            added=differing(placement, before),
+            dropped=differing(before, placement),
+            loss_chance_then=known.loss_chance(before, horizon_days=horizon_days),
+            loss_chance=known.loss_chance(placement, horizon_days=horizon_days),
+            reason=reason,
+        )
+    )
+
+
+def _seen(seats: Seats, settings: Settings) -> str:
+    """Which nodes and racks have failed, and what rate that gives."""
+    risk, expected = seats.risk, settings.expected_failures
+    members: Mapping[str, None] = dict.fromkeys(node for node in seats.members if node)
+    failed = [(node, risk.nodes[node]) for node in members if node in risk.nodes]
+    told = [
+        f"{node} failed {_times(one.failures)}: {one.per_day(0.0, expected=expected.of(node)):.2g} "
+        "a day"
+        for node, one in failed
+        if one.failures
+    ]
+    told += [
+        f"rack {rack} failed {_times(one.failures)}"
+        for rack, one in risk.racks.items()
+        if one.failures
+    ]
+    return listed(told, most=4)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,57 @@
+"""Copies that follow the risk on real nodes: who fails often is kept once more, bit-identical."""
+
+import pytest
+
+from gemini_lab import Lab
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import NodeLoss, WorkerCrash
+from gemini_lab.log.events import REPLICAS
+
+ITERATIONS = 24
+
+
+def test_a_node_that_fails_again_and_again_has_its_shard_kept_once_more(lab, undisturbed):
+    lab.wait_until_ready()
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    run = lab.train(job, persistent_url=None, replicas="auto", survival_target=0.9993)
+    for iteration in (4, 9, 14):
+        run.wait(until=iteration)
+        run.inject(WorkerCrash(run.members[2]))
+    report = run.wait(200).report()
+    changes = [entry.event for entry in run.events("replicas_placed")]
+    assert changes, "three failures of one node changed nothing"
+    assert "failed 3 times" in changes[-1].reason
+    assert len(changes[-1].placement.holders[2]) == 3
+    assert {move for change in changes for move in change.added} == {
+        (one.shard, one.receiver)
+        for planned in run.events("recovery_planned")
+        for one in planned.event.transfers
+    }
+    assert len(report.recoveries) == 3
+    assert all(recovery.tier == "memory" for recovery in report.recoveries)
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+
+
+@pytest.mark.long  # a lab of its own, with racks
+def test_shards_that_come_to_be_in_one_rack_move_and_what_is_too_many_goes_between_iterations(
+    tmp_path, undisturbed
+):
+    quiet = undisturbed(iterations=2 * ITERATIONS)
+    with Lab(4, 1, racks=["a", "b", "a", "b", "a"], folder=tmp_path) as racks:
+        racks.wait_until_ready()
+        job = gpt_job(size="tiny", iterations=2 * ITERATIONS)
+        run = racks.train(job, persistent_url=None, replicas="auto", adapt_pause_s=3.0)
+        run.wait(until=5)
+        run.inject(NodeLoss(run.members[1]))
+        report = run.wait(200).report()
+        moved, shed = [entry.event for entry in run.events("replicas_placed")]
+    assert not moved.dropped
+    assert not shed.added
+    assert "in one rack" in moved.reason
+    lost, planned = report.recoveries
+    assert (planned.cause, planned.lost_by_any) == (REPLICAS, 0)
+    rack_of = {"node-0": "a", "node-1": "b", "node-2": "a", "node-3": "b", "node-4": "a"}
+    for kept in shed.placement.holders:
+        assert len({rack_of[run.members[position]] for position in kept}) == 2
+    assert lost.tier == "memory"
+    assert report.losses_match(quiet)
