@@ -249,8 +249,8 @@ class TorchFramework(Framework):
 
     def _checked(self, then: Callable[[], None], check: ReplicaCheck) -> Callable[[], None]:
         def after_update() -> None:
+            then()  # first: where a machine computes wrong, it is named, and the script is not
             check.after_update(self._engine.global_steps)
-            then()
 
         return after_update
 
