@@ -142,6 +142,15 @@ class Framework(ABC):
             f'{len(layout.tensors)} tensors; leave it out: "replicate": "copies" is for all'
         )
 
+    def watch_gradients(self) -> tuple[torch.dtype, Callable[[], float]] | None:
+        """Watch how gradients come to the optimizer, where they were of a narrower type before.
+
+        Returns:
+            The type in which ranks reduced them, and by what the newest were multiplied since;
+            `None` where the optimizer gets them as they were reduced, or nobody knows.
+        """
+        return None
+
     def powers_since(self) -> int:
         """Of an optimizer with a library: the first step of those taken there without a gap."""
         return 0

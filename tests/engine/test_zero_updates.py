@@ -22,6 +22,17 @@ CASES = [
 ]
 
 
+NARROW = [
+    {"stage": 2, "optimizer": "Adam", "dtype": "bfloat16", "accumulation": 2},
+    {"stage": 3, "optimizer": "AdamW", "dtype": "bfloat16", "zero": {"sub_group_size": 50}},
+    pytest.param(
+        {"stage": 3, "optimizer": "AdamW", "dtype": "float16", "precision": {"loss_scale": 128}},
+        marks=pytest.mark.long,
+    ),
+]
+"""Clipped, as all of these are, and scaled."""
+
+
 def name(case):
     return "-".join(map(str, case.values()))
 
@@ -30,6 +41,21 @@ def name(case):
 def test_every_step_of_every_rank_is_made_again_to_the_bit(server, tmp_path, case):
     for rank in server.run(tmp_path, case=case, seed=1, repeats=True):
         assert rank["repeated"] == [True] * 6
+
+
+@pytest.mark.parametrize("case", NARROW, ids=name)
+def test_gradients_that_were_reduced_in_two_bytes_are_sent_in_two(server, tmp_path, case):
+    wide = {**case, "dtype": "float32"}
+    found = server.run(tmp_path, case=case, seed=1, repeats=True)
+    for one, other in zip(
+        found, server.run(tmp_path, case=wide, seed=1, repeats=True), strict=True
+    ):
+        assert one["repeated"] == [True] * 6
+        numel = sum(
+            spec["shape"][0] for spec in one["layout"]["tensors"] if spec["name"].endswith("master")
+        )
+        saved = other["difference_bytes"] - one["difference_bytes"]
+        assert 2 * numel <= saved + 4096 <= 2 * numel + 8192
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")
