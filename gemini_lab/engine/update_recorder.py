@@ -9,6 +9,7 @@ import torch
 from gemini_lab.engine.blocks import WEIGHT
 from gemini_lab.engine.framework import Framework
 from gemini_lab.engine.narrow_gradients import narrowed
+from gemini_lab.engine.optimizer_state import local_part
 from gemini_lab.engine.updates import LIBRARY_KINDS, Run, Step, Update, modes_of, require_repeatable
 from gemini_lab.memory.room import Room
 from gemini_lab.memory.slab_form import Bytes
@@ -123,18 +124,17 @@ class UpdateRecorder:
         for group in optimizer.param_groups:
             options = _copied({key: value for key, value in group.items() if key != "params"})
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and local_part(parameter).numel():
                     self._record(optimizer, parameter, options)
 
     def _record(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, options: Mapping[str, Any]
     ) -> None:
         number = self._by_id.get(id(parameter))
-        gradient = parameter.grad
-        if number is None or gradient is None or number in self._updates:
+        if number is None or parameter.grad is None or number in self._updates:
             self._is_whole = False  # what is not in the payload, or a second step
             return
-        one = self._all[number]
+        one, gradient = self._all[number], local_part(parameter.grad)
         if str(gradient.dtype) != f"torch.{one.tensors[WEIGHT].dtype}":
             self._is_whole = False
             return

@@ -70,6 +70,17 @@ def test_deepspeeds_own_adam_is_made_again_with_the_powers_that_its_library_had(
         assert rank["repeated"] == [True] * 30
 
 
+def test_every_step_under_fsdp2_is_made_again_to_the_bit(server, tmp_path):
+    """On more ranks than the smallest weights have rows: some have no part of these."""
+    for rank in server.run(tmp_path, loop="repeated", case={"engine": "FSDP2"}, ranks=3):
+        assert rank["repeated"] == [True] * 6
+
+
+def test_what_ddp_cuts_wherever_the_cut_falls_is_refused(server, tmp_path):
+    with pytest.raises(RuntimeError, match=r"UnsupportedError.*DDP.*fully_shard"):
+        server.run(tmp_path, loop="repeated", case={"engine": "DDP"}, ranks=2)
+
+
 def test_a_step_that_overflows_is_no_step_to_be_made_again(server, tmp_path):
     case = {
         "stage": 2,
