@@ -65,14 +65,16 @@ ENGINES = {
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "settings"),
     [
-        "ZeRO-3",
-        pytest.param("ZeRO-3 in bf16", marks=pytest.mark.long),
-        pytest.param("FSDP2", marks=pytest.mark.long),
+        ("ZeRO-3", {}),
+        pytest.param("ZeRO-3 in bf16", {}, marks=pytest.mark.long),
+        pytest.param("FSDP2", {"verify_every": 2}, marks=pytest.mark.long),
     ],
 )
-def test_a_lost_node_comes_back_from_a_replica_that_was_made_of_gradients(lab, script, engine):
+def test_a_lost_node_comes_back_from_a_replica_that_was_made_of_gradients(
+    lab, script, engine, settings
+):
     text = TRAINING.replace("    ENGINE\n", ENGINES[engine])
     job = Job(script=str(script(textwrap.dedent(text))))
     quiet = lab.train(job, persistent_url=None).wait(200).report()
@@ -80,6 +82,7 @@ def test_a_lost_node_comes_back_from_a_replica_that_was_made_of_gradients(lab, s
         job,
         persistent_url=None,
         replicate="gradients",
+        **settings,
         scenario=Scenario().add(NodeLoss("rank-2"), iteration=LOST_AT),
     ).wait(300)
     report = run.report()

@@ -76,6 +76,15 @@ def test_every_step_under_fsdp2_is_made_again_to_the_bit(server, tmp_path):
         assert rank["repeated"] == [True] * 6
 
 
+@pytest.mark.parametrize("engine", ["ZeRO-3", "FSDP2"])
+def test_a_step_that_is_verified_is_made_again_as_the_one_step_that_it_is(server, tmp_path, engine):
+    """Verifying makes each update once more, on another rank's copies."""
+    case = {"engine": engine, "every": 2}
+    found = server.run(tmp_path, loop="repeated", case=case, ranks=3)
+    assert all(rank["repeated"] == [True] * 6 for rank in found)
+    assert found[0]["said"] == ["sums_verified"] * 4
+
+
 def test_what_ddp_cuts_wherever_the_cut_falls_is_refused(server, tmp_path):
     with pytest.raises(RuntimeError, match=r"UnsupportedError.*DDP.*fully_shard"):
         server.run(tmp_path, loop="repeated", case={"engine": "DDP"}, ranks=2)
