@@ -5,6 +5,7 @@ number by which it unscales and clips. So half the bytes and that number say all
 is not taken for granted: whoever narrows widens again, and compares every bit.
 """
 
+from math import nan
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,8 @@ def widened(narrow: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Ten
 class ScaleWatch:
     """By what a ZeRO optimizer multiplies gradients before its updates.
 
-    DeepSpeed's own function is asked what it makes of a one, where it does that to the gradients.
+    DeepSpeed's own function is asked what it makes of a one, where it does that to the gradients. One
+    that cannot be asked so gives no number: nothing is narrowed then, and versions go in full.
 
     Args:
         zero: DeepSpeed's optimizer of stage 1, 2 or 3.
@@ -50,7 +52,10 @@ class ScaleWatch:
         zero.unscale_and_clip_grads = self._unscale
 
     def _unscale(self, gradients: Any, total_norm: Any) -> None:
-        self.scale = self._of_one(gradients, total_norm)
+        try:
+            self.scale = self._of_one(gradients, total_norm)
+        except (AttributeError, TypeError):  # another version of DeepSpeed's
+            self.scale = nan
         self._inner(gradients, total_norm)
 
     def _of_one(self, gradients: Any, total_norm: Any) -> float:

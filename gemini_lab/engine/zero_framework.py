@@ -129,7 +129,8 @@ class ZeroFramework(Framework):
     def watch_gradients(self) -> tuple[torch.dtype, Callable[[], float]] | None:
         """In bf16 or fp16, unless they are added up in fp32."""
         dtype = self._partitions.gradient_dtype
-        if dtype not in {torch.bfloat16, torch.float16}:
+        can_watch = hasattr(self._partitions.zero, "unscale_and_clip_grads")
+        if dtype not in {torch.bfloat16, torch.float16} or not can_watch:
             return None
         watch = ScaleWatch(self._partitions.zero)
         return dtype, lambda: watch.scale
