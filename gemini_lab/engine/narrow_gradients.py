@@ -35,8 +35,8 @@ def widened(narrow: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Ten
 class ScaleWatch:
     """By what a ZeRO optimizer multiplies gradients before its updates.
 
-    DeepSpeed's own function is asked what it makes of a one, where it does that to the gradients. One
-    that cannot be asked so gives no number: nothing is narrowed then, and versions go in full.
+    DeepSpeed's own function is asked what it makes of a one, where it does that to the gradients.
+    One that cannot be asked so gives no number: nothing is narrowed then, versions go in full.
 
     Args:
         zero: DeepSpeed's optimizer of stage 1, 2 or 3.

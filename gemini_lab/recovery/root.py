@@ -760,7 +760,8 @@ class RootAgent:
             return
         # What the root knows is of the last start: what was left before that has been gone past.
         new = {*after} - {*self.state.left}
-        new = {one for one in new if one.lineage.epoch == self.state.trained}
+        run, trained = self.state.job.run, self.state.trained
+        new = {one for one in new if (one.lineage.run, one.lineage.epoch) == (run, trained)}
         to = min((one.version for one in new), default=self.state.newest)
         newest, done = min(self.state.newest, to), min(self.state.iteration, to)
         self.state = replace(self.state, left=after, newest=newest, iteration=done)

@@ -7,6 +7,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import KeptCopy, Persist
+from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState
 from gemini_lab.recovery.root import RootAgent
@@ -97,6 +98,14 @@ def test_training_goes_back_to_the_newest_verified_version_and_not_to_later_ones
     assert end.version == 3
     story.exit(1, -9)  # what was left is not come back to later either
     assert story.plan().version == 4
+
+
+def test_what_a_node_knows_of_another_run_does_not_hide_what_is_left_of_this_one():
+    """A standby had ranks in a run before this one, which went back to a version of that number."""
+    story = verifying()
+    story.left["node-3"] = [VersionId(version=3, lineage=Lineage(RUN + 1, 1))]
+    accuse(story, "node-2")
+    assert story.plan().version == 3
 
 
 def test_a_later_version_in_the_persistent_tier_is_not_gone_on_from():
