@@ -322,11 +322,6 @@ class Settings:
                 'scheme "none" keeps no versions, so there is no verified one to go back to; '
                 "choose another scheme, or leave out verify_every"
             )
-        if self.verify_every is not None and self.replicate == "gradients":
-            raise ConfigError(
-                "an update that is verified is made twice, and replicas made of gradients follow "
-                'one; leave out verify_every, or "replicate": "gradients"'
-            )
 
     @property
     def is_guarded(self) -> bool:

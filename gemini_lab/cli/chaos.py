@@ -9,7 +9,7 @@ from typing import Final
 from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now
-from gemini_lab.experiments.chaos.faults import KINDS, Schedule
+from gemini_lab.experiments.chaos.faults import KINDS, USUAL, Schedule
 from gemini_lab.experiments.chaos.means import check, lacking, possible
 from gemini_lab.experiments.chaos.result import Result, summed
 from gemini_lab.lab.config import LabConfig
@@ -32,7 +32,11 @@ def parser() -> argparse.ArgumentParser:
     number = partial(options.add_argument, type=int, metavar="N")
     number("--faults", default=20, help="how many in all (%(default)s)")
     number("--seed", default=0, help="of all that is drawn (%(default)s)")
-    options.add_argument("--kinds", help="names, separated by commas; by default all")
+    options.add_argument(
+        "--kinds",
+        help="names, separated by commas; by default all but those for "
+        "a job of its own: " + ", ".join(name for name in KINDS if name not in USUAL),
+    )
     options.add_argument(
         "--by-time",
         action="store_true",
@@ -80,7 +84,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     for name in ("faults", "nodes", "faults_a_run", "limit", "minutes"):
         if (value := getattr(options, name)) is not None and value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above zero (got {value})")
-    kinds = tuple(options.kinds.split(",")) if options.kinds else tuple(KINDS)
+    kinds = tuple(options.kinds.split(",")) if options.kinds else USUAL
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"no fault is called {unknown[0]!r}; choose from {', '.join(KINDS)}")
     if options.kinds:
@@ -117,7 +121,7 @@ def command(arguments: list[str]) -> int:
         replayed = [Schedule.load(options.replay)]
         check([fault.kind for fault in replayed[0].faults], without=lacking())
     elif not options.kinds:
-        for reason in possible(tuple(KINDS), without=lacking())[1]:
+        for reason in possible(USUAL, without=lacking())[1]:
             print(f"left out: {reason}")  # noqa: T201
     result = campaign(plan, schedules=replayed, record=options.json)
     print(f"\n{result}")  # noqa: T201

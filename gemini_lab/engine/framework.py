@@ -16,7 +16,6 @@ from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.engine.updates import Run
-from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece
 
@@ -127,20 +126,26 @@ class Framework(ABC):
             UnsupportedError: There are such that cannot be forgotten.
         """
 
+    @abstractmethod
     def updated_tensors(
         self, layout: ShardLayout
     ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
         """What the optimizer updates, and where it and its state lie in a payload, by name.
 
-        In the order of updates; each is whole in the payload of this rank, and live.
+        Each, or this rank's part of it, is whole in the payload of this rank, and live.
 
         Raises:
             UnsupportedError: It is not.
         """
-        raise UnsupportedError(
-            f'"replicate": "gradients" is not known for {self.parallelism}, whose payload has '
-            f'{len(layout.tensors)} tensors; leave it out: "replicate": "copies" is for all'
-        )
+
+    def watch_gradients(self) -> tuple[torch.dtype, Callable[[], float]] | None:
+        """Watch how gradients come to the optimizer, where they were of a narrower type before.
+
+        Returns:
+            The type in which ranks reduced them, and by what the newest were multiplied since;
+            `None` where the optimizer gets them as they were reduced, or nobody knows.
+        """
+        return None
 
     def powers_since(self) -> int:
         """Of an optimizer with a library: the first step of those taken there without a gap."""

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from gemini_lab.engine.blocks import WEIGHT
+from gemini_lab.engine.narrow_gradients import widened
 from gemini_lab.engine.updates import LIBRARY_KINDS, TORCH_KINDS, Step, Update
 from gemini_lab.memory.slab_form import Bytes
 
@@ -57,7 +58,7 @@ def _apply(
     """One update, by the optimizer's own `step`."""
     tensors = {name: run.of(payload) for name, run in update.tensors.items()}
     weight = tensors.pop(WEIGHT).requires_grad_()
-    weight.grad = update.gradient.of(difference)
+    weight.grad = widened(update.gradient.of(difference), weight.dtype, update.scale)
     there = {name: tensors[name] for name in update.present if name != WEIGHT}
     optimizer.param_groups = [{**update.options, "params": [weight]}]
     optimizer.state.clear()

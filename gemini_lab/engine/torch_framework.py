@@ -18,9 +18,10 @@ from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.sharding import whole_weights
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicated_by, reshard
+from gemini_lab.engine.updates import Run
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
-from gemini_lab.shard.layout import DTYPE_BYTES, TensorSpec, WeightPiece
+from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece
 
 
 class TorchFramework(Framework):
@@ -130,6 +131,35 @@ class TorchFramework(Framework):
                     for segment in segments:
                         if present[segment.kept]:
                             self._put(segment, source)
+
+    def updated_tensors(
+        self, layout: ShardLayout
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+        """Each weight of which this rank has a part."""
+        if self._is_shared:
+            raise UnsupportedError(
+                '"replicate": "gradients" has peers make a shard\'s updates again, and under DDP a '
+                "shard is cut out of the state wherever the cut falls, so that no tensor of it has "
+                'an update of its own; leave it out: "replicate": "copies" is for all, and each '
+                "rank's part is small; or shard with fully_shard"
+            )
+        found: dict[int, dict[str, Run]] = {}
+        for spec, block in zip(layout.tensors, self._blocks, strict=True):
+            for segment in block.parts[self._part]:
+                kept = self._kept[segment.kept]
+                found.setdefault(kept.parameter, {})[kept.name] = Run(
+                    offset_bytes=spec.offset_bytes + segment.at * DTYPE_BYTES[block.dtype],
+                    numel=segment.numel,
+                    dtype=block.dtype,
+                )
+        weights = self._state.weights
+        if any(not local_part(weights[number]).is_contiguous() for number in found):
+            raise UnsupportedError(
+                '"replicate": "gradients" has peers make updates again on flat tensors, and a '
+                "weight lies in another order (such as channels_last); leave it out: "
+                '"replicate": "copies" is for all'
+            )
+        return [(weights[number], runs) for number, runs in sorted(found.items())]
 
     def drop_gradients(self, *, is_computing: bool) -> None:
         """As they are before the first backward pass."""
@@ -249,8 +279,8 @@ class TorchFramework(Framework):
 
     def _checked(self, then: Callable[[], None], check: ReplicaCheck) -> Callable[[], None]:
         def after_update() -> None:
+            then()  # first: where a machine computes wrong, it is named, and the script is not
             check.after_update(self._engine.global_steps)
-            then()
 
         return after_update
 

@@ -8,6 +8,8 @@ import torch
 
 from gemini_lab.engine.blocks import WEIGHT
 from gemini_lab.engine.framework import Framework
+from gemini_lab.engine.narrow_gradients import narrowed
+from gemini_lab.engine.optimizer_state import local_part
 from gemini_lab.engine.updates import LIBRARY_KINDS, Run, Step, Update, modes_of, require_repeatable
 from gemini_lab.memory.room import Room
 from gemini_lab.memory.slab_form import Bytes
@@ -64,7 +66,8 @@ class UpdateRecorder:
         self._framework, self._layout = framework, layout
         recorded = framework.updated_tensors(layout)
         step_bytes = 2 * small_bytes + _STEP_BYTES + _UPDATE_BYTES * len(recorded)
-        self._all = _laid_out(recorded, step_bytes)
+        dtype, self._scale = framework.watch_gradients() or (None, lambda: 1.0)
+        self._all = _laid_out(recorded, step_bytes, dtype)
         self._by_id = {id(one.parameter): number for number, one in enumerate(self._all)}
         ends = [_end(one.gradient) for one in self._all]
         self.room = Room.create(max(ends, default=step_bytes), chunk_bytes=chunk_bytes)
@@ -121,27 +124,32 @@ class UpdateRecorder:
         for group in optimizer.param_groups:
             options = _copied({key: value for key, value in group.items() if key != "params"})
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and local_part(parameter).numel():
                     self._record(optimizer, parameter, options)
 
     def _record(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, options: Mapping[str, Any]
     ) -> None:
         number = self._by_id.get(id(parameter))
-        gradient = parameter.grad
-        if number is None or gradient is None or number in self._updates:
+        if number is None or parameter.grad is None or number in self._updates:
             self._is_whole = False  # what is not in the payload, or a second step
             return
-        one = self._all[number]
-        if str(gradient.dtype) != f"torch.{one.gradient.dtype}":
+        one, gradient = self._all[number], local_part(parameter.grad)
+        if str(gradient.dtype) != f"torch.{one.tensors[WEIGHT].dtype}":
+            self._is_whole = False
+            return
+        scale = self._scale()
+        sent = narrowed(gradient.reshape(-1), getattr(torch, one.gradient.dtype), scale)
+        if sent is None:
             self._is_whole = False
             return
         state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-        one.gradient.of(self.room.data).copy_(gradient.reshape(-1))
+        one.gradient.of(self.room.data).copy_(sent)
         self._updates[number] = Update(
             tensors=one.tensors,
             present=tuple(name for name in one.tensors if name in state),
             gradient=one.gradient,
+            scale=scale,
             scalars=_copied({k: v for k, v in state.items() if k not in one.tensors}),
             options=options,
         )
@@ -153,17 +161,20 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _laid_out(
-    recorded: Sequence[tuple[torch.Tensor, Mapping[str, Run]]], step_bytes: int
+    recorded: Sequence[tuple[torch.Tensor, Mapping[str, Run]]],
+    step_bytes: int,
+    narrow: torch.dtype | None,
 ) -> list[Recorded]:
-    """Room for the gradient of each, of the type of the weights."""
+    """Room for the gradient of each, of the type of the weights or a narrower one."""
     weights = [tensors[WEIGHT] for _, tensors in recorded]
-    forms = [("", weight.dtype, (weight.numel,)) for weight in weights]
+    own = None if narrow is None else str(narrow).removeprefix("torch.")
+    forms = [("", own or weight.dtype, (weight.numel,)) for weight in weights]
     specs = lay_out(forms, start_bytes=step_bytes)
     return [
         Recorded(
             parameter=parameter,
             tensors=tensors,
-            gradient=Run(offset_bytes=spec.offset_bytes, numel=weight.numel, dtype=weight.dtype),
+            gradient=Run(offset_bytes=spec.offset_bytes, numel=weight.numel, dtype=spec.dtype),
         )
         for (parameter, tensors), weight, spec in zip(recorded, weights, specs, strict=True)
     ]

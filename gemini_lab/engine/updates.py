@@ -55,7 +55,8 @@ class Update:
     Attributes:
         tensors: The optimizer's large tensors by its names for them, the weights among them.
         present: Which of them there were before the step: an optimizer makes its own in its first.
-        gradient: As the optimizer got it.
+        gradient: As the optimizer got it, or in the narrower type in which it was reduced.
+        scale: By what the optimizer got a narrower one multiplied.
         scalars: What it kept beside them before the step, such as the count of steps.
         options: Of its parameter group, in this step.
     """
@@ -65,6 +66,7 @@ class Update:
     gradient: Run
     scalars: Mapping[str, Any]
     options: Mapping[str, Any]
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,18 @@ class Partitions(ABC):
     def publish(self) -> None:
         """Bring the master weights to the model's own weights, on all ranks together."""
 
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """In which a rank's part of the reduced gradients is added up; fp32 where that is unknown.
+
+        What is offloaded is added up in buffers of its own.
+        """
+        is_offloaded = getattr(self.zero, "cpu_offload", False) or getattr(
+            self.zero, "offload_optimizer", False
+        )
+        dtype: torch.dtype = getattr(self.zero, "gradient_accumulation_dtype", torch.float32)
+        return torch.float32 if is_offloaded else dtype
+
     def group_of(self, partition: int) -> dict[str, Any]:
         """The base optimizer's parameter group of a partition."""
         return self.base.param_groups[partition]

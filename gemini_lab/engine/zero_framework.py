@@ -11,6 +11,7 @@ from gemini_lab.engine.beta_powers import BetaPowers
 from gemini_lab.engine.blocks import WEIGHT
 from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
+from gemini_lab.engine.narrow_gradients import ScaleWatch
 from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.small_state import beside, numbers, own_numbers
 from gemini_lab.engine.stepping import StepHook, hook_step
@@ -124,6 +125,15 @@ class ZeroFramework(Framework):
             )
             found[partition][1][WEIGHT if name == _MASTER else name] = run
         return found
+
+    def watch_gradients(self) -> tuple[torch.dtype, Callable[[], float]] | None:
+        """In bf16 or fp16, unless they are added up in fp32."""
+        dtype = self._partitions.gradient_dtype
+        can_watch = hasattr(self._partitions.zero, "unscale_and_clip_grads")
+        if dtype not in {torch.bfloat16, torch.float16} or not can_watch:
+            return None
+        watch = ScaleWatch(self._partitions.zero)
+        return dtype, lambda: watch.scale
 
     def powers_since(self) -> int:
         """As the versions have it."""

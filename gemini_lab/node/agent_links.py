@@ -204,6 +204,7 @@ class AgentLinks:
             is_ready=status.is_ready,
             memory_bytes=status.memory_bytes,
             machine=keeper.address.rpartition(":")[0],
+            wrong_sums=status.wrong_sums,
         )
 
 

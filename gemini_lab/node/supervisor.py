@@ -147,6 +147,7 @@ class Supervisor:
             lambda: deque(maxlen=REMEMBERED)
         )
         self._left: tuple[VersionId, ...] = ()  # by rewinds
+        self._wrong_sums: WrongSums | None = None  # said by a worker of the last start
         self._run: int | None = None  # whose those are
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._is_placed = False  # whether the root agent knows the placement
@@ -161,6 +162,7 @@ class Supervisor:
             workers=workers,
             is_ready=self.host.is_ready,
             memory_bytes=free_memory().size_bytes + self.keeper.size_bytes,
+            wrong_sums=self._wrong_sums,
         )
 
     def say_leaving(self, within_s: float | None = None) -> None:
@@ -311,6 +313,7 @@ class Supervisor:
             self._iterations.clear()
             self._left = ()
             self._run = order.order.run
+        self._wrong_sums = None
         self._is_placed = order.seats.placement is not None
         self.keeper.turn_to(order.seats.world_size)
         interface = interface_of(self._ip)
@@ -381,11 +384,13 @@ class Supervisor:
                 kept = [said for said in told if said.iteration <= event.version]
                 self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
                 self._left = joined(self._left, [left_of(event, run=self._run or 0)])
-            case WrongSums(goes_back=True):
-                told = self._iterations[event.rank]
-                kept = [said for said in told if said.iteration <= event.version]
-                self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
-                self._left = joined(self._left, [left_by(event, run=self._run or 0)])
+            case WrongSums():
+                self._wrong_sums = event
+                if event.goes_back:
+                    told = self._iterations[event.rank]
+                    kept = [said for said in told if said.iteration <= event.version]
+                    self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
+                    self._left = joined(self._left, [left_by(event, run=self._run or 0)])
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

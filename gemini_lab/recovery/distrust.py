@@ -1,10 +1,11 @@
 """What becomes of a run one of whose machines computes wrong."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gemini_lab.log.events import WrongSums
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.protocol import NodeJoined, RootState
 from gemini_lab.shard.lineage import Lineage
 
 
@@ -12,6 +13,21 @@ def left_by(said: WrongSums, *, run: int) -> VersionId:
     """What is left behind when training goes back to the newest version that is verified."""
     lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds)
     return VersionId(version=said.version, lineage=lineage)
+
+
+def unheard(state: RootState, agents: Iterable[NodeJoined]) -> WrongSums | None:
+    """What these agents know of wrong sums that no root agent has acted upon.
+
+    Workers say it once, and stand still: a root agent that was lost just then, or a connection,
+    took it along.
+    """
+    for agent in agents:
+        said = agent.wrong_sums
+        if said is None or said.epoch != state.trained:
+            continue
+        if not said.nodes or {*said.nodes} - {*state.wrong}:
+            return said
+    return None
 
 
 def without(state: RootState, nodes: tuple[str, ...]) -> RootState:

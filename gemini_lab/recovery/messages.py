@@ -24,7 +24,7 @@ from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected
+from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected, WrongSums
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.recovery.plan import PlanPart, Stored, VersionId
 from gemini_lab.seats import Seats
@@ -439,12 +439,15 @@ class Joined(Message, frozen=True, kw_only=True):
     Attributes:
         is_ready: Whether workers start here without waiting for imports.
         memory_bytes: What could be taken for copies here, those that there are included.
+        wrong_sums: What workers of the last start said of machines that compute wrong; they stand
+            still since.
     """
 
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
     is_ready: bool
     memory_bytes: int = 0
+    wrong_sums: WrongSums | None = None
 
 
 class ReadyToStart(Message, frozen=True, kw_only=True):

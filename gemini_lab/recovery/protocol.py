@@ -43,6 +43,7 @@ class NodeJoined:
         is_ready: Whether workers start there without waiting for imports.
         memory_bytes: What could be taken for copies there; 0 where it is not known.
         machine: The address of its machine, which it may share with others; empty if not known.
+        wrong_sums: What its workers of the last start said of machines that compute wrong.
     """
 
     at_s: float
@@ -52,6 +53,7 @@ class NodeJoined:
     is_ready: bool = True
     memory_bytes: int = 0
     machine: str = ""
+    wrong_sums: events.WrongSums | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,11 +47,13 @@ def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
 def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[VersionId, ...]:
     """What is known of rewinds with more of them, in the order in which they happened.
 
-    One that went further back than those before it says all that these did.
+    One that went further back than those of its run before it says all that these did. Nodes may
+    know of other runs, too.
     """
     kept: list[VersionId] = []
     for one in sorted({*left, *more}, key=lambda each: each.lineage):
-        kept = [before for before in kept if before.version < one.version]
+        run = one.lineage.run
+        kept = [each for each in kept if each.lineage.run != run or each.version < one.version]
         kept.append(one)
     return tuple(kept[-MOST_KEPT:])
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.distrust import left_by, reason_to_end, without
+from gemini_lab.recovery.distrust import left_by, reason_to_end, unheard, without
 from gemini_lab.recovery.drains import Drains, ask_for_nodes, forgotten, moving
 from gemini_lab.recovery.faults import (
     Verdict,
@@ -195,10 +195,12 @@ class RootAgent:
         away = tuple(node for node in self.state.silent if node not in self.living)
         self.state = replace(self.state, silent=away)
         lost = [node for node in self.state.members if node is not None and node not in self.living]
+        silent = dict.fromkeys((*self.state.silent, *lost))
+        self.state = replace(self.state, silent=tuple(silent))
+        gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
+        if said := list(self._on_unheard(at_s, self.living.values(), lost=lost)):
+            return [*gone, *said]
         if lost:
-            silent = dict.fromkeys((*self.state.silent, *lost))
-            self.state = replace(self.state, silent=tuple(silent))
-            gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
             return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
         if phase in RESTARTING or phase == "finishing":
             return list(self._begin(at_s, cause="root_lost", lost=[]))
@@ -237,9 +239,13 @@ class RootAgent:
             yield from self._take_inventory(joined.at_s)
         elif phase in {"fencing", "inventory"}:
             yield self._question(joined.node)
+        yield from self._on_unheard(joined.at_s, [joined])
 
     def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
         """A connection broke and came back: what was said in between is in `workers`."""
+        if said := list(self._on_unheard(joined.at_s, [joined])):
+            yield from said
+            return
         phase = self.state.phase
         if phase in {"fencing", "inventory", "rendezvous"}:
             yield from self._begin(joined.at_s, cause="link_cut", lost=[])
@@ -722,7 +728,16 @@ class RootAgent:
             yield from self._saver.forget_left(version, state=self.state)
             yield WriteState(state=self.state)
 
-    def _on_wrong_sums(self, at_s: float, said: events.WrongSums) -> Iterator[Instruction]:
+    def _on_unheard(
+        self, at_s: float, agents: Iterable[NodeJoined], *, lost: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
+        """Act on wrong sums that agents know of, and this root agent has not heard of."""
+        if (said := unheard(self.state, agents)) is not None:
+            yield from self._on_wrong_sums(at_s, said, lost=lost)
+
+    def _on_wrong_sums(
+        self, at_s: float, said: events.WrongSums, *, lost: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
         """A machine computes wrong: go on without it, from what was verified, or end the run."""
         if self.state.phase not in ACTIVE or self.state.read_settings().on_wrong_sums == "warn":
             return
@@ -736,7 +751,7 @@ class RootAgent:
         self.state = without(self.state, said.nodes)
         for node in said.nodes:
             yield Emit(event=events.NodeExcluded(name=node, reason=str(said)))
-        yield from self._begin(at_s, cause="wrong_sums", lost=said.nodes)
+        yield from self._begin(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
 
     def _leave_behind(self, left: Iterable[VersionId]) -> None:
         """Training went back: versions after that, and iterations, count no more."""
@@ -745,7 +760,8 @@ class RootAgent:
             return
         # What the root knows is of the last start: what was left before that has been gone past.
         new = {*after} - {*self.state.left}
-        new = {one for one in new if one.lineage.epoch == self.state.trained}
+        run, trained = self.state.job.run, self.state.trained
+        new = {one for one in new if (one.lineage.run, one.lineage.epoch) == (run, trained)}
         to = min((one.version for one in new), default=self.state.newest)
         newest, done = min(self.state.newest, to), min(self.state.iteration, to)
         self.state = replace(self.state, left=after, newest=newest, iteration=done)

@@ -1,5 +1,7 @@
 """A run on real nodes goes on with other numbers of them, from memory alone."""
 
+import time
+
 import pytest
 
 from gemini_lab.experiments.benches.resize import means
@@ -63,3 +65,40 @@ def test_fewer_go_on_without_a_node_and_as_many_as_before_when_another_joins(lab
     assert sizes(run)[:2] == [(4, 3), (3, 4)]
     assert [one.cause for one in report.recoveries] == ["node_lost", RESIZE]
     assert all(one.lost_iterations == 0 for one in report.recoveries)
+
+
+@pytest.mark.long
+def test_after_a_resize_replicas_are_made_of_gradients_again_and_bring_a_node_back(lab):
+    """With so many ranks as there are then; until what makes versions is there, copies leave."""
+    lab.wait_until_ready()
+    run = lab.train(
+        gpt_job(size="tiny", iterations=10_000, global_batch=12, dropout=0.0, layer_s=0.05),
+        persistent_url=None,
+        replicate="gradients",
+    )
+    wait_for_gradients(run)
+    run.resize(3)
+    wait_for(run, recoveries=1)
+    newest = wait_for_gradients(run)
+    run.inject(NodeLoss(run.members[1]))
+    wait_for(run, recoveries=2)
+    report = run.report()
+    run.stop()
+    assert sizes(run)[0] == (4, 3)
+    assert report.recoveries[1].version >= newest
+    assert "peer" in {receipt.tier for receipt in report.recoveries[1].receipts}
+    assert not run.events("replica_differed")
+    assert not run.events("gradients_given_up")
+
+
+def wait_for_gradients(run):
+    """A version that left as gradients in the newest start; returns when there is one."""
+    give_up_s = time.monotonic() + 200
+    while time.monotonic() < give_up_s:
+        told = [entry.event for entry in run.events("version_complete")]
+        newest = max((one.epoch for one in told), default=0)
+        found = [one.version for one in told if (one.epoch, one.form) == (newest, "gradients")]
+        if found:
+            return min(found)
+        time.sleep(0.2)
+    raise AssertionError("all versions left as copies")

@@ -47,7 +47,7 @@ class Job:
         script = gather(
             engine, data=data, client_state=client_state, also=also, remark=self.remarks.append
         )
-        state = EngineState(engine, script=script)
+        state = self.state = EngineState(engine, script=script)
         small = {} if self.payload is None else state.load(self.payload)
         rewinder = None
         if isinstance(self.keeper, SlabKeeper):
@@ -236,7 +236,12 @@ def loop_of(request):
     """The one that a request names."""
     if request["loop"] in LOOPS:
         return LOOPS[request["loop"]]
-    kinds = {"lightning": "lightning_loops", "rewound": "rewind_loops", "verified": "verify_loops"}
+    kinds = {
+        "lightning": "lightning_loops",
+        "repeated": "update_loops",
+        "rewound": "rewind_loops",
+        "verified": "verify_loops",
+    }
     module = kinds.get(request["loop"].split()[0], "library_loops")
     return importlib.import_module(module).LOOPS[request["loop"]]
 

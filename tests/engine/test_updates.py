@@ -27,6 +27,7 @@ class Trained:
     """An optimizer of some weights, seen as a framework is, and the payloads of its versions."""
 
     parallelism = "none"
+    narrow = None
 
     def __init__(self, kind, sizes, **options):
         self.weights = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
@@ -70,6 +71,9 @@ class Trained:
             )
             for weight in self.weights
         ]
+
+    def watch_gradients(self):
+        return self.narrow
 
     def step(self, gradients):
         for weight, gradient in zip(self.weights, gradients, strict=True):
@@ -162,6 +166,24 @@ def test_a_gradient_is_a_third_of_what_adam_keeps():
     trained = Trained("Adam", [300_000], lr=0.01)
     recorder = recorder_of(trained)
     assert recorder.room.data.nbytes < 0.36 * trained.layout.payload_bytes
+    recorder.close()
+
+
+def test_half_the_bytes_and_a_scale_say_all_of_a_gradient_that_was_reduced_in_bf16():
+    """Where they do not, no difference is said to be one: the version goes in full."""
+    torch.manual_seed(3)
+    trained = Trained("AdamW", [300_001], lr=0.01)
+    trained.narrow = (torch.bfloat16, lambda: scale)
+    recorder, repeater, made = recorder_of(trained), Repeater(), trained.payload()
+    assert recorder.room.data.nbytes < 0.19 * trained.layout.payload_bytes
+    for version, scale in enumerate((1.0, 0.30000001192092896, 2.0**-16), start=1):
+        wide = [one.bfloat16().float().mul_(scale) for one in gradients_of(trained)]
+        trained.step(wide)
+        difference = recorder.take(version, b"")
+        repeater.repeat(Step.decode(difference), made, difference)
+        assert bytes(made) == bytes(trained.payload())
+    trained.step(gradients_of(trained))  # in bits that bf16 does not have
+    assert recorder.take(4, b"") is None
     recorder.close()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-FLAWED = {"every": 1, "flawed": 1, "at": 3, "steps": 4}
+FLAWED = {"every": 1, "flawed": 1, "at": 4, "steps": 5}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_verified_iterations_leave_no_bit_otherwise_and_accuse_nobody(run, case)
         ("DDP", "activation", False, "gradient"),
         ("FSDP2", "optimizer", True, "update"),
         pytest.param("ZeRO-3", "activation", False, "gradient", marks=pytest.mark.long),
-        pytest.param("DDP", "optimizer", False, "update", marks=pytest.mark.long),
+        ("DDP", "optimizer", True, "update"),
         pytest.param("FSDP2", "gradient", True, "gradient", marks=pytest.mark.long),
         pytest.param("ZeRO-1", "optimizer", False, "update", marks=pytest.mark.long),
         pytest.param("ZeRO-2", "gradient", True, "gradient", marks=pytest.mark.long),
@@ -55,12 +55,16 @@ def test_verified_iterations_leave_no_bit_otherwise_and_accuse_nobody(run, case)
 def test_a_machine_whose_bits_turn_is_named_and_training_stands_still(
     run, engine, where, lasts, work
 ):
-    """What is struck in an activation is the last layer's: the loss is made outside the model."""
+    """What is struck in an activation is the last layer's: the loss is made outside the model.
+
+    After update 4 DDP's ranks are also compared with one another, where the script would be to
+    blame.
+    """
     flaw = {"where": where, "lasts": lasts, "seed": 5, "on_wrong": "drain"}
     for one in run(engine=engine, **FLAWED, **flaw):
         ((iteration, what, nodes, suspects, version, replays),) = one["wrong"]
-        assert (iteration, what, nodes, suspects) == (3, work, ["node-1"], [])
-        assert version == 2
+        assert (iteration, what, nodes, suspects) == (4, work, ["node-1"], [])
+        assert version == 3
         assert replays <= 2
         assert one["stood_still"]
         assert version in one["kept"]
@@ -73,10 +77,10 @@ def test_the_verified_version_stays_in_memory_while_newer_ones_come_and_go(run):
 
 def test_where_it_is_only_said_nothing_later_counts_as_verified(run):
     flaw = {"where": "gradient", "lasts": False, "on_wrong": "warn"}
-    for one in run(engine="ZeRO-3", **{**FLAWED, "steps": 6}, **flaw):
-        assert [found[:3] for found in one["wrong"]] == [[3, "gradient", ["node-1"]]]
-        assert one["kept"] == [2, 5, 6]
-        assert one["verified"] in ([1, 2], [])
+    for one in run(engine="ZeRO-3", **{**FLAWED, "steps": 7}, **flaw):
+        assert [found[:3] for found in one["wrong"]] == [[4, "gradient", ["node-1"]]]
+        assert one["kept"] == [3, 6, 7]
+        assert one["verified"] in ([1, 2, 3], [])
 
 
 @pytest.mark.long  # tests/recovery shows what follows from such answers

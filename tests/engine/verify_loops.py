@@ -63,16 +63,10 @@ def _stand_still():
     raise StandsStillError
 
 
-def verified(job):
-    """Trains with every iteration verified, or as its case says; flaws come as told."""
+def verifying(job, said):
+    """Makes what has a job's iterations verified, as its case says."""
     case = job.case
-    made = engine_of(case)
-    if "model" in case:
-        MODELS[case["model"]](made.model.module)
     rank, nodes = dist.get_rank(), dist.get_world_size()
-    job.keeper = SlabKeeper(buffers=3)
-    loader = DataLoader(Listed(bad=(), without=()), batch_size=None)
-    said, orders = [], []
 
     def verification(state):
         if "every" not in case:
@@ -96,11 +90,23 @@ def verified(job):
             stand_still=_stand_still,
         )
 
+    return verification
+
+
+def verified(job):
+    """Trains with every iteration verified, or as its case says; flaws come as told."""
+    case, rank = job.case, dist.get_rank()
+    made = engine_of(case)
+    if "model" in case:
+        MODELS[case["model"]](made.model.module)
+    job.keeper = SlabKeeper(buffers=3)
+    loader = DataLoader(Listed(bad=(), without=()), batch_size=None)
+    said, orders = [], []
     protected = job.protect(
         made.protected_one,
         data=loader,
         also=made.also,
-        verification=verification,
+        verification=verifying(job, said),
         flaws=lambda state: Flaws(state.framework, orders).install,
     )
     batches = iter(loader)

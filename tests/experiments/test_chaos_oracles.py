@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gemini_lab.experiments.chaos.oracles import (
@@ -171,6 +172,30 @@ def test_each_oracle_sees_what_it_is_there_for(entries, said):
 )
 def test_what_is_no_event_is_judged_too(what, said):
     assert any(said in problem for problem in problems(replace(HELD, **what)))
+
+
+def resized(*, loss=None, last=4):
+    """The run again, on three ranks from epoch 2 on: all samples are theirs, in other shares."""
+    three = ("node-0", "node-1", "node-3")
+    plan = entry(msgspec.structs.replace(planned(2, 2, recovery=1, made_in=1).event, members=three))
+    mean = {3: 1 / 3 + 0.5, 4: 1 / 4 + 0.5}
+    told = [
+        iteration(number, rank, epoch=2, loss=mean[number] * (1 + 1e-6) if loss is None else loss)
+        for number in range(3, last + 1)
+        for rank in (0, 1, 2)
+    ]
+    begun = LOG[: LOG.index(BEGUN) + 2]
+    return (*begun, plan, *(loaded(rank, 2) for rank in (0, 1, 2)), *told, OVER, LOG[-1])
+
+
+def test_after_a_resize_losses_are_near_those_of_the_undisturbed_run_and_before_it_the_same():
+    assert problems(replace(HELD, entries=resized())) == []
+    (far,) = problems(replace(HELD, entries=resized(loss=0.9)))
+    assert "iteration 3, epoch 2: mean loss 0.9" in far
+    (missing,) = problems(replace(HELD, entries=resized(last=3)))
+    assert "no loss of 1 iterations is in the log: [4]" in missing
+    wrong = [iteration(2, 1, loss=7.0), *resized()]
+    assert "loss of iteration 2, rank 1" in problems(replace(HELD, entries=wrong))[0]
 
 
 def test_what_was_saved_is_gone_on_from_unless_it_was_spoilt_or_let_go():

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemini_lab.cli.chaos import parser, plan_of
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.chaos.faults import AIMED, KINDS, Fault, Schedule, draw
+from gemini_lab.experiments.chaos.faults import AIMED, KINDS, USUAL, Fault, Schedule, draw
+from gemini_lab.experiments.chaos.owner import job_of
 from gemini_lab.experiments.chaos.shrink import shrink
 
 FORM = Schedule(seed=3, number=0, nodes=4, standbys=1, iterations=60, faults=())
@@ -64,6 +66,25 @@ def test_a_schedule_comes_back_from_its_file(form, count, tmp_path_factory):
     drawn = draw(form, count, kinds=list(KINDS))
     drawn.save(path)
     assert Schedule.load(path) == drawn
+
+
+@pytest.mark.parametrize(
+    ("kinds", "verifies", "resizes"),
+    [("wrong_sums,node_kill", True, False), ("resize", False, True), ("node_kill", False, False)],
+)
+def test_a_run_has_the_job_that_its_faults_are_for(kinds, verifies, resizes, tmp_path):
+    plan = plan_of(parser().parse_args(["--kinds", kinds, "--folder", str(tmp_path)]))
+    (schedule, *_) = plan.schedules()
+    assert (schedule.verifies, schedule.resizes) == (verifies, resizes)
+    job = " ".join(job_of(schedule).args)
+    assert ('"verify_every": 1' in job) == verifies
+    assert ("--global-batch 12 --dropout 0.0" in job) == resizes
+
+
+def test_what_needs_a_job_of_its_own_is_drawn_where_it_is_named():
+    assert {*KINDS} - {*USUAL} == {"wrong_sums", "resize"}
+    plan = plan_of(parser().parse_args([]))
+    assert not {*plan.kinds} & {"wrong_sums", "resize"}
 
 
 HEAD = '{"seed": 0, "number": 0, "nodes": 2, "standbys": 0, "iterations": 9, "faults": '

@@ -26,7 +26,7 @@ from gemini_lab.experiments.chaos.means import (
 )
 from gemini_lab.experiments.chaos.oracles import Aftermath
 from gemini_lab.experiments.chaos.result import Result, summed
-from gemini_lab.experiments.chaos.strikes import Mends, Strikes
+from gemini_lab.experiments.chaos.strikes import Mends, Strikes, why_not_wrong
 from gemini_lab.experiments.chaos.suffer import Suffered
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
@@ -314,6 +314,17 @@ def test_nodes_that_the_owner_of_a_full_log_starts_have_room_of_their_own(tmp_pa
         mend()
         for process in (owner, node):
             process.communicate(b"go on")
+
+
+def test_a_second_node_computes_wrong_only_when_the_first_was_named_or_is_gone():
+    """Two of a few cannot be told from the others, and a run ends for that."""
+    there = ["node-0", "node-1", "node-2"]
+    assert why_not_wrong((), named=(), there=there, nodes=3) == ""
+    waits = why_not_wrong(("node-1",), named=(), there=there, nodes=3)
+    assert "node-1 computes wrong already" in waits
+    assert why_not_wrong(("node-1",), named={"node-1"}, there=there, nodes=3) == ""
+    assert why_not_wrong(("node-4",), named=(), there=there, nodes=3) == ""
+    assert "of 2 nodes nobody can tell" in why_not_wrong((), named=(), there=there, nodes=2)
 
 
 def test_what_is_mended_later_is_mended_once():

@@ -2,14 +2,15 @@
 
 import pytest
 
-from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S
 from gemini_lab.experiments.benches.differential import cost_row, rows
 from gemini_lab.experiments.benches.timed_runs import TimedRun
 
+FAST, SLOW = 40e6, 10e6
 
-def runs_of(room: float, *, copies: float, gradients: float) -> dict[str, TimedRun]:
+
+def runs_of(link: float, room: float, *, copies: float, gradients: float) -> dict[str, TimedRun]:
     """A point with so much idle time, as a multiple of what a copy takes."""
-    idle_s, size_bytes = room * 0.1, int(0.1 * LINK_BYTES_PER_S)
+    idle_s, size_bytes = room * 0.1, int(0.1 * link)
     return {
         "none": TimedRun(iteration_s=1.0),
         "copies": TimedRun(iteration_s=copies, idle_s=idle_s, sent_bytes=size_bytes),
@@ -19,15 +20,15 @@ def runs_of(room: float, *, copies: float, gradients: float) -> dict[str, TimedR
 
 def test_it_tells_the_share_of_bytes_and_where_each_kind_is_felt():
     turn = {
-        0.02: runs_of(4.0, copies=1.0, gradients=1.0),
-        0.0: runs_of(1.0, copies=1.04, gradients=1.01),
+        FAST: runs_of(FAST, 4.0, copies=1.0, gradients=1.0),
+        SLOW: runs_of(SLOW, 1.0, copies=1.04, gradients=1.01),
     }
-    found = {(row.name, row.settings.get("layer_s")): row for row in rows([turn])}
+    found = {(row.name, row.settings.get("link_bytes_per_s")): row for row in rows([turn])}
     assert found["bytes of a version, gradients / copies", None].values == pytest.approx(
         (1 / 3, 1 / 3)
     )
-    assert found["copies / none", 0.0].values == pytest.approx((1.04,))
-    assert found["gradients / none", 0.0].values == pytest.approx((1.01,))
+    assert found["copies / none", SLOW].values == pytest.approx((1.04,))
+    assert found["gradients / none", SLOW].values == pytest.approx((1.01,))
     felt = found["copies are felt below: idle / checkpoint of copies", None]
     assert felt.values == pytest.approx((2.5,))
     never = found["gradients are felt below: idle / checkpoint of copies", None]

@@ -1,8 +1,14 @@
 """What the bench of wrong sums makes of its tries."""
 
-from gemini_lab.experiments.benches.verify import Try, replays_in, tries_rows
+import itertools
+
+import pytest
+
+from gemini_lab.experiments.benches.verify import Try, longer_in, tries_rows
+from gemini_lab.experiments.benches.verify_ranks import STRUCK_AT, Strike, Trial, outcomes
+from gemini_lab.experiments.benches.verify_trials import RANKS, Struck, rows_of, strikes
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import SumsVerified, WrongSums
+from gemini_lab.log.events import Iteration, WrongSums
 
 
 def found(*nodes):
@@ -33,7 +39,52 @@ def test_a_try_counts_where_its_node_alone_was_named():
     assert rows["replays until it was"] == (2, 2)
 
 
-def test_the_first_iteration_is_computed_more_often_and_does_not_count():
-    said = [SumsVerified(iteration=n, replays=1, duration_s=float(n)) for n in (1, 5, 10)]
-    log = [Entry(at_s=0.0, node="node-0", event=one) for one in said]
-    assert [*replays_in(log)] == [5.0, 10.0]
+def test_a_verified_iteration_is_compared_with_those_beside_it():
+    """Iteration 5 takes 1.5 s longer before it ends, its update 0.5 s more in the next one."""
+    lasted = [1.0] * 5 + [2.0] * 3
+    lasted[4] += 1.5
+    lasted[5] += 0.5
+    ended = itertools.accumulate(lasted)
+    log = [
+        Entry(
+            at_s=at_s,
+            node="node-0",
+            event=Iteration(rank=0, epoch=1, iteration=number, duration_s=0.0, waited_s=0.0),
+        )
+        for number, at_s in enumerate(ended, start=1)
+    ]
+    (longer,) = longer_in(log)
+    assert longer == pytest.approx(2.0)
+
+
+def test_real_ranks_name_the_one_that_was_struck_and_nobody_where_none_was():
+    """Two kinds of engines, one strike each, in the own work and in another's."""
+    trials = [
+        Trial(
+            engine="DDP",
+            seed=1,
+            strike=Strike(rank=1, where="gradient", lasts=False, in_replay=True),
+        ),
+        Trial(
+            engine="ZeRO-3",
+            seed=2,
+            strike=Strike(rank=2, where="optimizer", lasts=True, in_replay=False),
+        ),
+        Trial(engine="ZeRO-3", seed=3),
+    ]
+    *tries, clean = outcomes(trials, ranks=3)
+    told = [Struck(trial=t, outcome=o) for t, o in zip(trials, tries, strict=False)]
+    assert [one.is_named for one in told] == [True, True]
+    assert not any(one.accuses_another for one in told)
+    assert (clean.clean, clean.found) == (STRUCK_AT, None)
+    rows = {row.name: row.values for row in rows_of(told, [clean])}
+    assert rows["gradient of real ranks: of 1, the machine was named"] == (1,)
+    assert rows["undisturbed iterations of real ranks: of 2, with an accusation"] == (0,)
+
+
+def test_a_hundred_trials_strike_in_every_kind_of_place_of_every_kind_of_engine():
+    drawn = [*strikes(100)]
+    kinds = {(t.engine, t.strike.where, t.strike.lasts, t.strike.in_replay) for _, t in drawn}
+    assert len(kinds) == 4 * 3 * 2 * 2
+    assert {ranks for ranks, _ in drawn} == {*RANKS}
+    assert all(t.strike.rank < ranks for ranks, t in drawn)

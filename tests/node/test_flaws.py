@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import msgspec
 
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
 from gemini_lab.node.supervisor import Supervisor
-from gemini_lab.recovery.messages import Fence, Flawed, StartWorkers
+from gemini_lab.recovery.messages import EventSaid, Fence, Flawed, StartWorkers
 from tests.recovery.story import Story
 
 
@@ -21,7 +23,9 @@ class Host:
     def start(self, start):
         told = []
         channel = SimpleNamespace(send=told.append, told=told)
-        self.workers[start.rank] = SimpleNamespace(rank=start.rank, channel=channel)
+        self.workers[start.rank] = SimpleNamespace(
+            rank=start.rank, channel=channel, status="running"
+        )
 
     async def kill_all(self, *, epoch, spare=()):
         del epoch, spare
@@ -32,20 +36,27 @@ def told_of_flaws(node):
     return {rank: worker.channel.told for rank, worker in node.host.workers.items()}
 
 
-def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
-    node = Supervisor(
+def supervisor():
+    return Supervisor(
         name="node-0",
         ip="127.0.0.1",
         warm=False,
-        lab=SimpleNamespace(emit=None),
+        lab=SimpleNamespace(emit=None, pass_on=lambda _: None),
         root=SimpleNamespace(send=lambda _: None),
         tasks=SimpleNamespace(begin=None),
         leave=None,
         host=Host,
         bulk=object(),
     )
+
+
+def first_start():
     starts = [one.order for one in Story().start().orders if one.to == "node-0"]
-    start = next(one for one in starts if isinstance(one, StartWorkers))
+    return next(one for one in starts if isinstance(one, StartWorkers))
+
+
+def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
+    node, start = supervisor(), first_start()
     once = Flawed(where="gradient", is_lasting=False, seed=1)
     lasting = Flawed(where="optimizer", is_lasting=True, seed=2)
     assert node.flaw(once) == []
@@ -58,5 +69,37 @@ def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
         await node.obey(Fence(epoch=start.epoch + 1))
         await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
         assert told_of_flaws(node) == {0: [lasting]}
+
+    asyncio.run(live())
+
+
+def test_an_agent_tells_every_new_root_of_wrong_sums_until_its_workers_start_again():
+    """What a root agent heard may be lost with it, and workers say it once."""
+    node = supervisor()
+    start = first_start()
+    said = events.WrongSums(
+        rank=0,
+        epoch=start.epoch,
+        iteration=6,
+        work="update",
+        ranks=(2,),
+        nodes=("node-2",),
+        suspects=(),
+        replays=2,
+        version=3,
+        goes_back=False,
+        rewinds=0,
+    )
+
+    async def live():
+        await node.obey(start)
+        assert node.joined().wrong_sums is None
+        entry = Entry(at_s=1.0, node="node-0", event=said)
+        node._on_message(node.host.workers[0], EventSaid(entry=entry), [])
+        assert node.joined().wrong_sums == said
+        await node.obey(Fence(epoch=start.epoch + 1))
+        assert node.joined().wrong_sums == said
+        await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
+        assert node.joined().wrong_sums is None
 
     asyncio.run(live())

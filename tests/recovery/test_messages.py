@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gemini_lab.errors import CapacityError, GeminiError, MessageError
 from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Note, Protected
+from gemini_lab.log.events import Note, Protected, WrongSums
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import (
     MESSAGES,
@@ -59,12 +59,26 @@ PROTECTED = Protected(
     settings=Settings(),
     placement=plan_placement(nodes=2),
 )
+WRONG_SUMS = WrongSums(
+    rank=0,
+    epoch=1,
+    iteration=6,
+    work="gradient",
+    ranks=(2,),
+    nodes=("node-2",),
+    suspects=(),
+    replays=2,
+    version=3,
+    goes_back=True,
+    rewinds=0,
+)
 KNOWN = {  # values whose fields must agree with each other: one of each is enough
     Entry: Entry(at_s=1.5, node="node-1", event=Note(text="x")),
     Job: Job(script="train.py", args=["--x"], cwd="/"),
     Protected: PROTECTED,
     Seats: SEATS,
     ShardLayout: LAYOUT,
+    WrongSums: WRONG_SUMS,
     type(PLAN): PLAN,
 }
 for known, value in KNOWN.items():

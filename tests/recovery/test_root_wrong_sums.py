@@ -1,11 +1,16 @@
 """Stories of machines that compute wrong: training goes on without them, from what was verified."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import KeptCopy, Persist
+from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import make_plan
-from gemini_lab.recovery.protocol import JobSubmitted, RootState
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState
+from gemini_lab.recovery.root import RootAgent
 from gemini_lab.shard.lineage import Lineage
 
 from .story import RUN, Story, job
@@ -24,20 +29,51 @@ def accuse(story: Story, *nodes: str, suspects=(), goes_back=True, version: int 
     """All ranks say who computes wrong; the epoch may end meanwhile."""
     epoch = story.epoch
     for rank, member in enumerate(story.members()):
-        said = events.WrongSums(
-            rank=rank,
-            epoch=epoch,
-            iteration=6,
-            work="gradient",
-            ranks=(2,),
-            nodes=nodes,
-            suspects=suspects,
-            replays=2,
-            version=version,
-            goes_back=goes_back,
-            rewinds=0,
+        said = accusation(
+            *nodes, epoch=epoch, suspects=suspects, goes_back=goes_back, version=version
         )
-        story.event(member, said)
+        story.event(member, msgspec.structs.replace(said, rank=rank))
+
+
+def accusation(
+    *nodes: str, epoch: int, suspects=(), goes_back=True, version: int = 3
+) -> events.WrongSums:
+    return events.WrongSums(
+        rank=0,
+        epoch=epoch,
+        iteration=6,
+        work="gradient",
+        ranks=(2,),
+        nodes=nodes,
+        suspects=suspects,
+        replays=2,
+        version=version,
+        goes_back=goes_back,
+        rewinds=0,
+    )
+
+
+def another_root(story: Story, said: events.WrongSums, *, gone: str | None = None) -> None:
+    """The root agent is lost as the ranks speak: only agents know what was said.
+
+    Args:
+        story: What there was.
+        said: By the ranks.
+        gone: The node that the root agent was on; by default a standby that does not come back.
+    """
+    away = gone or "node-4"
+    story.root = RootAgent(state=RootState.from_text(story.states[-1].to_text()), at_s=story.now_s)
+    for node in [one for one in story.copies if one != away]:
+        ranks = [rank for rank, member in enumerate(story.members()) if member == node]
+        story.root.living[node] = NodeJoined(
+            at_s=story.now_s,
+            node=node,
+            epoch=said.epoch,
+            workers=dict.fromkeys(ranks, "running"),
+            wrong_sums=said if ranks else None,
+        )
+    story.copies.pop(away)
+    story.do(story.root.take_over(story.now_s))
 
 
 def test_a_standby_takes_the_place_of_a_machine_that_computes_wrong():
@@ -62,6 +98,14 @@ def test_training_goes_back_to_the_newest_verified_version_and_not_to_later_ones
     assert end.version == 3
     story.exit(1, -9)  # what was left is not come back to later either
     assert story.plan().version == 4
+
+
+def test_what_a_node_knows_of_another_run_does_not_hide_what_is_left_of_this_one():
+    """A standby had ranks in a run before this one, which went back to a version of that number."""
+    story = verifying()
+    story.left["node-3"] = [VersionId(version=3, lineage=Lineage(RUN + 1, 1))]
+    accuse(story, "node-2")
+    assert story.plan().version == 3
 
 
 def test_a_later_version_in_the_persistent_tier_is_not_gone_on_from():
@@ -124,6 +168,60 @@ def test_the_run_ends_where_it_is_to_or_cannot_tell_who_it_is(settings, nodes, w
 def test_where_it_is_only_to_be_said_training_goes_on():
     story = verifying(on_wrong_sums="warn")
     accuse(story, "node-2", goes_back=False)
+    assert story.root.state.phase == "running"
+    assert story.of(events.RecoveryStarted) == []
+
+
+def test_a_root_that_was_elected_meanwhile_goes_on_without_the_machine():
+    """Ranks stand still, and would do so until their patience ends."""
+    story = verifying(nodes=6)
+    another_root(story, accusation("node-2", epoch=story.epoch))
+    assert story.members() == ["node-0", "node-1", "node-5", "node-3"]
+    assert story.plan().version == 3
+    (begun,) = story.of(events.RecoveryStarted)
+    assert (begun.cause, begun.lost) == ("wrong_sums", ("node-2",))
+
+
+def test_a_root_that_was_elected_meanwhile_ends_the_run_where_it_is_to_stop():
+    story = verifying(on_wrong_sums="stop")
+    another_root(story, accusation("node-2", epoch=story.epoch, goes_back=False))
+    (end,) = story.of(events.RunFailed)
+    assert end.cause == "wrong_sums"
+    assert story.root.state.phase == "failed"
+
+
+def test_a_machine_that_computes_wrong_is_not_used_again_where_the_roots_node_is_lost_with_it():
+    """Else it would have its ranks back, and training would go on from what it computed."""
+    story = verifying(nodes=6)
+    said = accusation("node-2", epoch=story.epoch)
+    another_root(story, said, gone="node-0")
+    assert story.members() == ["node-4", "node-1", "node-5", "node-3"]
+    assert story.plan().version == 3
+    assert story.of(events.RecoveryStarted)[0].lost == ("node-2", "node-0")
+
+
+def test_an_agent_whose_word_was_lost_with_its_connection_says_it_again():
+    story = verifying()
+    said = accusation("node-2", epoch=story.epoch)
+    again = NodeJoined(
+        at_s=story.now_s,
+        node="node-0",
+        epoch=story.epoch,
+        workers={0: "running"},
+        wrong_sums=said,
+    )
+    story.do(story.root.handle(again))
+    assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
+    epoch = story.epoch
+    story.protect()
+    story.iterate(4)
+    story.do(story.root.handle(replace(again, epoch=epoch, wrong_sums=said)))
+    assert story.epoch == epoch  # what was said before that start counts no more
+
+
+def test_where_it_is_only_to_be_said_another_root_leaves_training_alone():
+    story = verifying(on_wrong_sums="warn")
+    another_root(story, accusation("node-2", epoch=story.epoch, goes_back=False))
     assert story.root.state.phase == "running"
     assert story.of(events.RecoveryStarted) == []
 

@@ -1,10 +1,13 @@
 """The `differential` bench: replicas that peers make of gradients, beside replicas that are copies.
 
-Two nodes train on a paced link with less and less idle time, as in the `contention` bench, three
-times at each point: without checkpoints, with copies, and with gradients. What making a version
-costs a processor is measured by itself, on one thread and on memory that nobody else uses.
+Two nodes train on slower and slower links, three times on each: without checkpoints, with copies,
+and with gradients. Layers take the same emulated time throughout, in which processors are idle: so
+what is felt is the network's, and not that of two ranks and what makes their versions on one small
+machine. What making a version costs a processor is measured by itself, on one thread and on memory
+that nobody else uses.
 """
 
+import argparse
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,15 +22,17 @@ from gemini_lab.engine.maker_process import make_version
 from gemini_lab.engine.repeater import Repeater, rehearse
 from gemini_lab.engine.updates import Run, Step, Update
 from gemini_lab.experiments.bench import Row
-from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, SETTINGS, crossing, workload
-from gemini_lab.experiments.benches.timed_runs import TimedRun, in_lab
+from gemini_lab.experiments.benches.contention import SETTINGS, crossing, workload
+from gemini_lab.experiments.benches.timed_runs import TimedRun, Workload, in_lab
 from gemini_lab.lab.lab import Lab
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.recovery.messages import MakeVersion
-from gemini_lab.units import MIB
+from gemini_lab.units import MB, MIB
 
-LAYERS_S: Final = (0.03, 0.012, 0.006, 0.0)
-"""Emulated time of a layer's forward pass, from much idle time to hardly any."""
+LAYER_S: Final = 0.02
+"""Emulated time of a layer's forward pass."""
+LINKS_BYTES_PER_S: Final = (40.0 * MB, 20.0 * MB, 10.0 * MB, 6.5 * MB)
+"""From links on which copies have room to such on which they take three times what there is."""
 ITERATIONS: Final = 60
 """Of each run: what makes versions imports for some seconds before gradients are sent."""
 COUNTED: Final = 10
@@ -36,10 +41,21 @@ NUMEL: Final = 4 * MIB
 _SMALL_BYTES: Final = 4096
 
 Turn = Mapping[float, Mapping[str, TimedRun]]
-"""One repeat: for each layer's time, the runs of all arms."""
+"""One repeat: for each link, the runs of all arms."""
 
 
-def bench(repeats: int) -> list[Row]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which links."""
+    parser.add_argument(
+        "--links",
+        type=lambda text: tuple(float(one) * MB for one in text.split(",")),
+        default=LINKS_BYTES_PER_S,
+        metavar="MB/S,...",
+        help="speeds of the nodes' links (40,20,10,6.5)",
+    )
+
+
+def bench(repeats: int, *, links: Sequence[float] = LINKS_BYTES_PER_S) -> list[Row]:
     """What making a version costs, and iteration times with both kinds of replicas."""
     made = [cost_row(kind, repeats) for kind in ("AdamW", "SGD")]
     with (
@@ -47,14 +63,23 @@ def bench(repeats: int) -> list[Row]:
         Lab(2, 0, folder=folder) as lab,
     ):
         turns = [
-            {layer_s: {arm: _run(lab, layer_s, arm) for arm in ARMS} for layer_s in LAYERS_S}
+            {link: {arm: _run(lab, link, arm) for arm in ARMS} for link in links}
             for _ in range(repeats)
         ]
     return [*made, *rows(turns)]
 
 
-def _run(lab: Lab, layer_s: float, arm: str) -> TimedRun:
-    work = replace(workload(layer_s), iterations=ITERATIONS, counted=COUNTED)
+def _work(link_bytes_per_s: float) -> Workload:
+    return replace(
+        workload(LAYER_S),
+        link_bytes_per_s=link_bytes_per_s,
+        iterations=ITERATIONS,
+        counted=COUNTED,
+    )
+
+
+def _run(lab: Lab, link_bytes_per_s: float, arm: str) -> TimedRun:
+    work = _work(link_bytes_per_s)
     if arm == "none":
         return in_lab(lab, work, scheme="none")
     return in_lab(lab, work, scheme="gemini", replicate=arm, **SETTINGS)
@@ -71,11 +96,11 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
     points = [runs for turn in turns for runs in turn.values()]
     shares = tuple(runs["gradients"].sent_bytes / runs["copies"].sent_bytes for runs in points)
     found = [Row(name="bytes of a version, gradients / copies", values=shares, unit="")]
-    for layer_s in turns[0]:
-        here = [turn[layer_s] for turn in turns]
-        settings: dict[str, Any] = workload(layer_s).conditions | {"layer_s": layer_s}
+    for link in turns[0]:
+        here = [turn[link] for turn in turns]
+        settings = _work(link).conditions
         values = {
-            "idle / checkpoint of copies": [_room(runs) for runs in here],
+            "idle / checkpoint of copies": [_room(runs, link) for runs in here],
             "copies / none": [_cost(runs, "copies") for runs in here],
             "gradients / none": [_cost(runs, "gradients") for runs in here],
         }
@@ -92,15 +117,18 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
 
 
 def _felt(turns: Sequence[Turn], arm: str) -> Row:
-    felt = [crossing([(_room(runs), _cost(runs, arm)) for runs in turn.values()]) for turn in turns]
+    felt = [
+        crossing([(_room(runs, link), _cost(runs, arm)) for link, runs in turn.items()])
+        for turn in turns
+    ]
     name = f"{arm} are felt below: idle / checkpoint of copies"
     there = tuple(one for one in felt if one is not None)
     return Row(name=name, values=there, unit="", why_not="" if there else "not felt at any point")
 
 
-def _room(runs: Mapping[str, TimedRun]) -> float:
+def _room(runs: Mapping[str, TimedRun], link_bytes_per_s: float) -> float:
     """Idle time as a multiple of what a copy takes the link for."""
-    return runs["copies"].idle_s / (runs["copies"].sent_bytes / LINK_BYTES_PER_S)
+    return runs["copies"].idle_s / (runs["copies"].sent_bytes / link_bytes_per_s)
 
 
 def _cost(runs: Mapping[str, TimedRun], arm: str) -> float:

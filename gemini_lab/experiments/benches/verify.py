@@ -1,12 +1,17 @@
 """What verifying sums costs, and who is named when bits turn in what a machine computes.
 
-Runs of which some iterations are verified take turns with runs of which none is. Then a run that
-verifies every iteration is struck again and again: one bit turns, once, in a gradient, an
-activation or an optimizer's result, of one node after the other, in a weight or layer that is drawn
-anew. It trains on, so that the next one can come.
+1. Real ranks of small jobs, which begin anew for each strike (`verify_ranks`): many of them, and
+   many undisturbed iterations.
+2. Runs of a lab's nodes of which some iterations are verified take turns with runs of which none
+   is. What a verified one takes longer is told by those around it.
+3. A run of a lab's nodes that verifies every iteration is struck again and again: one bit turns,
+   once, in a gradient, an activation or an optimizer's result, of one node after the other, in a
+   weight or layer that is drawn anew. It trains on, so that the next one can come.
 """
 
+import argparse
 import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +33,8 @@ from gemini_lab.report.values import RunReport
 
 NODES: Final = 3
 EVERY: Final = 5
-ITERATIONS: Final = 30
-TRIES: Final = 4  # a repeat
+ITERATIONS: Final = 64
+STRIKES: Final = 4  # a repeat, of a lab's nodes
 WAITS: Final = 4  # iterations in which a flip shows, or is without effect
 SPARSE: Final = 100
 
@@ -54,8 +59,28 @@ class Try:
         return self.found is not None and self.found.nodes == (self.node,)
 
 
-def bench(repeats: int) -> list[Row]:
-    """Measure `repeats` pairs of runs, then strike one four times as often."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How many strikes and undisturbed iterations of real ranks; what else is left out."""
+    parser.add_argument("--tries", type=int, default=100, help="real ranks that are struck")
+    parser.add_argument("--clean", type=int, default=1000, help="undisturbed iterations of theirs")
+    parser.add_argument("--only", choices=("ranks", "lab"), help="real ranks, or a lab's nodes")
+
+
+def bench(
+    repeats: int, *, tries: int = 100, clean: int = 1000, only: str | None = None
+) -> list[Row]:
+    """Strike real ranks; measure `repeats` pairs of runs, and strike one four times as often."""
+    rows: list[Row] = []
+    if only != "lab":
+        from gemini_lab.experiments.benches import verify_trials  # noqa: PLC0415 - has DeepSpeed
+
+        rows += verify_trials.rows_of(verify_trials.struck(tries), verify_trials.undisturbed(clean))
+    if only != "ranks":
+        rows += _in_lab(repeats)
+    return rows
+
+
+def _in_lab(repeats: int) -> list[Row]:
     plain: list[RunReport] = []
     verified: list[RunReport] = []
     logs: list[Path] = []
@@ -73,10 +98,10 @@ def bench(repeats: int) -> list[Row]:
         struck = lab.train(
             gpt_job(size="tiny", iterations=10**6, gemini=settings), persistent_url=None
         )
-        tries = list(_strike(struck, TRIES * repeats))
+        tries = list(_strike(struck, STRIKES * repeats))
         clean = struck.report().verified.iterations
         struck.stop()
-        took = [one for log in logs for one in replays_in(read_log(log))]
+        took = [one for log in logs for one in longer_in(read_log(log))]
     clean += sum(report.verified.iterations for report in verified)
     return [*cost_rows(plain, verified, took), *tries_rows(tries, clean=clean)]
 
@@ -106,20 +131,28 @@ def _strike(run: Run, count: int) -> Iterator[Try]:
         yield Try(where=where, node=str(run.members[rank]), found=found)
 
 
-def replays_in(log: Iterable[Entry]) -> Iterator[float]:
-    """What it took to verify each iteration of a log, but for the first, that is tried twice."""
-    for entry in log:
-        match entry.event:
-            case events.SumsVerified(iteration=iteration, duration_s=took_s) if iteration > 1:
-                yield took_s
+def longer_in(log: Iterable[Entry]) -> Iterator[float]:
+    """By how much each verified iteration of a log took longer than those beside it.
+
+    Gradients are computed again before an iteration ends, its update after that, in the time of the
+    next one: so two iterations are compared with the two before them and the two after.
+    """
+    ended_s = {
+        entry.event.iteration: entry.at_s
+        for entry in log
+        if isinstance(entry.event, events.Iteration) and entry.event.rank == 0
+    }
+    for number in range(EVERY, max(ended_s, default=0) - 2, EVERY):
+        before, begin, end, after = (ended_s[number + by] for by in (-3, -1, 1, 3))
+        yield (end - begin) - ((begin - before) + (after - end)) / 2
 
 
 def cost_rows(
     plain: Sequence[RunReport], verified: Sequence[RunReport], took: Sequence[float]
 ) -> list[Row]:
-    """What verifying costs; `took` is what `replays_in` gave."""
+    """What verifying costs; `took` is what `longer_in` gave."""
     steps = _steady(plain)
-    usual = sorted(steps)[len(steps) // 2]
+    usual = statistics.median(steps)
     return [
         Row(name="an iteration, none verified", values=steps),
         Row(name="an iteration between verified ones", values=_steady(verified)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from gemini_lab.experiments.bench import machine
-from gemini_lab.experiments.chaos.faults import Fault, Schedule, draw
+from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
 from gemini_lab.experiments.chaos.oracles import Losses, problems
 from gemini_lab.experiments.chaos.result import Result
 from gemini_lab.experiments.chaos.shrink import shrink
@@ -73,6 +73,7 @@ class Plan:
 
     def form(self, number: int) -> Schedule:
         """A run, without faults yet."""
+        jobs = {KINDS[kind].job for kind in self.kinds}
         return Schedule(
             seed=self.seed,
             number=number,
@@ -80,6 +81,8 @@ class Plan:
             standbys=self.standbys,
             iterations=ITERATIONS + ITERATIONS_A_FAULT * self.a_run,
             faults=(),
+            verifies="verified" in jobs,
+            resizes="resizable" in jobs,
         )
 
 

@@ -16,6 +16,7 @@ from gemini_lab.seats import node_name
 
 Place = Literal["rank", "standby", "pair", "rack", "all", "root", "elsewhere"]
 Means = Literal["nothing", "disk", "network", "clock"]
+JobForm = Literal["usual", "verified", "resizable"]
 Moment = Literal[
     "calm",
     "meanwhile",
@@ -53,6 +54,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         begins_recovery: Whether a recovery is sure to come of it, for others to be aimed at.
         spoils_tier: Whether a version that was saved may be lost by it.
         costs_s: About how long a campaign takes for one, on a small busy machine.
+        job: Which form of the job it is for; other than the usual one it is only drawn where it is
+            named.
     """
 
     text: str
@@ -63,11 +66,13 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     begins_recovery: bool = False
     spoils_tier: bool = False
     costs_s: float = 2.0
+    job: JobForm = "usual"
 
 
 SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
 AWAY: Final = (0.1, 12.0)
 PAST_LEASE: Final = (4.0, 15.0)
+SMALLER: Final = (2.0, 15.0)
 NOTICE: Final = (1.0, 20.0)  # some machines are taken before their ranks have moved
 
 KINDS: Final[dict[str, Kind]] = {
@@ -166,6 +171,20 @@ KINDS: Final[dict[str, Kind]] = {
         text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
     ),
     "bit_flip": Kind(text="a bit turned in a node's memory", place="rank"),
+    "wrong_sums": Kind(
+        text="a node computes wrong from then on: a bit turns in its sums",
+        place="rank",
+        begins_recovery=True,
+        costs_s=8,
+        job="verified",
+    ),
+    "resize": Kind(
+        text="the run resized to a node less, and back",
+        lasts_s=SMALLER,
+        begins_recovery=True,
+        costs_s=10,
+        job="resizable",
+    ),
     "etcd_kill": Kind(text="SIGKILL to etcd", costs_s=4),
     "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
     "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5),
@@ -179,6 +198,8 @@ KINDS: Final[dict[str, Kind]] = {
     "tier_torn": Kind(text="the tier's newest manifest cut short", spoils_tier=True),
 }
 """Every kind by its name."""
+USUAL: Final = tuple(name for name, kind in KINDS.items() if kind.job == "usual")
+"""Those that a campaign draws where none is named."""
 
 LATER_S: Final[dict[Moment, float]] = {
     "calm": 2.5,
@@ -206,7 +227,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         rank: Whom it strikes, for the kinds that strike somebody's.
         lasts_s: How long until it is mended; 0 for what is not.
         bit: Which one turns, for the kinds that turn one: any large number. Of a clock, by how much
-            it is set.
+            it is set; of wrong sums, in what.
     """
 
     kind: str
@@ -261,6 +282,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         standbys: Machines that wait.
         iterations: Of the job.
         faults: In order.
+        verifies: Whether the job has every iteration verified.
+        resizes: Whether its losses may differ in their last bits once it has been resized.
     """
 
     seed: int
@@ -269,6 +292,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     standbys: int
     iterations: int
     faults: tuple[Fault, ...]
+    verifies: bool = False
+    resizes: bool = False
 
     def __post_init__(self) -> None:
         far = [fault.rank for fault in self.faults if fault.rank >= self.nodes]

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
+from statistics import fmean
 from typing import Final
 
 from gemini_lab.log import events
@@ -13,6 +15,8 @@ from gemini_lab.report.reducers.reached import Reached
 Losses = Mapping[tuple[int, int], float]
 """By (iteration, rank)."""
 REJECTED: Final = (events.ReplicaRejected, events.VersionRejected)
+FAR: Final = 0.01
+"""Of a mean loss: sums in another order differ in last bits, and training makes more of it."""
 EXCUSED_S: Final = 10.0
 """A copy that was found to be bad is told of within so long, before or after it is let go."""
 
@@ -75,11 +79,17 @@ def problems(run: Aftermath) -> list[str]:
 
 
 def other_losses(run: Aftermath) -> Iterator[str]:
-    """Every loss that any rank told, in any try, is the undisturbed run's, bit by bit."""
+    """Every loss that any rank told, in any try, is the undisturbed run's, bit by bit.
+
+    Up to a resize: from then on sums are taken in another order, and ranks have other samples.
+    """
     seen: set[tuple[int, int]] = set()
+    resized = _resized(run)
     for entry in run.entries:
         event = entry.event
         if not isinstance(event, events.Iteration) or (loss := event.value("loss")) is None:
+            continue
+        if resized is not None and event.epoch >= resized:
             continue
         place = event.iteration, event.rank
         seen.add(place)
@@ -90,10 +100,46 @@ def other_losses(run: Aftermath) -> Iterator[str]:
                 f"{loss!r}, undisturbed {expected!r}"
             )
             return  # what follows from a wrong state is wrong too
+    if resized is not None:
+        yield from _far_losses(run, since_epoch=resized)
+        return
     missing = sorted(run.undisturbed.keys() - seen)
     if missing and run.has_finished:
         told = ", ".join(f"iteration {i} of rank {rank}" for i, rank in missing[:5])
         yield f"{len(missing)} losses are not in the log: {told}"
+
+
+def _resized(run: Aftermath) -> int | None:
+    """The first epoch that began with another number of ranks than the job did."""
+    planned = [e.event for e in run.entries if isinstance(e.event, events.RecoveryPlanned)]
+    return next((one.epoch for one in planned if len(one.members) != len(planned[0].members)), None)
+
+
+def _far_losses(run: Aftermath, *, since_epoch: int) -> Iterator[str]:
+    """After a resize the loss of all samples is near the undisturbed run's, in every iteration."""
+    told: dict[tuple[int, int], list[float]] = {}
+    known: dict[int, list[float]] = {}
+    for entry in run.entries:
+        event = entry.event
+        if isinstance(event, events.Iteration) and (loss := event.value("loss")) is not None:
+            told.setdefault((event.epoch, event.iteration), []).append(loss)
+    for (number, _), loss in run.undisturbed.items():
+        known.setdefault(number, []).append(loss)
+    ranks = {
+        e.event.epoch: len(e.event.members)
+        for e in run.entries
+        if isinstance(e.event, events.RecoveryPlanned)
+    }
+    for (epoch, number), losses in told.items():
+        if epoch < since_epoch or len(losses) < ranks.get(epoch, 0):
+            continue  # of an iteration that was broken off not all is known
+        mean, expected = fmean(losses), fmean(known.get(number, [inf]))
+        if abs(mean - expected) > FAR * abs(expected):
+            yield f"iteration {number}, epoch {epoch}: mean loss {mean}, undisturbed {expected}"
+            return
+    missing = sorted(known.keys() - {number for _, number in told})
+    if missing and run.has_finished:
+        yield f"no loss of {len(missing)} iterations is in the log: {missing[:5]}"
 
 
 def two_roots(run: Aftermath) -> Iterator[str]:
@@ -160,6 +206,7 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
                         "whole in memory"
                     )
                 complete, newest, is_excused = {}, version, False
+                ranks = len(event.members) or ranks  # each node of a campaign has one
 
 
 def bare(run: Aftermath) -> Iterator[str]:

@@ -16,6 +16,7 @@ from gemini_lab.experiments.chaos.faults import Schedule
 from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.victims import MARK, marked, send
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.job import Job
 
 GONE_S: Final = 30.0  # for what a run started to be gone after its end
 LAYER_S: Final = 0.02  # of emulated accelerator: a pause is no work for a busy machine
@@ -61,9 +62,7 @@ def started(
 
 def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
     """What `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
-    job = gpt_job(
-        size="tiny", iterations=schedule.iterations, layer_s=LAYER_S, gemini=dict(SETTINGS)
-    )
+    job = job_of(schedule)
     where = ["--hosts", ",".join(scene.hosts.names)] if scene.hosts else []
     return [
         *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
@@ -71,6 +70,17 @@ def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
         *("--folder", str(folder), "--name", "run", "--persistent-url", str(scene.tier.url)),
         *("--persist-every", str(PERSIST_EVERY), "-m", job.script, *job.args),
     ]
+
+
+def job_of(schedule: Schedule) -> Job:
+    """What a run trains; one that is resized keeps its global batch, whatever divides it."""
+    settings = {**SETTINGS, **({"verify_every": 1} if schedule.verifies else {})}
+    more: dict[str, float] = {}
+    if schedule.resizes:
+        more = {"global_batch": schedule.nodes * max(1, schedule.nodes - 1), "dropout": 0.0}
+    return gpt_job(
+        size="tiny", iterations=schedule.iterations, layer_s=LAYER_S, gemini=settings, **more
+    )
 
 
 def end(

@@ -8,22 +8,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, get_args
 
 import psutil
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.faults import KINDS, Fault
 from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, marked, nodes_of, send
-from gemini_lab.injector.failures import BitFlip, Failure, LinkCut
+from gemini_lab.injector.failures import BitFlip, Failure, LinkCut, Where, WrongSums
 from gemini_lab.lab.control import ask
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.recovery.messages import DrainNode, InjectFailure
+from gemini_lab.recovery.messages import DrainNode, InjectFailure, ResizeRun
 
 Mend = Callable[[], object]
 SPARE_S: Final = 0.2
+FEWEST_TO_TELL: Final = 3
 SIGNALS: Final = {
     "kill": signal.SIGKILL,
     "hang": signal.SIGSTOP,
@@ -43,6 +44,7 @@ class Strikes:
         told: What its log says.
         scene: What stands around it.
         rack_of: The racks of its nodes, by name.
+        nodes: How many it is to have.
     """
 
     def __init__(
@@ -54,9 +56,12 @@ class Strikes:
         told: Told,
         scene: Scene,
         rack_of: Mapping[str, str] = MappingProxyType({}),
+        nodes: int = 0,
     ) -> None:
         self._mark, self._folder, self._owner = mark, folder, owner
         self._told, self._scene, self._rack_of = told, scene, rack_of
+        self._nodes = nodes
+        self._wrong: set[str] = set()  # the nodes that compute wrong
 
     def strike(self, fault: Fault) -> tuple[str, Mend | None]:
         """Make a fault happen; what was hit, and what mends it again.
@@ -79,6 +84,10 @@ class Strikes:
             return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
         if fault.kind == "node_drain":
             return self._drain(fault)
+        if fault.kind == "wrong_sums":
+            return self._compute_wrong(fault)
+        if fault.kind == "resize":
+            return self._resize()
         hit, processes = self._processes(fault, what)
         if not send(processes, SIGNALS[how]):
             raise ConfigError(f"{hit} has no such process now")
@@ -129,6 +138,33 @@ class Strikes:
                 send(node.all, signal.SIGKILL)
 
         return name, take
+
+    def _compute_wrong(self, fault: Fault) -> tuple[str, None]:
+        """Have a node compute wrong for good.
+
+        Raises:
+            ConfigError: It cannot be now.
+        """
+        name, _ = self._agent(fault)
+        named, there = self._told.named_wrong, nodes_of(self._mark)
+        if reason := why_not_wrong(self._wrong, named=named, there=there, nodes=self._nodes):
+            raise ConfigError(reason)
+        self._wrong.add(name)
+        places = get_args(Where)
+        where = places[fault.bit % len(places)]
+        ask_for = WrongSums(f"rank-{fault.rank}", where, seed=fault.bit % 2**31)
+        hit, _ = self._order(ask_for)
+        return f"{hit}, {where}", None
+
+    def _resize(self) -> tuple[str, Mend]:
+        """Have the run go on with a node less, and later with as many as before."""
+        hit = ask(self._folder, ResizeRun(nodes=self._nodes - 1))
+
+        def back() -> None:
+            with suppress(GeminiError):  # it may be over
+                ask(self._folder, ResizeRun(nodes=self._nodes))
+
+        return hit or f"{self._nodes - 1} nodes", back
 
     def _fill_log(self) -> tuple[str, Mend]:
         """Have the owner's files grow no more, as on a full disk."""
@@ -191,6 +227,27 @@ class Strikes:
                 return self._scene.tier.flip(fault.bit), None
             case _:
                 return self._scene.tier.tear(), None
+
+
+def why_not_wrong(
+    struck: Collection[str], *, named: Collection[str], there: Collection[str], nodes: int
+) -> str:
+    """Why no node may begin to compute wrong now; empty if one may.
+
+    Two of a few at once cannot be told from the others, and a run ends for that: so the next one
+    comes when the last one was named, or is gone.
+
+    Args:
+        struck: Those that were made to so far.
+        named: Those that the run knows of.
+        there: Those that live.
+        nodes: Of the run.
+    """
+    if waiting := [one for one in struck if one in there and one not in named]:
+        return f"{waiting[0]} computes wrong already, and was not named yet"
+    if nodes < FEWEST_TO_TELL:
+        return f"of {nodes} nodes nobody can tell which one computes wrong"
+    return ""
 
 
 def lift(processes: Sequence[psutil.Process]) -> None:

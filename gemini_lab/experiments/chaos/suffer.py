@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.chaos.faults import Schedule
 from gemini_lab.experiments.chaos.observer import Observer
@@ -63,7 +65,7 @@ def suffer(
     with (
         scene_of(schedule, own) as scene,
         started(schedule, own, scene, mark) as owner,
-        Observer(mark, schedule.nodes) as observer,
+        Observer(mark, schedule.nodes - schedule.resizes) as observer,
     ):
         told = Told(own / "run", iterations=schedule.iterations)
         strikes = Strikes(
@@ -73,6 +75,7 @@ def suffer(
             told=told,
             scene=scene,
             rack_of=schedule.rack_of,
+            nodes=schedule.nodes,
         )
         turn = Turn(strikes, told, owner, own / "run", limit_s=limit_s, stop_s=stop_s, say=say)
         try:
@@ -116,9 +119,11 @@ def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
     Raises:
         GeminiError: Even without faults it does not finish.
     """
-    kept = folder / f"undisturbed-{form.nodes}-{form.iterations}.json"
+    form = msgspec.structs.replace(form, faults=(), verifies=False)  # which changes no loss
+    kind = "-resizable" if form.resizes else ""
+    kept = folder / f"undisturbed-{form.nodes}-{form.iterations}{kind}.json"
     if not kept.exists():
-        quiet = suffer(form.having(()), folder=folder, undisturbed={}, limit_s=limit_s)
+        quiet = suffer(form, folder=folder, undisturbed={}, limit_s=limit_s)
         if quiet.was_interrupted:
             raise KeyboardInterrupt
         losses = losses_of(quiet.aftermath.entries)

@@ -33,12 +33,14 @@ class Told:
         entries: All of it so far.
         progress: How often the iteration that every rank has finished has changed.
         since_s: When, by this process's clock, each moment came last.
+        named_wrong: The nodes that were found to compute wrong.
     """
 
     def __init__(self, folder: Path, *, iterations: int) -> None:
         self.entries: list[Entry] = []
         self.progress = 0
         self.since_s: dict[Moment, float] = {}
+        self.named_wrong: set[str] = set()
         self._iterations = iterations
         self._feed = LogFeed(folder / LOG_FILE)  # which is not there yet
         self._course, self._nodes, self._reached = Course(), Nodes(), Reached()
@@ -57,6 +59,8 @@ class Told:
         match event:
             case events.Protected(placement=placement) if placement is not None:
                 self._holders = placement.holders
+            case events.WrongSums():
+                self.named_wrong |= {*event.nodes}
             case events.RecoveryStarted():
                 self._note("fence")
             case events.RecoveryPlanned():

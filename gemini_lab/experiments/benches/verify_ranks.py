@@ -1,0 +1,303 @@
+"""Ranks that train for some iterations, each on a machine of its own name, one of them struck.
+
+What they are: processes with real engines (DeepSpeed's ZeRO, DDP, FSDP2), that talk over Gloo,
+whose tensors have real bits turned, and that verify with the worker's own code. What they are not:
+nodes. There is no agent, no version in memory and nobody who acts on a verdict; all run on one
+machine, and that each is a machine of its own is said to the verdict by its name alone.
+"""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from gemini_lab.engine.engine_state import framework_of
+from gemini_lab.engine.flaws import Flaws
+from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.verifying import Found, Verifier
+from gemini_lab.errors import GeminiError
+from gemini_lab.injector.failures import Where
+from gemini_lab.recovery.messages import Flawed
+from gemini_lab.seats import Seats
+from gemini_lab.training.gpt import GPT, GPTConfig
+from gemini_lab.transfer.group import CheckpointGroup
+
+EngineName = Literal["ZeRO-1", "ZeRO-3", "DDP", "FSDP2"]
+STRUCK_AT: Final = 2  # the iteration; by then optimizers have all their tensors
+_MODEL: Final = GPTConfig(layers=2, width=32, heads=2, context=16)
+_STRUCK: Final = replace(_MODEL, dropout=0.0)  # a bit that dropout drops makes no sum wrong
+_BATCH: Final = 2
+_LIMIT_S: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """What turns a bit on one machine.
+
+    Attributes:
+        rank: Whose.
+        where: In what.
+        lasts: Each time from then on, or once.
+        in_replay: Whether it begins while another rank's work is computed, not its own.
+    """
+
+    rank: int
+    where: Where
+    lasts: bool
+    in_replay: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One job: it begins anew, and every iteration is verified.
+
+    Attributes:
+        engine: How its ranks share the model.
+        seed: Of weights, data, dropout, and of the place that is struck.
+        iterations: How many.
+        strike: What happens in iteration `STRUCK_AT`; `None` for nothing.
+    """
+
+    engine: EngineName
+    seed: int
+    iterations: int = STRUCK_AT
+    strike: Strike | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a trial.
+
+    Attributes:
+        clean: Iterations of which all machines said the same.
+        found: What was found in the one that followed, where training stood still.
+    """
+
+    clean: int
+    found: Found | None
+
+
+def node_name(rank: int) -> str:
+    """The machine of a rank."""
+    return f"node-{rank}"
+
+
+def outcomes(trials: Sequence[Trial], *, ranks: int) -> list[Outcome]:
+    """What came of each trial on so many ranks, which all say the same.
+
+    Raises:
+        GeminiError: A rank failed, or they do not all say the same.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with tempfile.TemporaryDirectory(prefix="gemini_lab-ranks-") as folder:
+        store = Path(folder) / "store"
+        pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
+        started = [
+            context.Process(target=_work, args=(rank, ranks, store, trials, ours), daemon=True)
+            for rank, (_, ours) in enumerate(pipes)
+        ]
+        try:
+            for one, (_, ours) in zip(started, pipes, strict=True):
+                one.start()
+                ours.close()
+            said = [_received(theirs) for theirs, _ in pipes]
+        finally:
+            for one in started:
+                one.kill()
+                one.join()
+    if any(one != said[0] for one in said):
+        raise GeminiError(f"ranks do not come to the same verdicts: {said}")
+    return said[0]
+
+
+def _received(pipe: Any) -> list[Outcome]:
+    if not pipe.poll(_LIMIT_S):
+        raise GeminiError(f"a rank has not ended within {_LIMIT_S:.0f} s")
+    try:
+        answer: list[Outcome] | str = pipe.recv()
+    except EOFError as error:
+        raise GeminiError("a rank ended without a word") from error
+    if isinstance(answer, str):
+        raise GeminiError(f"a rank failed: {answer}")
+    return answer
+
+
+# -- in a rank -----------------------------------------------------------------------------------
+
+
+def _work(rank: int, ranks: int, store: Path, trials: Sequence[Trial], answer: Any) -> None:
+    try:
+        _meet(rank, ranks, store)
+        group = CheckpointGroup(_file_store(store, ranks), rank=rank, world_size=ranks)
+        answer.send([_outcome(trial, group) for trial in trials])
+        group.barrier()
+    except Exception as error:  # noqa: BLE001 - at a process's edge: whoever started it is told
+        answer.send(f"{type(error).__name__}: {error}")
+    os._exit(0)  # not through libraries' own ends, which wait for one another
+
+
+def _file_store(store: Path, ranks: int) -> Any:
+    return dist.FileStore(f"{store}-group", ranks)  # type: ignore[attr-defined]
+
+
+def _sharded(model: GPT) -> Any:
+    return fully_shard(model)
+
+
+def _meet(rank: int, ranks: int, store: Path) -> None:
+    warnings.simplefilter("ignore")  # of the libraries among themselves
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.utils.logger.setLevel("ERROR")
+    deepspeed.init_distributed(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=ranks,
+        verbose=False,
+        auto_mpi_discovery=False,
+    )
+
+
+def _outcome(trial: Trial, group: CheckpointGroup) -> Outcome:
+    """Train one job, and see what is found."""
+    torch.manual_seed(trial.seed)  # the same weights everywhere
+    job = _JOBS[trial.engine](GPT(_MODEL if trial.strike is None else _STRUCK))
+    watched = _Watched(trial, job.engine, group)
+    torch.manual_seed(1000 * trial.seed + group.rank)
+    with suppress(_StandsStillError):
+        for number in range(1, trial.iterations + 1):
+            watched.iteration = number
+            job.update(torch.randint(256, (2, _BATCH, _MODEL.context)))
+    return Outcome(clean=watched.clean, found=watched.found)
+
+
+class _StandsStillError(Exception):
+    """Training waits to be ended, as a worker does that knows of wrong sums."""
+
+
+class _Watched:
+    """The hook in an engine's step: every iteration is verified, and one is struck."""
+
+    def __init__(self, trial: Trial, engine: Any, group: CheckpointGroup) -> None:
+        framework = framework_of(engine)
+        self.iteration = 0
+        self.found: Found | None = None
+        self.clean = 0
+        self._strike, self._seed, self._rank = trial.strike, trial.seed, group.rank
+        self._orders: list[Flawed] = []
+        self._flaws = Flaws(framework, self._orders)
+        self._verifier = Verifier(
+            framework,
+            group,
+            rank=group.rank,
+            seats=Seats(
+                nodes=group.world_size, members=tuple(map(node_name, range(group.world_size)))
+            ),
+            every=1,
+            is_first=False,
+            apart=self._in_replay,
+        )
+        framework.hook(self)
+
+    def begin_forward(self) -> None:
+        """An iteration begins to compute; often in each."""
+        self._strike_if_due(in_replay=False)
+        self._flaws.install()
+        self._verifier.begin(self.iteration)
+
+    def before_update(self) -> float:
+        """Its gradients are there."""
+        self._note(self._verifier.before_update())
+        return 0.0
+
+    def after_update(self, waited_s: float) -> None:
+        """Its update was made."""
+        del waited_s
+        self._note(self._verifier.after_update())
+        self.clean += 1
+
+    def _note(self, found: Found | None) -> None:
+        if found is not None:
+            self.found = found
+            raise _StandsStillError
+
+    @contextmanager
+    def _in_replay(self) -> Iterator[None]:
+        self._strike_if_due(in_replay=True)
+        self._flaws.install()
+        yield
+
+    def _strike_if_due(self, *, in_replay: bool) -> None:
+        strike = self._strike
+        if strike is None or self._orders or self.iteration != STRUCK_AT:
+            return
+        if (strike.rank, strike.in_replay) == (self._rank, in_replay):
+            self._orders.append(
+                Flawed(where=strike.where, is_lasting=strike.lasts, seed=self._seed)
+            )
+
+
+class _Job(Protocol):
+    engine: Any
+
+    def update(self, tokens: torch.Tensor) -> None: ...
+
+
+class _Zero:
+    """A DeepSpeed engine."""
+
+    def __init__(self, model: GPT, *, stage: int) -> None:
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=[*model.parameters()],
+            config={
+                "train_micro_batch_size_per_gpu": _BATCH,
+                "gradient_clipping": 1.0,
+                "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 100},
+                "zero_force_ds_cpu_optimizer": False,
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+            },
+        )
+
+    def update(self, tokens: torch.Tensor) -> None:
+        """One iteration."""
+        self.engine.backward(self.engine(*tokens))
+        self.engine.step()
+
+
+class _Plain:
+    """A model in plain PyTorch."""
+
+    def __init__(self, model: GPT, *, shares: Callable[[GPT], Any]) -> None:
+        self._model = shares(model)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=0.01)
+        self.engine = TorchEngine(self._model, self._optimizer)
+
+    def update(self, tokens: torch.Tensor) -> None:
+        """One iteration."""
+        self._optimizer.zero_grad()
+        self._model(*tokens).backward()
+        self._optimizer.step()
+
+
+_JOBS: Final[dict[EngineName, Callable[[GPT], _Job]]] = {
+    "ZeRO-1": lambda model: _Zero(model, stage=1),
+    "ZeRO-3": lambda model: _Zero(model, stage=3),
+    "DDP": lambda model: _Plain(model, shares=DistributedDataParallel),
+    "FSDP2": lambda model: _Plain(model, shares=_sharded),
+}
