@@ -176,13 +176,14 @@ def two_lines(wrap: str) -> str:
 def trainer(deepspeed: str = 'deepspeed="ds_config.json"', sharding: str = "") -> str:
     """The guide's Trainer, with the options that it leaves out."""
     text = block(LIBRARIES, "transformers' Trainer")
+    is_sharded = 'assert type(trainer.model_wrapped).__name__.startswith("FSDP")'
     for written, meant in {
         '..., deepspeed="ds_config.json"': ", ".join(filter(None, (OPTIONS, deepspeed))),
         "protect_trainer(trainer)": f"{sharding}\nprotect_trainer(trainer)",
     }.items():
         assert written in text
         text = text.replace(written, meant)
-    return TRAINER + text
+    return TRAINER + text + (f"{is_sharded}\n" if sharding else "")
 
 
 def fetched_ahead() -> str:

@@ -1,6 +1,7 @@
-"""Commands that README and guide give are ones that there are, with options that there are."""
+"""Commands and settings that README and guide give are ones that there are, with such values."""
 
 import argparse
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemini_lab.cli.main import COMMANDS, main
+from gemini_lab.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -69,3 +71,23 @@ def test_a_command_that_a_sentence_names_has_the_options_that_it_names(capsys, t
         main([*whose, "--help"])
     told = capsys.readouterr().out
     assert [word for word in words if word.startswith("-") and word not in told] == []
+
+
+def settings_in(page):
+    """What stands in its blocks of JSON and, one by one, in its sentences."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL):
+        yield json.loads(block)["gemini"]
+    for name, value in re.findall(r"`\"(\w+)\": ([^`{}]+)`", text):
+        if name in Settings.__annotations__:
+            yield {name: json.loads("100" if value == "n" else value)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_of_a_page_are_taken(page):
+    for found in settings_in(page):
+        Settings.parse(found)
+
+
+def test_there_are_settings_on_the_pages():
+    assert sum(len(list(settings_in(page))) for page in PAGES) > 10
