@@ -141,6 +141,8 @@ class CellBar:
         """Show it, if it is news."""
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
         plain = words(run, self._total, self._pace)
+        if run.failure is not None:
+            plain = f"{_done(run, self._total)}, failed: {run.failure}"
         html = self._html(run, plain)
         if html != self._shown:
             self._shown = html
@@ -191,17 +193,17 @@ class Pace:
 
 def words(run: Followed, total: int | None, pace: Pace) -> str:
     """How far a run is, in one line."""
-    of = "" if total is None else f" of {total}"
-    done = f"{run.iteration}{of} iterations"
-    if run.failure is not None:
-        return f"{done}, failed: {run.failure}"
-    parts = [done, run.phase]
+    parts = [_done(run, total), run.phase]
     if run.phase != "over":
         each_s, left_s = pace.each_s, pace.left_s(total)
         parts += [] if each_s is None else [f"one in {format_seconds(each_s)}"]
         parts += [] if left_s is None else [f"about {format_seconds(round(left_s))} to go"]
         parts += [f"on {', '.join(run.members)}"] if run.members else []
     return " · ".join(parts)
+
+
+def _done(run: Followed, total: int | None) -> str:
+    return f"{run.iteration}{'' if total is None else f' of {total}'} iterations"
 
 
 def _bundle(html: str, plain: str) -> dict[str, str]:

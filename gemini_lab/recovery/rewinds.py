@@ -18,6 +18,10 @@ from gemini_lab.shard.lineage import Lineage
 
 MOST_KEPT: Final = 64
 """Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
+CANNOT_GO_BACK: Final = (
+    "training does not go back, as asked, for it is not under way; ask again then"
+)
+"""Who asked hears it by these words."""
 
 
 def left_of(said: Rewound, *, run: int) -> VersionId:

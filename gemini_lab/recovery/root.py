@@ -87,7 +87,7 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.resizes import Resizes, if_none_comes, patience_s, seat_anew
-from gemini_lab.recovery.rewinds import joined, left_of
+from gemini_lab.recovery.rewinds import CANNOT_GO_BACK, joined, left_of
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.stop import Stop
@@ -696,8 +696,7 @@ class RootAgent:
         self.state = replace(self.state, asked_back=(wanted.number, count + 1))
         yield WriteState(state=self.state)
         if self.state.phase != "running":
-            text = "training does not go back, as asked, for it is not under way; ask again then"
-            yield Emit(event=events.Note(text=text))
+            yield Emit(event=events.Note(text=CANNOT_GO_BACK))
             return
         order = GoBack(
             epoch=self.state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip
