@@ -6,7 +6,8 @@ from typing import Final
 from gemini_lab.cli.asked import ask, parser_of_asking, say
 from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.events import AnyEvent, RewindFailed, Rewound
+from gemini_lab.log.events import AnyEvent, Note, RewindFailed, Rewound
+from gemini_lab.recovery.rewinds import CANNOT_GO_BACK
 
 WAIT_S: Final = 120.0
 
@@ -35,6 +36,9 @@ class GoingBack:
                 return Exit.FINISHED
             case RewindFailed(cause="person", reason=reason):
                 raise ConfigError(reason)
+            case Note(text=text) if text == CANNOT_GO_BACK:
+                say(text)
+                return Exit.AGAIN
         return None
 
     def at_end(self, name: str) -> Exit:

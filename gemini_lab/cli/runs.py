@@ -89,11 +89,11 @@ def _row_of(folder: Path) -> Row:
             way_in(folder)
         except RunGoneError:
             return gone
-        return folder.name, "under way", "", "", str(folder)
+        return folder.name, "under way", "-", "-", str(folder)
     try:
         found = [lab for lab in labs_in(access.etcd) if lab.name == access.name]
     except StoreUnavailableError:
-        return folder.name, "its store does not answer", "", "", str(folder)
+        return folder.name, "its store does not answer", "-", "-", str(folder)
     return _row(found[0]) if found else gone
 
 

@@ -20,6 +20,7 @@ RECENT: Final = 64
 """Newest iterations whose median is the pace."""
 RECOVERIES: Final = 4
 PARTS_SHOWN: Final = 5
+VALUES_SHOWN: Final = 4
 COLOURS: Final = {
     "training": "green",
     "finished": "green",
@@ -65,6 +66,8 @@ def _facts(run: RunReducer, told: Status, now_s: float, beside: dict[str, str]) 
     table.add_row("run", f"{told.run}, for {format_seconds(told.now_s)}")
     table.add_row("phase", Text(f"{told.phase}{detail}", style=_colour(told.phase)))
     table.add_row("iteration", f"{told.iteration}{_pace(run)}")
+    if logged := list(_logged(run)):
+        table.add_row("logged", Text(", ".join(logged)))
     table.add_row("in memory", _in_memory(told))
     table.add_row("persistent", _persistent(run, told, now_s))
     table.add_row("time", ", ".join(_time(spent(run, now_s=now_s).rows)))
@@ -84,6 +87,14 @@ def _pace(run: RunReducer) -> str:
     newest = np.argsort(ends_s)[-RECENT:]
     median_s = float(np.median((ends_s - starts_s)[newest]))
     return f", one in {format_seconds(median_s)}"
+
+
+def _logged(run: RunReducer) -> Iterator[str]:
+    """The newest values that the script logged, means over ranks."""
+    for name in run.logged.names[:VALUES_SHOWN]:
+        means = run.logged.told(name, until=run.reached.done()).means
+        if len(means):
+            yield f"{name} {means[-1]:.5g}"
 
 
 def _in_memory(told: Status) -> Text:

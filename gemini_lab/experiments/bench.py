@@ -38,6 +38,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.restart:bench",
         "failure to the next finished iteration, warm and cold in turn",
     ),
+    "imports": (
+        "gemini_lab.experiments.benches.imports:bench",
+        "recoveries of a Trainer's job, its imports learned and not, in turn",
+    ),
     "wasted": (
         "gemini_lab.experiments.benches.wasted:bench",
         "workers killed at any time: does Eq. (1) hold?",

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.lab.control import RunGoneError, Way, way_in
+from gemini_lab.errors import GeminiError
+from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, way_in
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.log.file import find_run
@@ -52,7 +52,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         Raises:
             RunGoneError: The run is over.
-            ConfigError: Nobody owns the run at this moment.
+            OwnerAwayError: Nobody owns the run at this moment.
             StoreUnavailableError: The store does not answer.
         """
         store = self.store()
@@ -66,7 +66,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "`gemini-lab list` names those that are"
             )
         if OWNER_KEY not in items:
-            raise ConfigError(f"the lab {self.name!r} has no owner yet; try again in some seconds")
+            raise OwnerAwayError(
+                f"the lab {self.name!r} has no owner yet; try again in some seconds"
+            )
         return Way(address=items[OWNER_KEY], token=self.token)
 
 

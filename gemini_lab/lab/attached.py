@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Failure
-from gemini_lab.lab.control import Request, RunGoneError, Way, ask_by, read_lines
+from gemini_lab.lab.control import OwnerAwayError, Request, RunGoneError, Way, ask_by, read_lines
 from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.lab.runs import said
 from gemini_lab.log.events import RunFailed
@@ -33,6 +33,8 @@ CONNECT_S: Final = 5.0
 RETRY_S: Final = 0.5
 PATIENCE_S: Final = 120.0
 """For a new owner to come when one is lost; then this machine has lost the run."""
+OWNER_S: Final = 30.0
+"""The same for who asks something and waits for the answer."""
 
 
 class AttachedRun(FollowedRun):
@@ -123,7 +125,15 @@ class AttachedRun(FollowedRun):
         return self._ask(InjectFailure(failure=failure.to_json()))
 
     def _ask(self, request: Request) -> str:
-        return ask_by(self._find(), request)
+        """Ask its owner, who may be about to come: right after the start, or after another one."""
+        give_up_s = time.monotonic() + OWNER_S
+        while True:
+            try:
+                return ask_by(self._find(), request)
+            except OwnerAwayError:
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(RETRY_S)
 
     # -- following -------------------------------------------------------------------------------
 

@@ -66,11 +66,16 @@ class Bar(Protocol):
 
 
 class TerminalBar:
-    """A bar of tqdm; lines go above it."""
+    """A bar of tqdm where there is a total, and a line in words; other lines go above it."""
 
     def __init__(self, total: int | None, initial: int) -> None:
+        self._total, self._pace = total, Pace()
         self._bar = tqdm(
-            total=total, initial=initial, unit="iteration", dynamic_ncols=True, disable=None
+            total=total,
+            initial=initial,
+            bar_format="{desc}" if total is None else "{percentage:3.0f}% |{bar:24}| {desc}",
+            dynamic_ncols=True,
+            disable=None,
         )
 
     def write(self, line: str) -> None:
@@ -79,8 +84,10 @@ class TerminalBar:
 
     def show(self, run: Followed) -> None:
         """Move the bar."""
-        self._bar.set_postfix_str(f"{run.phase}, nodes {' '.join(run.members)}")
-        self._bar.update(run.iteration - self._bar.n)
+        self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
+        self._bar.set_description_str(words(run, self._total, self._pace), refresh=False)
+        self._bar.n = run.iteration
+        self._bar.refresh()
 
     def close(self, run: Followed) -> None:  # noqa: ARG002 - whoever waits says how it ended
         """Leave the bar as it is."""
@@ -133,7 +140,9 @@ class CellBar:
     def show(self, run: Followed) -> None:
         """Show it, if it is news."""
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
-        plain = self._words(run)
+        plain = words(run, self._total, self._pace)
+        if run.failure is not None:
+            plain = f"{_done(run, self._total)}, failed: {run.failure}"
         html = self._html(run, plain)
         if html != self._shown:
             self._shown = html
@@ -142,18 +151,6 @@ class CellBar:
     def close(self, run: Followed) -> None:
         """Show how it ended."""
         self.show(run)
-
-    def _words(self, run: Followed) -> str:
-        of = "" if self._total is None else f" of {self._total}"
-        done = f"{run.iteration}{of} iterations"
-        if run.failure is not None:
-            return f"{done}, failed: {run.failure}"
-        parts = [done, run.phase]
-        if run.phase != "over":
-            left_s = self._pace.left_s(self._total)
-            parts += [] if left_s is None else [f"about {format_seconds(round(left_s))} to go"]
-            parts += [f"on {', '.join(run.members)}"] if run.members else []
-        return " · ".join(parts)
 
     def _html(self, run: Followed, words: str) -> str:
         size = "" if self._total is None else f" max={self._total} value={run.iteration}"
@@ -181,10 +178,32 @@ class Pace:
 
     def left_s(self, total: int | None) -> float | None:
         """Seconds until `total` iterations are done; `None` where that cannot be said."""
-        if total is None or len(self._seen) < 2:
+        if total is None or self.each_s is None:
+            return None
+        return max(0.0, (total - self._seen[-1][1]) * self.each_s)
+
+    @property
+    def each_s(self) -> float | None:
+        """Seconds an iteration; `None` where that cannot be said."""
+        if len(self._seen) < 2:
             return None
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        return max(0.0, (total - last) * (last_s - first_s) / (last - first))
+        return (last_s - first_s) / (last - first)
+
+
+def words(run: Followed, total: int | None, pace: Pace) -> str:
+    """How far a run is, in one line."""
+    parts = [_done(run, total), run.phase]
+    if run.phase != "over":
+        each_s, left_s = pace.each_s, pace.left_s(total)
+        parts += [] if each_s is None else [f"one in {format_seconds(each_s)}"]
+        parts += [] if left_s is None else [f"about {format_seconds(round(left_s))} to go"]
+        parts += [f"on {', '.join(run.members)}"] if run.members else []
+    return " · ".join(parts)
+
+
+def _done(run: Followed, total: int | None) -> str:
+    return f"{run.iteration}{'' if total is None else f' of {total}'} iterations"
 
 
 def _bundle(html: str, plain: str) -> dict[str, str]:

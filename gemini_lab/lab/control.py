@@ -64,6 +64,10 @@ class RunGoneError(ConfigError):
     """The run is over."""
 
 
+class OwnerAwayError(ConfigError):
+    """Nobody owns the run at this moment: it begins, or its owner was lost with its machine."""
+
+
 class ControlServer:
     """Carries out requests for the run under way, for as long as the `with` block lasts.
 

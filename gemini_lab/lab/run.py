@@ -176,7 +176,8 @@ class Run(FollowedRun):
             ConfigError: The run is over, or the failure names a node or rank that is not there.
         """
         if self.is_over or not self.members:
-            raise ConfigError(f"nothing can fail now: {self} has no workers")
+            late = "it is over" if self.is_over else "wait for its first, run.wait(until=1)"
+            raise ConfigError(f"nothing can fail now: {self} has no workers; {late}")
         given = orders(failure, self._cast(), seed=self._scenario.seed)
         for order in given:
             self._owner.obey(order)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,15 @@ import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from gemini_lab.launch.mpi_order import take_order
-from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder, why_blind
+from gemini_lab.node.config import (
+    AgentConfig,
+    AgentDown,
+    AgentUp,
+    BootOrder,
+    SharedMachine,
+    why_blind,
+)
+from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
 
 READY_S: Final = 60.0
@@ -103,31 +111,56 @@ def wait_asleep(request: Any) -> Any:
     raise TimeoutError(f"another machine's MPI process said nothing for {MESSAGE_S:.0f} s")
 
 
-def hand_out(world: Any, parts: Sequence[bytes] | None) -> tuple[bytes, list[Any]]:
+def hand_out(
+    world: Any, parts: Callable[[list[str]], Sequence[bytes]] | None
+) -> tuple[bytes, list[Any]]:
     """Have every rank's own part reach it, and nobody else.
 
     Args:
         world: The MPI communicator.
-        parts: Each rank's, on rank 0; `None` on the others.
+        parts: Each rank's, of the machines on which the ranks are; on rank 0, `None` on the others.
 
     Returns:
         This rank's part, and sends that are still to be waited for.
     """
     own_key = PrivateKey.generate()
-    sent = [world.isend(bytes(own_key.public_key), dest=0)]
+    sent = [world.isend(bytes(own_key.public_key) + machine_identity().encode(), dest=0)]
     if parts is not None:
-        for rank, part in enumerate(parts):
-            key = PublicKey(wait_asleep(world.irecv(source=rank)))
-            sent.append(world.isend(SealedBox(key).encrypt(part), dest=rank))
+        said = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
+        machines = [message[PublicKey.SIZE :].decode() for message in said]
+        for rank, part in enumerate(parts(machines)):
+            box = SealedBox(PublicKey(said[rank][: PublicKey.SIZE]))
+            sent.append(world.isend(box.encrypt(part), dest=rank))
     return SealedBox(own_key).decrypt(wait_asleep(world.irecv(source=0))), sent
 
 
-def parts_of(order: BootOrder) -> list[bytes]:
-    """Each rank's part of the order: its own configuration."""
+def parts_of(order: BootOrder, shared: SharedMachine | None = None) -> list[bytes]:
+    """Each rank's part of the order: its own configuration, or nothing to start."""
     return [
-        msgspec.json.encode(BootOrder(agents=[config], log_folder=order.log_folder))
+        msgspec.json.encode(
+            BootOrder(agents=[] if shared else [config], log_folder=order.log_folder)
+        )
         for config in order.agents
     ]
+
+
+def shared_machine(
+    hosts: Sequence[str], machines: Sequence[str], taken: Mapping[str, str]
+) -> SharedMachine | None:
+    """Hosts that are one machine under several names, if any are.
+
+    Args:
+        hosts: The host of each rank, as it was called.
+        machines: The identity of the machine on which each rank is.
+        taken: The same of agents that were started before: how the host of a machine was called.
+    """
+    names: dict[str, list[str]] = {machine: [name] for machine, name in taken.items()}
+    for name, machine in zip(hosts, machines, strict=False):
+        known = names.setdefault(machine, [])
+        if name not in known:
+            known.append(name)
+    found = (SharedMachine(hosts=called) for called in names.values() if len(called) > 1)
+    return next(found, None)
 
 
 def main() -> None:
@@ -136,14 +169,22 @@ def main() -> None:
 
     world = MPI.COMM_WORLD
     is_first = world.rank == 0
+    answers: list[AgentUp | AgentDown | SharedMachine] = []
     parts = None
     if is_first:
-        parts = parts_of(msgspec.json.decode(take_order(), type=BootOrder))
+        order = msgspec.json.decode(take_order(), type=BootOrder)
+
+        def parts(machines: list[str]) -> list[bytes]:
+            shared = shared_machine(order.hosts, machines, order.taken)
+            answers.extend([] if shared is None else [shared])
+            return parts_of(order, shared)
+
     told, sent = hand_out(world, parts)
     own = msgspec.json.decode(told, type=BootOrder)
-    sent.append(world.isend(start_agent(own.agents[0], own.log_folder), dest=0))
+    sent += [world.isend(start_agent(one, own.log_folder), dest=0) for one in own.agents]
     if is_first:
-        answers = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
+        ranks = range(world.size if own.agents else 0)
+        answers += [wait_asleep(world.irecv(source=rank)) for rank in ranks]
         sys.stdout.write(msgspec.json.encode(answers).decode() + "\n")
         sys.stdout.flush()
     for request in sent:

@@ -188,8 +188,14 @@ def main() -> None:
     from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
 
     world = MPI.COMM_WORLD
-    given = take_order().encode() if world.rank == 0 else None
-    text, sent = hand_out(world, None if given is None else [given] * world.size)
+    parts = None
+    if world.rank == 0:
+        given = take_order().encode()
+
+        def parts(machines: list[str]) -> list[bytes]:
+            return [given] * len(machines)
+
+    text, sent = hand_out(world, parts)
     order = msgspec.json.decode(text, type=MemberOrder)
     own = MemberPlace.towards(order.reach)
     places = _exchange(world, own, sent)

@@ -12,7 +12,13 @@ import msgspec
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.launch.mpi_order import run_with_order
 from gemini_lab.launch.programs import find_program
-from gemini_lab.node.config import AgentConfig, AgentDown, AgentUp, BootOrder
+from gemini_lab.node.config import (
+    AgentConfig,
+    AgentDown,
+    AgentUp,
+    BootOrder,
+    SharedMachine,
+)
 
 LAUNCH_S: Final = 120.0
 BOOT: Final = "gemini_lab.launch.boot"
@@ -142,19 +148,42 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
 
 
 def launch_agents(
-    configs: Sequence[AgentConfig], *, hosts: Sequence[str] = (), log_folder: Path
+    configs: Sequence[AgentConfig],
+    *,
+    hosts: Sequence[str] = (),
+    taken: Mapping[str, str] | None = None,
+    log_folder: Path,
 ) -> list[AgentUp]:
     """Start an agent for each configuration, and return when all are up.
+
+    Args:
+        configs: Of the agents.
+        hosts: One for each, or none: this machine.
+        taken: The machines that have an agent already, and how their hosts were called.
+        log_folder: Where their logs go.
 
     Returns:
         What each agent answered.
 
     Raises:
+        ConfigError: Two of the hosts are one machine; no agent was started.
         LaunchError: MPI or an agent failed; the message has what they said.
     """
-    order = BootOrder(agents=list(configs), log_folder=str(log_folder))
+    order = BootOrder(
+        agents=list(configs),
+        log_folder=str(log_folder),
+        hosts=[host for host in dict.fromkeys(hosts) for _ in range(hosts.count(host))],
+        taken=dict(taken or {}),
+    )
     line = run_on_hosts(BOOT, len(configs), hosts, msgspec.json.encode(order).decode())
-    answers = msgspec.json.decode(line, type=list[AgentUp | AgentDown])
+    answers = msgspec.json.decode(line, type=list[AgentUp | AgentDown | SharedMachine])
+    for answer in answers:
+        if isinstance(answer, SharedMachine):
+            raise ConfigError(
+                f"{' and '.join(answer.hosts)} are one machine, and a shard's replicas would be "
+                "lost together with it; name another machine, or, if two nodes on one machine are "
+                f"meant, write {answer.hosts[0]} for both"
+            )
     errors = [answer.error for answer in answers if isinstance(answer, AgentDown)]
     if errors:
         raise LaunchError("; ".join(errors))

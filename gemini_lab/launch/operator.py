@@ -38,6 +38,7 @@ class Operator(Protocol):
         """Start agents on `count` machines: `name`, `address` and `pid` of each.
 
         Raises:
+            ConfigError: Two hosts are one machine.
             CapacityError: No machine is left.
             LaunchError: They could not be started.
         """
@@ -66,6 +67,7 @@ class MpiOperator:
     hosts: Hosts = field(default_factory=Hosts)
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
+    _taken: dict[str, str] = field(default_factory=dict)  # machine: its host, as it was called
     _local_sessions: list[int] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,7 +95,9 @@ class MpiOperator:
             for number in range(first, first + count)
         ]
         hosts = names[first : first + count]
-        agents = launch_agents(configs, hosts=hosts, log_folder=self.log_folder)
+        agents = launch_agents(configs, hosts=hosts, taken=self._taken, log_folder=self.log_folder)
+        for agent, host in zip(agents, sorted(hosts, key=hosts.index), strict=False):
+            self._taken.setdefault(agent.machine, host)
         if not hosts:
             self._local_sessions += [agent.pid for agent in agents]
         elif first and isinstance(self.etcd, Members):

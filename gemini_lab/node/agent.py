@@ -27,6 +27,7 @@ from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
 from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
@@ -116,7 +117,11 @@ class Agent:
             lease_s=self.config.lease_s,
         )
         await self.membership.register()
-        self._announce(AgentUp(name=self.name, address=self.address, pid=os.getpid()))
+        self._announce(
+            AgentUp(
+                name=self.name, address=self.address, pid=os.getpid(), machine=machine_identity()
+            )
+        )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop.set)
         loop.add_signal_handler(signal.SIGTERM, self._heed_notice)

@@ -95,11 +95,12 @@ def why_blind(detached: Detached | None) -> str | None:
 
 
 class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="up"):
-    """An agent's answer: it listens on `address`."""
+    """An agent's answer: it listens on `address`, on the machine of this identity."""
 
     name: str
     address: str
     pid: int
+    machine: str = ""
 
 
 class AgentDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="down"):
@@ -108,8 +109,25 @@ class AgentDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     error: str
 
 
+class SharedMachine(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="shared"
+):
+    """No agent was started: these hosts are one machine."""
+
+    hosts: list[str]
+
+
 class BootOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the start-up program is told: an agent for each of its ranks."""
+    """What the start-up program is told: an agent for each of its ranks.
+
+    Attributes:
+        agents: Their configurations; none where nothing is to be started.
+        log_folder: Where their logs go.
+        hosts: The host of each rank, as it was called; none on this machine alone.
+        taken: The machines that have an agent already, and how their hosts were called.
+    """
 
     agents: list[AgentConfig]
     log_folder: str
+    hosts: list[str] = []
+    taken: dict[str, str] = {}

@@ -10,7 +10,7 @@ from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.recovery.protocol import Emit, RootState
 
-MAX_ATTEMPTS: Final = 3  # script errors in a row without a new iteration: the run is given up
+MAX_ATTEMPTS: Final = 3  # script errors in a row, with no iteration finished between
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
 MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
 MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
@@ -179,7 +179,7 @@ def reason_to_give_up(
     Args:
         exited: What its agent said.
         node: Where it ran.
-        attempts: Workers that failed since the last new iteration, this one included.
+        attempts: Workers that failed with no iteration finished between, this one included.
         final: Errors after which no start is worth it.
     """
     error = exited.error
@@ -190,7 +190,7 @@ def reason_to_give_up(
     is_told = error is not None and is_final and error.error != "SystemExit"
     told = f"{error.error}: {error.text}" if error is not None and is_told else _said_last(exited)
     told += f"; {BUILD_WAY_OUT}" if lacks else ""
-    times = "" if is_final else f" (failure {attempts} without a new iteration)"
+    times = "" if is_final else f" (failure {attempts} with no iteration finished between)"
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
 
 

@@ -272,7 +272,7 @@ class RootState:
             while workers ran.
         has_given_up: Whether a person let go of versions that may still come back.
         given_up: The last number of a `ProgressGivenUp` that was heard.
-        attempts: Workers that failed since the last new iteration.
+        attempts: Workers that failed since an iteration was finished, one done again included.
         errors: The script's own ones in this run, the newest last.
         offences: On which node each of them did, newest last.
         excluded: Nodes that are not used again because every attempt on them failed.

@@ -28,6 +28,10 @@ from gemini_lab.shard.lineage import Lineage
 
 MOST_KEPT: Final = 64
 """Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
+CANNOT_GO_BACK: Final = (
+    "training does not go back, as asked, for it is not under way; ask again then"
+)
+"""Who asked hears it by these words."""
 
 
 def left_of(said: Rewound, *, run: int) -> VersionId:
@@ -67,7 +71,6 @@ def ask_back(
         return
     yield WriteState(state=replace(state, asked_back=(wanted.number, count + 1)))
     if state.phase != "running":
-        text = "training does not go back, as asked, for it is not under way; ask again then"
         yield Emit(event=Note(text=text))
         return
     order = GoBack(epoch=state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip)

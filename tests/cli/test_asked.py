@@ -14,10 +14,12 @@ from gemini_lab.log.events import (
     DrainWaiting,
     NodeDrained,
     NodeLost,
+    Note,
     RecoveryFinished,
     RewindFailed,
     Rewound,
 )
+from gemini_lab.recovery.rewinds import CANNOT_GO_BACK
 
 WENT = Rewound(
     rank=0, epoch=1, rewinds=1, cause="person", version=3, iteration=6, skips=True, duration_s=0.1
@@ -86,6 +88,7 @@ def test_a_rewind_is_followed_until_training_went_back(capsys):
     refused = RewindFailed(rank=0, epoch=1, iteration=6, cause="person", reason="keeps no such")
     with pytest.raises(ConfigError, match="keeps no such"):
         followed(GoingBack(), refused)
+    assert followed(GoingBack(), Note(text=CANNOT_GO_BACK)) == Exit.AGAIN
 
 
 def test_the_end_of_a_run_and_of_patience_are_said():

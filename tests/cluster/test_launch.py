@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from gemini_lab import Lab
+from gemini_lab.errors import ConfigError
 
 SETTLING_S = 3.0  # the other ranks have started their agents by then
 PAUSE_S = 4.0
@@ -70,3 +71,9 @@ def test_waiting_for_a_slow_agent_leaves_the_processors_to_it(tmp_path):
         thread.join()
     assert len(used_s) == 1
     assert used_s[0] < PAUSE_S / 2  # a rank that waits inside MPI takes a whole processor
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_two_names_of_one_machine_are_no_two_hosts(tmp_path):
+    with pytest.raises(ConfigError, match=r"localhost and 127\.0\.0\.1 are one machine.*for both"):
+        Lab(2, 0, hosts=["localhost", "127.0.0.1"], folder=tmp_path)

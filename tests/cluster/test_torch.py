@@ -1,8 +1,5 @@
 """The guide's script in plain PyTorch on real nodes: a worker and a node die, no bit differs."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 from gemini_lab import Job
@@ -10,7 +7,8 @@ from gemini_lab.injector.failures import NodeLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
 
-ROOT = Path(__file__).parents[2]
+from .written import block
+
 BEFORE = """
 import os
 import torch
@@ -35,21 +33,13 @@ batches = endless()
 """
 
 
-def written(page: str, after: str) -> str:
-    """The first block of Python in a page after some text."""
-    _, _, rest = (ROOT / page).read_text().partition(after)
-    found = re.search(r"```python\n(.*?)```", rest, re.DOTALL)
-    assert found
-    return found.group(1)
-
-
 @pytest.mark.parametrize(
     "parallel", [pytest.param("DistributedDataParallel", marks=pytest.mark.long), "fully_shard"]
 )
 def test_the_guides_script_loses_a_worker_and_a_node_and_no_bit(lab, script, parallel):
-    text = written("docs/guide/script.md", "## In plain PyTorch")
+    text = block("docs/guide/script.md", "In plain PyTorch")
     text = text.replace("DistributedDataParallel(build_model())", f"{parallel}(build_model())")
-    for line in written("README.md", "Or in plain PyTorch").splitlines()[:2]:
+    for line in block("README.md", "In your own script", 1).splitlines()[:2]:
         assert line in text
     job = Job(script=str(script(BEFORE + text)))
     quiet = lab.train(job, persistent_url=None).wait(200).report()

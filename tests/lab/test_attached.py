@@ -10,7 +10,14 @@ from lab_stand_in import begin, entry, printed, step, tell
 from gemini_lab import Job
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.lab.control import ControlServer, RunGoneError, Way, read_lines, way_in
+from gemini_lab.lab.control import (
+    ControlServer,
+    OwnerAwayError,
+    RunGoneError,
+    Way,
+    read_lines,
+    way_in,
+)
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.events import Note, RunFinished
 from gemini_lab.log.file import EventLog
@@ -56,6 +63,20 @@ def test_leaving_leaves_the_run_alone_and_stopping_ends_it(run, cluster):
     assert not run.is_over
     assert cluster.stopped == []
     assert "one ends" in follower.stop()
+    assert cluster.stopped == [run.number]
+
+
+def test_what_is_asked_before_there_is_an_owner_is_asked_again(run, cluster):
+    begin(run)
+    ways = iter([OwnerAwayError("no owner yet"), way_in(run.folder)])
+
+    def find():
+        way = next(ways)
+        if isinstance(way, Exception):
+            raise way
+        return way
+
+    assert "one ends" in AttachedRun("one", find, run.folder).stop()
     assert cluster.stopped == [run.number]
 
 

@@ -1,12 +1,14 @@
 """A run's progress: what is told, and to whom."""
 
+import io
+import sys
 import threading
 import time
 
 import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
 
-from gemini_lab.lab.bars import CELL_LINES, CellBar, Pace
+from gemini_lab.lab.bars import CELL_LINES, CellBar, Pace, TerminalBar
 from gemini_lab.lab.progress import describe, show_progress
 from gemini_lab.log.events import Note, RunFailed, RunFinished, WorkerExited
 
@@ -59,6 +61,25 @@ def test_who_has_seen_enough_is_told_nothing_more(run):
     printed(run, 0, "two")
     assert [entry.event.text for entry in seen] == ["one"]
     assert heard == [(0, ["one"])]
+
+
+class Terminal(io.StringIO):
+    """A standard error that people see."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("total", "said"), [(None, "3 iterations"), (10, "3 of 10 iterations")])
+def test_a_terminals_bar_says_in_words_how_far_the_run_is(run, monkeypatch, total, said):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    bar = TerminalBar(total, 0)
+    tell(run, *(step(rank, 3) for rank in range(len(NODES))))
+    bar.show(run)
+    bar.close(run)
+    last = sys.stderr.getvalue().rstrip("\n").split("\r")[-1]
+    assert f"{said} · " in last
+    assert ("30% |" in last) == (total is not None)
 
 
 def test_an_iteration_is_no_news(run):

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import msgspec
 
-from gemini_lab.launch.boot import hand_out, parts_of
-from gemini_lab.node.config import AgentConfig, BootOrder
+from gemini_lab.launch.boot import hand_out, parts_of, shared_machine
+from gemini_lab.node.config import AgentConfig, BootOrder, SharedMachine
 from gemini_lab.node.control_store import EtcdAddress
 
 RANKS = 3
@@ -58,7 +58,7 @@ def test_each_rank_is_told_its_own_part_and_who_listens_learns_no_secret():
     boxes, heard, told = defaultdict(queue.Queue), [], {}
 
     def be(rank):
-        parts = parts_of(order) if rank == 0 else None
+        parts = (lambda _: parts_of(order)) if rank == 0 else None
         part, _ = hand_out(World(rank, boxes, heard), parts)
         told[rank] = msgspec.json.decode(part, type=BootOrder)
 
@@ -72,3 +72,20 @@ def test_each_rank_is_told_its_own_part_and_who_listens_learns_no_secret():
     }
     assert len(heard) == 2 * RANKS
     assert not any(word in message for message in heard for word in (b"token", b"password"))
+
+
+def test_hosts_that_are_one_machine_are_found_by_what_the_machine_says():
+    shared = shared_machine(["localhost", "b", "127.0.0.1"], ["one", "two", "one"], {})
+    assert shared == SharedMachine(hosts=["localhost", "127.0.0.1"])
+    assert shared_machine(["c"], ["two"], {"two": "b"}) == SharedMachine(hosts=["b", "c"])
+
+
+def test_one_name_twice_and_machines_of_their_own_are_what_was_meant():
+    assert shared_machine(["a", "a", "b"], ["one", "one", "two"], {"three": "c"}) is None
+    assert shared_machine([], ["one", "one"], {}) is None, "all on this machine"
+
+
+def test_no_rank_is_told_to_start_anything_where_hosts_are_one_machine():
+    order = BootOrder(agents=[config(rank) for rank in range(RANKS)], log_folder="/logs")
+    parts = parts_of(order, SharedMachine(hosts=["a", "b"]))
+    assert [msgspec.json.decode(part, type=BootOrder).agents for part in parts] == [[]] * RANKS

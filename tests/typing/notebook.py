@@ -14,7 +14,7 @@ def cells() -> None:
     job = Job(script="gemini_lab.training.gpt_job", module=True, args=["--iterations", "24"])
     run = lab.train(job, scenario=Scenario(seed=7).crash(rank=1, iteration=4))
     assert_type(run, Run)
-    assert_type(run.inject(NodeLoss("node-2")), list[Order])
+    assert_type(run.wait(until=8).inject(NodeLoss("node-2")), list[Order])
     assert_type(run.wait().report(), RunReport)
     run.progress(24)
     assert_type(run.wait(until=12), Run)

@@ -6,17 +6,14 @@ does meets all. Each round suffers every kind of failure once.
 """
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
-from gemini_lab.experiments.benches.waiting import LIMIT_S, wait_for
+from gemini_lab.experiments.benches.waiting import recovery_s, wait_for
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import Failure, NodeFreeze, NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.run import Run
 
 FAILURES: Final[dict[str, Failure]] = {
     "worker crash": WorkerCrash("rank-1"),
@@ -67,24 +64,8 @@ def one_round(folder: Path, how: str) -> dict[str, float]:
             lab.wait_until_ready()
             wait_for(run, iteration=run.iteration + 5)
             run.inject(failure)
-            took[name] = _recovery_s(run, number, keeps=keeps)
+            took[name] = recovery_s(run, number)
+            if keeps and not run.report().recoveries[number - 1].kept:
+                raise GeminiError(f"recovery {number} of {run} kept no process; its log says why")
         run.stop()
     return took
-
-
-def _recovery_s(run: Run, number: int, *, keeps: bool) -> float:
-    """How long the run's recovery `number` took, once it is over.
-
-    Raises:
-        GeminiError: It did not end, or no process was kept that was to be.
-    """
-    deadline_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline_s and not run.failure:
-        recoveries = run.report().recoveries
-        duration_s = recoveries[number - 1].duration_s if len(recoveries) >= number else None
-        if duration_s is not None:
-            if keeps and not recoveries[number - 1].kept:
-                raise GeminiError(f"recovery {number} of {run} kept no process; its log says why")
-            return duration_s
-        time.sleep(0.2)
-    raise GeminiError(f"recovery {number} of {run} was not over in {LIMIT_S:.0f} s: {run.failure}")

@@ -20,3 +20,19 @@ def wait_for(run: Run, *, iteration: int = 0, recoveries: int = 0) -> None:
         if run.failure or time.monotonic() > give_up_s:
             raise GeminiError(f"{run} does not get on: {run.failure or 'nothing is heard of it'}")
         time.sleep(0.02)
+
+
+def recovery_s(run: Run, number: int) -> float:
+    """How long the run's recovery `number` took, once it is over.
+
+    Raises:
+        GeminiError: It is not, in `LIMIT_S`.
+    """
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s and not run.failure:
+        recoveries = run.report().recoveries
+        duration_s = recoveries[number - 1].duration_s if len(recoveries) >= number else None
+        if duration_s is not None:
+            return duration_s
+        time.sleep(0.2)
+    raise GeminiError(f"recovery {number} of {run} was not over in {LIMIT_S:.0f} s: {run.failure}")

@@ -119,7 +119,7 @@ class Course:
                 self.phase = "starting"
             case Iteration(restored=False, epoch=epoch) if epoch >= self.epoch:
                 if self.phase in {"starting", "waiting for events"}:
-                    self.phase = "training"
+                    self.phase, self.detail = "training", ""
             case RecoveryStarted():
                 self.phase, self.detail = "recovering", ""
             case RecoveryPlanned() if self.phase == "waiting for machines":
