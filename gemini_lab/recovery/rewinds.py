@@ -71,7 +71,7 @@ def ask_back(
         return
     yield WriteState(state=replace(state, asked_back=(wanted.number, count + 1)))
     if state.phase != "running":
-        yield Emit(event=Note(text=text))
+        yield Emit(event=Note(text=CANNOT_GO_BACK))
         return
     order = GoBack(epoch=state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip)
     for node in dict.fromkeys(state.members):

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import recovery_s, wait_for
 from gemini_lab.experiments.quickstart import gpt_job
