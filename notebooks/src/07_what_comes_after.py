@@ -5,8 +5,9 @@
 # replicas where they are needed most, differences, shadow machines, going on with fewer machines,
 # and racks that die as one.
 #
-# **Time.** Half a minute to run, an hour to read, predict and try. A laptop is enough. Everything
-# here is a model or a simulation; the numbers that you do not give are listed as assumptions.
+# **Time.** One to two minutes to run, an hour to read, predict and try. A laptop is enough. Sections
+# 1 to 6 are models and simulations, and list what they assume of numbers that you do not give;
+# section 7 does the same things to a job that really runs.
 #
 # **Read first.** The paper's sections 6.2 and 8, and labs 01, 03 and 06.
 
@@ -349,6 +350,71 @@ with Verdict():
     print(lab_07.exercise_4(raw_bytes, papers=gemini(job), simulate=a_year))
 
 # %% [markdown]
+# ## 7. The same, for real
+# Four nodes and a standby on this machine train a small GPT. While it trains, you will
+#
+# - *resize* it to three nodes: shards are cut anew from memory,
+# - *rewind* two iterations, without their batches: no process starts,
+# - *drain* a node, as if a spot machine had been given notice: its ranks move to a standby,
+# - kill a worker, while all other ranks keep their process.
+#
+# **Predict**: how long does training stand still each time, and how many iterations are done again?
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+slowest_pause = predict("the longest of the four pauses: resize, rewind, drain, kill")
+slowest_pause
+
+# %% tags=["nodes"]
+from gemini_lab import Lab, WorkerCrash
+from gemini_lab.experiments.quickstart import gpt_job
+
+lab = Lab(nodes=4, standbys=1)
+lab.wait_until_ready()
+
+# %% [markdown]
+# The global batch stays twelve samples, dealt to as many ranks as there are.
+
+# %% tags=["nodes"]
+small = gpt_job(size="tiny", iterations=80, global_batch=12)
+kept = {"keep_in_memory": 3, "keep_processes": True, "persistent_url": None}
+run = lab.train(small, name="what-comes-after", **kept)
+
+# %% tags=["nodes"]
+run.wait(until=10)
+run.resize(3)
+run.wait(until=25)
+
+# %% tags=["nodes"]
+run.rewind(2)
+run.wait(until=35)
+
+# %% tags=["nodes"]
+run.drain(run.members[1])
+run.wait(until=55)
+
+# %% tags=["nodes"]
+run.inject(WorkerCrash("rank-2"))
+report = run.wait().report()
+
+# %% tags=["nodes"]
+for each in report.recoveries:
+    anew = report.ranks - len(each.kept)
+    print(f"{each.cause:14} {each.duration_s:4.1f} s, {each.lost_by_any} iterations again, ", end="")
+    print(f"{anew} processes started (measured)")
+for each in report.rewinds:
+    print(f"rewind         {each.duration_s:4.2f} s to version {each.version} (measured)")
+
+# %% tags=["nodes"]
+slowest_pause.came_out(f"{max(each.duration_s for each in report.recoveries):.1f} s")
+lab.close()
+
+# %% [markdown]
+# **Explain.** A resize starts all ranks anew, for each has another part of the model. A drain and a
+# killed worker start one process; the others go on in theirs, with new process groups. A rewind
+# starts none. Which of the four did section 6 simulate, and what did it leave out?
+#
 # **Further reading.** Mohan, Phanishayee, Chidambaram, *CheckFreq* (FAST 2021). Yao and others,
 # *LowDiff* (arXiv 2509.04084). Bhardwaj and others, *Checkmate* (arXiv 2507.13522). Zhou and
 # others, *Odyssey* (arXiv 2508.21613). To go further here: `read_trace` takes your own cluster's

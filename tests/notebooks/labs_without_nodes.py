@@ -55,7 +55,7 @@ def _computed(lab: str) -> Names:
     names: Names = {}
     for cell in edition_of(lab).cells:
         tags = cell.metadata.get("tags", [])
-        if cell.cell_type == "code" and not {"exercise", "check"} & {*tags}:
+        if cell.cell_type == "code" and not {"exercise", "check", "nodes"} & {*tags}:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(cell.source, names)
             if "parameters" in tags:

@@ -150,3 +150,18 @@ def test_processes_go_on_from_the_version_that_is_whole(version):
     lose(story, 2)
     assert story.plan().version == version
     assert kept(story) == [[0, 1, 3]] * 4
+
+
+def test_where_copies_are_placed_anew_with_a_restart_no_process_is_kept():
+    """A process has memory for the copies of before."""
+    story = Story().start(replicas="auto", keep_processes=True)
+    chosen = []
+    for _ in range(8):
+        before = story.root.state.seats.placement
+        story.ended = {2}
+        story.exit(2, -9)
+        chosen.append((story.root.state.seats.placement == before, kept(story)[0]))
+        story.protect()
+        story.iterate(story.root.state.iteration + 1)
+    assert {tuple(ranks) for stayed, ranks in chosen if stayed} == {(0, 1, 3)}
+    assert {tuple(ranks) for stayed, ranks in chosen if not stayed} == {()}
