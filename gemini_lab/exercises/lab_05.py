@@ -57,7 +57,7 @@ def exercise_2(better: object, *, train: Callable[..., RunReport], undisturbed: 
         WrongAnswerError: They are none, cannot be, or memory is not enough with them.
     """
     settings = given(better, dict, name="better", words='a dictionary, {"setting": value}')
-    need(settings, 'no answer yet: `better` is empty; make it {"setting": value}')
+    need(settings, '`better` is empty; make it {"setting": value}')
     report = train(**settings)
     need(report.recoveries, "the run had no failure to recover from; run the cell again")
     recovery = report.recoveries[-1]

@@ -414,7 +414,8 @@ lab.close()
 # **Explain.** A resize starts all ranks anew, for each has another part of the model. A drain and a
 # killed worker start one process; the others go on in theirs, with new process groups. A rewind
 # starts none. Which of the four did section 6 simulate, and what did it leave out?
-#
+
+# %% [markdown]
 # **Further reading.** Mohan, Phanishayee, Chidambaram, *CheckFreq* (FAST 2021). Yao and others,
 # *LowDiff* (arXiv 2509.04084). Bhardwaj and others, *Checkmate* (arXiv 2507.13522). Zhou and
 # others, *Odyssey* (arXiv 2508.21613). To go further here: `read_trace` takes your own cluster's
