@@ -10,14 +10,16 @@ from gemini_lab.log.events import REPLICAS
 ITERATIONS = 24
 
 
-def test_a_node_that_fails_again_and_again_has_its_shard_kept_once_more(lab, undisturbed):
-    lab.wait_until_ready()
-    job = gpt_job(size="tiny", iterations=ITERATIONS)
-    run = lab.train(job, persistent_url=None, replicas="auto", survival_target=0.9993)
-    for iteration in (4, 9, 14):
-        run.wait(until=iteration)
-        run.inject(WorkerCrash(run.members[2]))
-    report = run.wait(200).report()
+def test_a_node_that_fails_again_and_again_has_its_shard_kept_once_more(tmp_path, undisturbed):
+    quiet = undisturbed(iterations=ITERATIONS)
+    with Lab(4, 1, folder=tmp_path) as fresh:  # one that knows of no failures
+        fresh.wait_until_ready()
+        job = gpt_job(size="tiny", iterations=ITERATIONS)
+        run = fresh.train(job, persistent_url=None, replicas="auto", survival_target=0.9993)
+        for iteration in (4, 9, 14):
+            run.wait(until=iteration)
+            run.inject(WorkerCrash(run.members[2]))
+        report = run.wait(200).report()
     changes = [entry.event for entry in run.events("replicas_placed")]
     assert changes, "three failures of one node changed nothing"
     assert "failed 3 times" in changes[-1].reason
@@ -29,7 +31,7 @@ def test_a_node_that_fails_again_and_again_has_its_shard_kept_once_more(lab, und
     }
     assert len(report.recoveries) == 3
     assert all(recovery.tier == "memory" for recovery in report.recoveries)
-    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    assert report.losses_match(quiet)
 
 
 @pytest.mark.long  # a lab of its own, with racks
