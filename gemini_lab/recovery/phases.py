@@ -1,0 +1,439 @@
+"""The way of a run through its phases, as the root agent takes it.
+
+    idle -> fencing -> inventory <-> (waiting) -> rendezvous -> starting -> running
+                ^___________________________________________________________|   any failure
+    running -> finishing -> done;   anything -> failed
+
+A failure in any phase begins again at fencing, with the next epoch; every step can be repeated. A
+run waits for machines, and for memory that may come back rather than throw progress away.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.recovery.drains import Drains, ask_for_nodes, moving
+from gemini_lab.recovery.hangs import Pulses
+from gemini_lab.recovery.keeping import Keeping
+from gemini_lab.recovery.messages import (
+    Fence,
+    Fenced,
+    HoldPort,
+    Inventory,
+    PortHeld,
+    Release,
+    StartWorkers,
+    TakeInventory,
+)
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.planning import hopes, make_plan, rack_notes
+from gemini_lab.recovery.progress import Progress
+from gemini_lab.recovery.protocol import (
+    RESTARTING,
+    Emit,
+    Instruction,
+    NodeJoined,
+    Phase,
+    RootState,
+    Send,
+    Trouble,
+    WriteState,
+)
+from gemini_lab.recovery.repeats import Repeats
+from gemini_lab.recovery.replicas import Replicas
+from gemini_lab.recovery.resizes import Resizes, if_none_comes, seat_anew
+from gemini_lab.recovery.rewinds import joined
+from gemini_lab.recovery.saver import Saver
+from gemini_lab.recovery.stakes import reason_to_wait
+from gemini_lab.recovery.stop import Stop
+from gemini_lab.recovery.telling import (
+    finished_event,
+    rejected_copy,
+)
+from gemini_lab.recovery.told import planned
+from gemini_lab.seats import in_order, listed
+
+FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
+
+
+class PhasedRun:
+    """A run, from each phase to the next.
+
+    Args:
+        state: Where the previous root left the run.
+        at_s: Now.
+    """
+
+    def __init__(self, *, state: RootState, at_s: float) -> None:
+        self.state = state
+        self.living: dict[str, NodeJoined] = {}
+        self._answered: set[str] = set()  # who has answered this phase's question
+        self._entered_s = at_s
+        self._asked_s = at_s  # since when an answer is waited for
+        self._plan: RecoveryPlan | None = None
+        self._inventory: dict[str, Inventory] = {}
+        self._waits_for = ""  # what was last said of that
+        self._has_run_short = False  # whether it was planned anew with fewer machines
+        self._retry_s = FIRST_RETRY_S
+        self._progress = Progress()
+        self._pulses = Pulses()
+        self._repeats = Repeats()
+        self._protected: set[int] = set()
+        self._restored: set[int] = set()
+        self._finished: set[int] = set()
+        self._saver = Saver(last_s=at_s)
+        self._stop = Stop()
+        self._drains, self._resizes = Drains(self._stop), Resizes(self._stop)
+        self._keeping = Keeping()
+        self._replicas = Replicas(self._stop)
+
+    # -- a restart, step by step ---------------------------------------------------------------
+
+    def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
+        """Fence: the next epoch begins, all workers of older ones end."""
+        self._keeping.begin(self.state, cause, lost)
+        state = replace(moving(self.state), is_replacing=False)
+        self._stop.restart()
+        is_start = cause == "start"
+        trouble = state.trouble
+        is_new = trouble is None and not is_start
+        if trouble is not None:
+            trouble = replace(trouble, lost=(*trouble.lost, *lost))
+        elif is_new:
+            trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
+            state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
+            state = replace(state, none_come=False)
+        self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
+        yield from self._enter("fencing", at_s)
+        self._waits_for, self._has_run_short = "", False
+        if is_new:  # said when it is written: a root that was deposed begins no recovery
+            yield Emit(
+                event=events.RecoveryStarted(
+                    recovery=self.state.recovery,
+                    epoch=self.state.epoch,
+                    cause=cause,
+                    lost=tuple(lost),
+                    failed_at_s=at_s,
+                    iteration=state.iteration,
+                )
+            )
+        self._plan = None
+        self._protected, self._restored, self._finished = set(), set(), set()
+        self._saver.cancel()
+        for node in self.living:
+            yield self._question(node)
+        yield from self._advance(at_s)
+
+    def _question(self, node: str) -> Send:
+        """What every living agent is asked in this phase, latecomers too."""
+        if self.state.phase == "fencing":
+            keeps = self._keeping.asks(node)
+            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=keeps))
+        return Send(to=node, order=self._inventory_order())
+
+    def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
+        return TakeInventory(
+            epoch=self.state.epoch,
+            run=self.state.job.run,
+            persistent_url=persistent_url,
+            asks_settings=self.state.settings is None,
+        )
+
+    def _on_answer(
+        self, at_s: float, node: str, answer: Fenced | Inventory | PortHeld
+    ) -> Iterator[Instruction]:
+        """An answer to this phase's question; to an earlier one's it comes too late."""
+        match answer, self.state.phase:
+            case Fenced(), "fencing":
+                self._answered.add(node)
+                self._keeping.hear(node, answer)
+                yield from self._advance(at_s)
+            case Inventory(), "inventory":
+                self._answered.add(node)
+                self._inventory[node] = answer
+                self._repeats.learn(answer.iterations, answer.left)
+                self._leave_behind(answer.left)
+                if self.state.settings is None and answer.protected is not None:
+                    self._learn_settings(answer.protected)
+                yield from self._advance(at_s)
+            case PortHeld(), "rendezvous":
+                yield from self._start(at_s, answer.address)
+
+    def _advance(self, at_s: float) -> Iterator[Instruction]:
+        """Go to the next phase when everybody who was asked has answered."""
+        if not self.living or not self._answered >= self.living.keys():
+            return  # without any agent there is nobody to ask: the first that joins goes on
+        if self.state.phase == "fencing":
+            yield from self._take_inventory(at_s)
+        elif self.state.phase == "inventory":
+            if self._needs_storage():
+                yield self._ask_storage()
+            else:
+                yield from self._decide(at_s)
+
+    def _take_inventory(self, at_s: float) -> Iterator[Instruction]:
+        """Ask everybody what is whole in memory."""
+        self._inventory = {}
+        yield from self._enter("inventory", at_s)
+        for node in self.living:
+            yield self._question(node)
+        yield from self._advance(at_s)
+
+    def _needs_storage(self) -> bool:
+        """Whether memory does not suffice and nobody has looked into the persistent tier yet.
+
+        A tier that is slow to answer holds up no recovery that can do without it.
+        """
+        if self.state.read_settings().persistent_url is None:
+            return False
+        is_known = any(
+            said.persistent is not None or said.unread for said in self._inventory.values()
+        )
+        return not is_known and self._make_plan().tier != "memory"
+
+    def _ask_storage(self) -> Send:
+        """Have one agent answer again, with the versions that the persistent tier has."""
+        node = in_order(self.living)[0]
+        self._answered.discard(node)
+        url = self.state.read_settings().persistent_url
+        return Send(to=node, order=self._inventory_order(persistent_url=url))
+
+    def _decide(self, at_s: float) -> Iterator[Instruction]:
+        """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
+        if self.state.phase == "inventory":
+            yield from self._report_bad_copies()
+        before, members = self.state, self.state.members
+        self.state = seat_anew(at_s, before, self.living, self._inventory)
+        self._plan = plan = self._make_plan()
+        reason = self._reason_to_wait(plan, at_s)
+        if reason or plan.missing:
+            self.state = before
+            yield from self._wait(at_s, plan, reason)
+            return
+        placed = self._replicas.place(at_s, self.state, plan, self.living, self._plan_of)
+        if not self._keeping.fits(placed.plan, before, placed.state):
+            self.state = before
+            yield from self._begin(at_s, cause="not_kept", lost=[])
+            return
+        self.state, self._plan = placed.state, placed.plan
+        plan, lineage = placed.plan, placed.plan.lineage
+        self._repeats.restart(
+            plan.version or 0,
+            epoch=lineage.epoch,
+            rewinds=lineage.rewinds,
+            is_resized=bool(plan.cuts) or before.seats.nodes != self.state.seats.nodes,
+        )
+        # What is newer than the plan's version is lost or given up: not to be waited for again.
+        self.state = replace(
+            self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
+        )
+        spares = self._spares()
+        self._retry_s, self._waits_for = FIRST_RETRY_S, ""
+        yield from self._enter("rendezvous", at_s)
+        yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
+        yield from (*rack_notes(before, plan), *placed.told)
+        hosts = self._keeping.hosts(plan, self.state)
+        ready = [node for node in hosts if node in members]  # a new machine still imports
+        host = (ready or [*hosts])[0]
+        yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
+        if len(spares) < self.state.seats.standbys:
+            yield from self._ask_for_nodes("a standby was used")
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        """Why this plan would throw progress away; empty if it does not, or is allowed to."""
+        patience_s = self.state.read_settings().give_up_progress_after_s
+        trouble = self.state.trouble
+        waited_s = 0.0 if trouble is None else at_s - trouble.at_s
+        has_waited = patience_s is not None and waited_s >= patience_s
+        if self.state.has_given_up or has_waited:
+            return ""
+        return reason_to_wait(plan, hopes(self.state, self._inventory)) or ""
+
+    def _wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
+        """Nothing starts yet. Positions stay empty: whose memory comes back finds its own."""
+        if self.state.phase != "waiting":
+            yield from self._enter("waiting", at_s)
+        if plan.missing:
+            machines = f"no machine for positions {listed(plan.missing)}"
+            machines += if_none_comes(self.state, at_s, self.living)
+            reason = f"{reason}; {machines}" if reason else machines
+            yield from self._ask_for_nodes(machines)
+        if reason == self._waits_for:
+            return
+        self._waits_for = reason
+        yield Emit(
+            event=events.RecoveryWaiting(
+                recovery=self.state.recovery,
+                epoch=self.state.epoch,
+                missing=plan.missing,
+                standbys=tuple(self._spares()),
+                reason=reason,
+            )
+        )
+
+    def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
+        assert self._plan is not None
+        self.state = replace(self.state, is_unsure=False, trained=self.state.epoch)
+        yield from self._enter("starting", at_s)
+        if kept := self._keeping.ranks:
+            recovery, epoch = self.state.recovery, self.state.epoch
+            yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
+        self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
+        self._pulses.restart()
+        for node, part in self._plan.parts().items():
+            order = StartWorkers(
+                epoch=self.state.epoch,
+                order=self.state.job,
+                seats=self.state.seats_to_tell,
+                plan=part,
+                rendezvous=address,
+                fingerprint=self.state.fingerprint,
+                kept=[*self._keeping.ranks],
+            )
+            yield Send(to=node, order=order)
+
+    def _resumed(self, at_s: float, iteration: int) -> Iterator[Instruction]:
+        assert self._plan is not None
+        yield self._step("warm_up", at_s)
+        before = self.state
+        self.state = replace(
+            before, phase="running", trouble=None, iteration=iteration, attempts=0, offences=()
+        )
+        yield WriteState(state=self.state)
+        if before.trouble is not None:
+            answers = self._inventory.values()
+            yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
+        was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
+        yield from self._adopt(self._drains.end(self.state, was_drain=was_drain))
+        ended = self._resizes.end(at_s, self.state, self.living)
+        yield from self._adopt(ended)
+        yield from self._let_leave(at_s)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase not in {"starting", "running"}:
+            return
+        if len(self._finished) < len(self.state.ranks):
+            return
+        if self.state.phase == "starting" and self._plan is not None:
+            yield from self._resumed(at_s, self.state.iteration)
+        yield from self._enter("finishing", at_s)
+        yield from self._saver.begin_last(at_s, state=self.state)
+        if self._saver.version is None:
+            yield from self._done(at_s)
+
+    def _save_last(self, at_s: float, *, after: int | None) -> Iterator[Instruction]:
+        """Save the last version if it had to wait for the version `after`; else that was all."""
+        if after is not None and after < self._saver.complete:
+            yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
+        else:
+            yield from self._done(at_s)
+
+    def _done(self, at_s: float) -> Iterator[Instruction]:
+        self.state = replace(self.state, ending=events.RunFinished(iteration=self._saver.complete))
+        yield from self._enter("done", at_s)
+        yield from self._tell_ending()
+
+    def _fail(
+        self,
+        at_s: float,
+        reason: str,
+        *,
+        cause: events.FailureCause = "machines",
+        output: tuple[str, ...] = (),
+    ) -> Iterator[Instruction]:
+        ending = events.RunFailed(reason=reason, cause=cause, output=output)
+        self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending)
+        yield from self._enter("failed", at_s)
+        yield from self._tell_ending()
+
+    def _tell_ending(self) -> Iterator[Instruction]:
+        """The run is over: let everybody go, and say so; a root that dies leaves it to the next."""
+        if self.state.ending is None:
+            return
+        yield from self._release()
+        yield Emit(event=self.state.ending)
+        self.state = replace(self.state, ending=None)
+        yield WriteState(state=self.state)
+        yield from self._adopt(self._drains.let_go(self.state, self.living))
+
+    def _release(self) -> Iterator[Instruction]:
+        for node in self.living:
+            yield Send(to=node, order=Release(epoch=self.state.epoch))
+
+    # -- what the steps share ------------------------------------------------------------------
+
+    def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase in RESTARTING and phase != "fencing":
+            yield self._step(self.state.phase, at_s)
+        self.state = replace(self.state, phase=phase)
+        self._entered_s = self._asked_s = at_s
+        self._answered = set()
+        yield WriteState(state=self.state)
+
+    def _step(self, name: str, end_s: float) -> Emit:
+        names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
+        return Emit(
+            event=events.RecoveryStep(
+                recovery=self.state.recovery,
+                epoch=self.state.epoch,
+                step=names.get(name, name),
+                start_s=self._entered_s,
+                end_s=end_s,
+            )
+        )
+
+    def _adopt(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+        """Take on each state that is to be written."""
+        for one in instructions:
+            if isinstance(one, WriteState):
+                self.state = one.state
+            yield one
+
+    def _make_plan(self) -> RecoveryPlan:
+        return self._plan_of(self.state)
+
+    def _plan_of(self, state: RootState) -> RecoveryPlan:
+        importing = {node for node, joined in self.living.items() if not joined.is_ready}
+        return make_plan(state, self.living, self._inventory, importing=importing)
+
+    def _report_bad_copies(self) -> Iterator[Instruction]:
+        for node, said in self._inventory.items():
+            for copy in said.damaged:
+                yield rejected_copy(copy, node, self.state)
+
+    def _spares(self) -> list[str]:
+        going = {*self.state.leaving, *self.state.moved, *self.state.wrong}
+        return [node for node in self.state.seats.spares(self.living) if node not in going]
+
+    def _learn_settings(self, event: events.Protected) -> None:
+        self.state = replace(
+            self.state,
+            settings=event.settings,
+            fingerprint=event.fingerprint,
+            placed=replace(self.state.seats, placement=event.placement),
+        )
+
+    def _leave_behind(self, left: Iterable[VersionId]) -> None:
+        """Training went back: versions after that, and iterations, count no more."""
+        after = joined(self.state.left, left)
+        if after == self.state.left:
+            return
+        # What the root knows is of the last start: what was left before that has been gone past.
+        new = {*after} - {*self.state.left}
+        run, trained = self.state.job.run, self.state.trained
+        new = {one for one in new if (one.lineage.run, one.lineage.epoch) == (run, trained)}
+        to = min((one.version for one in new), default=self.state.newest)
+        newest, done = min(self.state.newest, to), min(self.state.iteration, to)
+        self.state = replace(self.state, left=after, newest=newest, iteration=done)
+
+    def _let_leave(self, at_s: float) -> Iterator[Instruction]:
+        """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
+        yield from self._adopt(self._drains.let_go(self.state, self.living))
+        yield from self._adopt(self._drains.begin_if_due(at_s, self.state, self.living))
+        yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
+
+    def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
+        yield from ask_for_nodes(self.state, self.living, reason)

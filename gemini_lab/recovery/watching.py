@@ -1,0 +1,252 @@
+"""What workers say and what they do not, as the root agent takes it while they start and run."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from gemini_lab.log import events
+from gemini_lab.recovery.distrust import left_by, reason_to_end, unheard, without
+from gemini_lab.recovery.faults import (
+    Verdict,
+    after_failed_restore,
+    judge_exit,
+    judge_hang,
+    rejections,
+)
+from gemini_lab.recovery.finite import LossWatch
+from gemini_lab.recovery.hangs import Limits
+from gemini_lab.recovery.messages import (
+    RestoreFailed,
+    WorkerExited,
+)
+from gemini_lab.recovery.phases import PhasedRun
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.planning import resumes_elsewhere
+from gemini_lab.recovery.protocol import (
+    ACTIVE,
+    Emit,
+    HeardEvent,
+    Instruction,
+    NodeJoined,
+    RootState,
+    WriteState,
+)
+from gemini_lab.recovery.rewinds import left_of
+from gemini_lab.recovery.telling import (
+    divergence_reason,
+    loss_event,
+    not_finite_reason,
+)
+from gemini_lab.shard.lineage import NO_LINEAGE
+
+
+class WatchedRun(PhasedRun):
+    """A run whose workers are watched."""
+
+    def __init__(self, *, state: RootState, at_s: float) -> None:
+        super().__init__(state=state, at_s=at_s)
+        self._losses = LossWatch()
+
+    # -- what they say -------------------------------------------------------------------------
+
+    def _on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
+        match event:
+            case events.Protected():
+                yield from self._on_protected(at_s, event)
+            case events.ShardRestored():
+                self._restored.add(event.rank)
+                if len(self._restored) == len(self.state.ranks):
+                    assert self._plan is not None
+                    self._saver.note_restored(self.state.ranks, self._plan)
+                    yield self._step("retrieve", at_s)
+                    self._entered_s = at_s
+            case events.IterationBegun():
+                yield from self._compare(at_s, event)
+            case events.Iteration():
+                yield from self._compare(at_s, event)
+                yield from self._watch_loss(at_s, event)
+                if not event.restored and self.state.phase in ACTIVE:
+                    yield from self._on_iteration(at_s, event)
+            case events.Rewound():
+                yield from self._on_rewound(event)
+            case events.WrongSums():
+                yield from self._on_wrong_sums(at_s, event)
+            case events.RewindFailed(cause="guard"):
+                if self.state.phase in ACTIVE:
+                    yield from self._fail(at_s, event.reason, cause="not_finite")
+            case events.VersionComplete():
+                yield from self._on_version(at_s, event)
+
+    def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
+        """The settings are known now, and with them who keeps what."""
+        self._protected.add(event.rank)
+        if self.state.fingerprint == "":  # of another number of ranks
+            self.state = replace(self.state, fingerprint=event.fingerprint)
+        if self.state.settings is None and event.placement is not None:
+            is_elsewhere = resumes_elsewhere(self.state.job, event.settings)
+            self._learn_settings(event)
+            yield WriteState(state=self.state)
+            if is_elsewhere:
+                yield from self._begin(at_s, cause="start", lost=[])
+                return
+        if len(self._protected) == len(self.state.ranks) and self.state.phase == "starting":
+            yield self._step("start", at_s)
+            self._entered_s = at_s
+
+    def _on_version(self, at_s: float, said: events.VersionComplete) -> Iterator[Instruction]:
+        """A rank's version is whole; with the last of them the job's is."""
+        self._saver.note_complete(said.rank, said.version, next_version=said.next_version)
+        newest = max(self.state.newest, self._saver.newest_whole(self.state.ranks))
+        if newest > self.state.newest:
+            yield from self._adopt(self._resizes.settle(self.state, self.living))
+        self.state = replace(self.state, newest=newest)
+        if self.state.phase == "running":  # a fast job makes several versions a tick
+            yield from self._saver.begin_if_due(at_s, state=self.state)
+
+    def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
+        self._progress.note(event.rank, event.iteration, duration_s=event.duration_s)
+        self._pulses.note_iteration(event.rank, event.iteration)
+        done = self._progress.done
+        started_from = (self._plan.version or 0) if self._plan else 0
+        if self.state.phase == "starting" and done > started_from:
+            yield from self._resumed(at_s, done)
+        elif self.state.phase == "running" and done > self.state.iteration:
+            self.state = replace(self.state, iteration=done, attempts=0, offences=())
+
+    def _compare(
+        self, at_s: float, said: events.IterationBegun | events.Iteration
+    ) -> Iterator[Instruction]:
+        """Say it where an iteration that is done again is not what it was."""
+        diverged = self._repeats.take(said)
+        if diverged is None:
+            return
+        yield Emit(event=diverged)
+        if self.state.phase in ACTIVE and self.state.read_settings().on_divergence == "stop":
+            yield from self._fail(at_s, divergence_reason(diverged), cause="divergence")
+
+    def _watch_loss(self, at_s: float, said: events.Iteration) -> Iterator[Instruction]:
+        """Keep states that make no numbers out of the persistent tier, where good ones lie."""
+        if said.restored or self.state.phase not in ACTIVE:
+            return
+        if not self._losses.take(said):
+            return
+        told = loss_event(said, self.state, is_finite=self._losses.since is None)
+        yield Emit(event=told)
+        if isinstance(told, events.LossFinite):
+            self._saver.is_held = False
+        elif told.is_held:
+            # The version before holds the weights of which this loss was made.
+            reason = f"given up, as {told}"
+            yield from self._saver.hold(reason, since=said.iteration - 1, state=self.state)
+            if self.state.read_settings().on_not_finite == "stop":
+                yield from self._fail(at_s, not_finite_reason(told), cause="not_finite")
+
+    def _on_rewound(self, said: events.Rewound) -> Iterator[Instruction]:
+        """A rank went back, and so do all: what they had done since is left behind."""
+        rank, version = said.rank, said.version
+        self._saver.note_rewound(rank, version)
+        self._progress.go_back(rank, version)
+        self._pulses.note_iteration(rank, version)
+        self._repeats.go_back(said)
+        before = self.state.left
+        self._leave_behind([left_of(said, run=self.state.job.run)])
+        if self.state.left != before:
+            yield from self._saver.forget_left(version, state=self.state)
+            yield WriteState(state=self.state)
+
+    def _on_unheard(
+        self, at_s: float, agents: Iterable[NodeJoined], *, lost: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
+        """Act on wrong sums that agents know of, and this root agent has not heard of."""
+        if (said := unheard(self.state, agents)) is not None:
+            yield from self._on_wrong_sums(at_s, said, lost=lost)
+
+    def _on_wrong_sums(
+        self, at_s: float, said: events.WrongSums, *, lost: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
+        """A machine computes wrong: go on without it, from what was verified, or end the run."""
+        if self.state.phase not in ACTIVE or self.state.read_settings().on_wrong_sums == "warn":
+            return
+        if reason := reason_to_end(said, self.state):
+            yield from self._fail(at_s, reason, cause="wrong_sums")
+            return
+        left = left_by(said, run=self.state.job.run)
+        self._repeats.learn((), [left])
+        self._leave_behind([left])
+        yield from self._saver.forget_left(said.version, state=self.state)
+        self.state = without(self.state, said.nodes)
+        for node in said.nodes:
+            yield Emit(event=events.NodeExcluded(name=node, reason=str(said)))
+        yield from self._begin(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
+
+    # -- how they fail -------------------------------------------------------------------------
+
+    def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
+        if self.state.phase not in {"starting", "running"} or exited.rank in self._finished:
+            return
+        if refused := list(self._adopt(self._resizes.refuse(self.state, exited))):
+            yield from refused
+            yield from self._begin(at_s, cause="resize_refused", lost=[])
+            return
+        verdict = judge_exit(self.state, exited, node=node, spares=self._spares())
+        output = tuple(exited.output.splitlines())
+        yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
+
+    def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
+        lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
+        before = self.state
+        tried = VersionId(version=said.version, lineage=lineage)
+        self.state = after_failed_restore(before, said, tried)
+        yield from rejections(before, self.state, said)
+        yield from self._begin(at_s, cause="restore_failed", lost=[])
+
+    def _check_progress(self, at_s: float) -> Iterator[Instruction]:
+        """Hung workers (SIGSTOP, deadlock): end them all, and start anew."""
+        settings = self.state.read_settings()
+        is_running = self.state.phase == "running"  # the first step after a start has no pace
+        limits = Limits(
+            stopped_s=settings.min_progress_s,
+            step_s=self._progress.step_limit_s(settings) if is_running else None,
+            idle_s=settings.idle_s,
+        )
+        ranks, finished = self.state.ranks, self._finished
+        for told in (self._pulses.late, self._pulses.standing):
+            if text := told(at_s, limits, ranks=ranks, finished=finished):
+                yield Emit(event=events.Note(text=text))
+        hung = self._pulses.hung(at_s, limits, ranks=ranks, finished=finished)
+        if not hung:
+            return
+        for one in hung:
+            yield Emit(
+                event=events.WorkerHung(
+                    rank=one.rank,
+                    epoch=self.state.epoch,
+                    silent_s=one.quiet_s,
+                    deadline_s=one.limit_s,
+                    seen=one.seen,
+                )
+            )
+        nodes = [self.state.seats.node_of(one.rank) for one in hung]
+        verdict = judge_hang(
+            self.state,
+            nodes,
+            seen=hung[0].seen,
+            spares=self._spares(),
+            is_past=hung[0].is_past,
+        )
+        yield from self._act_on(at_s, verdict, cause="worker_hung")
+
+    def _act_on(
+        self, at_s: float, verdict: Verdict, *, cause: str, output: tuple[str, ...] = ()
+    ) -> Iterator[Instruction]:
+        """Workers failed: start again, leave the node that is to blame, or give the run up."""
+        self.state = verdict.state
+        if not verdict.reason:
+            yield from self._begin(at_s, cause=cause, lost=[])
+        elif verdict.left is not None:
+            left = verdict.left
+            yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
+            excluded = (*self.state.excluded, left)
+            self.state = replace(self.state, excluded=excluded, attempts=0, offences=())
+            yield from self._begin(at_s, cause="node_excluded", lost=[left])
+        else:
+            yield from self._fail(at_s, verdict.reason, cause=verdict.cause, output=output)
