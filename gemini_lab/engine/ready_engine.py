@@ -87,12 +87,16 @@ def ready_engine(
     """
     start = session.start
     _require_all_ranks(start.seats.world_size)
-    session.meet()
+    if not start.joins:
+        session.meet()
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
     for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
         remark(text)
     state = EngineState(engine, script=script)
     settings = read_settings(state.framework, start.order, remark)
+    if start.joins:
+        start = session.stand_by()
+        session.meet()
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     if start.rank == 0 and (is_first or start.plan.version is None):
         _claim_tier(settings.persistent_url, start.order)

@@ -27,6 +27,7 @@ from gemini_lab.recovery.messages import (
     Message,
     OldSlabsGiven,
     OldSlabsWanted,
+    ReadyToJoin,
     Refused,
     RestoreFailed,
     SlabRequest,
@@ -225,6 +226,28 @@ class WorkerSession:
         standing = self.standing
         reason = NOT_ASKED if standing is None else standing.stand()
         self._channel.send(Stands(rank=self.start.rank, epoch=epoch, reason=reason))
+
+    def stand_by(self) -> WorkerStart:
+        """Say that this process could take its place beside those that train, and wait for it.
+
+        It was started ahead; before this session listens.
+
+        Raises:
+            GeminiError: The node's agent is gone, or this process cannot join others.
+        """
+        if self.standing is None:
+            raise GeminiError("this process cannot join others: it does not find its connections")
+        self._channel.send(ReadyToJoin(rank=self.start.rank, epoch=self.start.epoch))
+        while (answer := self._channel.receive()) is not None:
+            match answer[0]:
+                case Stand(epoch=epoch):
+                    self._channel.send(Stands(rank=self.start.rank, epoch=epoch))
+                case GoOn(start=start):
+                    self.standing.go_on(start)
+                    return self.go_on()
+                case Flawed() as order:
+                    self._obey(order)
+        raise GeminiError("the node's agent is gone; this process waited to take its place")
 
     def go_on(self) -> WorkerStart:
         """Wait for the word to go on, and be of the new epoch from then on."""

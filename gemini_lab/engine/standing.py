@@ -24,6 +24,8 @@ STOP_S: Final = 3.0
 """For a version on its way to be broken off."""
 LOOK_S: Final = 1.0
 RECORD_S: Final = 120.0
+NOBODY: Final = b""
+"""In place of a record: nobody can be told of this set-up."""
 _RECORD: Final = "gemini_lab/set_up"
 NOT_IN_LOOP: Final = "it is not in a loop over protected.steps"
 
@@ -38,6 +40,7 @@ class Standing:
     Args:
         groups: Training's.
         is_late: Whether this process takes a lost rank's place, beside others that were kept.
+        tell: Leaves what one that comes late is to know of the set-up; one rank does.
 
     Attributes:
         groups: The same.
@@ -45,11 +48,19 @@ class Standing:
         stop_traffic: Breaks off the version on its way; says whether that was done in time.
     """
 
-    def __init__(self, groups: StandingGroups, *, is_late: bool) -> None:
+    def __init__(
+        self,
+        groups: StandingGroups,
+        *,
+        is_late: bool,
+        tell: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         self.groups = groups
+        self._tell = tell
         self.why_not = NOT_IN_LOOP
         self.stop_traffic: Callable[[float], bool] = lambda _: True
         self._is_late = is_late
+        self._has_told = False
         self._next: tuple[WorkerStart, Any] | None = None
         self._told = threading.Event()
 
@@ -63,11 +74,13 @@ class Standing:
         is_late = bool(start.kept)
         record = SetUpRecord()
         if is_late:
-            store.wait([_RECORD], timedelta(seconds=RECORD_S))
-            record = SetUpRecord.decode(store.get(_RECORD))
+            told = rendezvous_client(start.joins) if start.joins else store
+            record = _record_in(told)
         groups = StandingGroups(record=record, is_alone=is_late)
         groups.install()
-        return cls(groups, is_late=is_late)
+        if is_late or start.rank != 0:
+            return cls(groups, is_late=is_late)
+        return cls(groups, is_late=False, tell=lambda data: store.set(_RECORD, data))
 
     # -- training's thread -----------------------------------------------------------------------
 
@@ -119,10 +132,18 @@ class Standing:
             self._is_late = False
         flaw = self.groups.record.flaw
         self.why_not = why_not or (f"of its set-up: {flaw}" if flaw else "")
+        self._leave_record(NOBODY if self.why_not else self.groups.record.encode())
 
     def train_without_loop(self) -> None:
         """The script trains, and not in its loop: nobody needs to know its set-up."""
         self.groups.record.abandon()
+        self._leave_record(NOBODY)
+
+    def _leave_record(self, data: bytes) -> None:
+        """For processes that start ahead, while these ranks meet where they do; once."""
+        if not self._has_told:
+            self._has_told = True
+            self._tell(data)
 
     def leave_loop(self) -> None:
         """Training is over."""
@@ -158,6 +179,19 @@ class Standing:
             store.set(_RECORD, self.groups.record.encode())  # type: ignore[arg-type]  # bytes, too
         self._next = start, store
         self._told.set()
+
+
+def _record_in(store: Any) -> SetUpRecord:
+    """What the ranks that train left of their set-up.
+
+    Raises:
+        GeminiError: They left nothing that another process could be told.
+    """
+    store.wait([_RECORD], timedelta(seconds=RECORD_S))
+    data = store.get(_RECORD)
+    if data == NOBODY:
+        raise GeminiError("the set-up of the ranks that train cannot be told to another process")
+    return SetUpRecord.decode(data)
 
 
 def rendezvous_client(address: str) -> "TCPStore":

@@ -51,6 +51,7 @@ class Worker:
     Attributes:
         born: The epoch in which its process was started.
         epoch: The one to which it belongs; a later one, where its process was kept.
+        is_ahead: Whether it was started beside those that train, and has no place yet.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Worker:
     epoch: int
     channel: LocalChannel
     output_fd: int
+    is_ahead: bool = False
     pid: int | None = None
     status: WorkerStatus = "running"
     error: ScriptError | None = None  # when the script ended with an exception
@@ -166,6 +168,7 @@ class WorkerHost:
             epoch=start.epoch,
             channel=channel,
             output_fd=output_fd,
+            is_ahead=bool(start.joins),
         )
         self.workers[worker.rank] = worker
         loop = asyncio.get_running_loop()

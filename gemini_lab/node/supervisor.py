@@ -64,6 +64,7 @@ from gemini_lab.recovery.messages import (
     Persist,
     PortHeld,
     Prepare,
+    ReadyToJoin,
     ReadyToStart,
     Refused,
     Release,
@@ -154,9 +155,14 @@ class Supervisor:
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
     def joined(self) -> Joined:
-        """What another root agent is told first; it hears all of the workers' pulses anew."""
+        """What another root agent is told first; it hears all of the workers' pulses anew.
+
+        It does not know of processes that were started ahead: they end.
+        """
         self._watch.forget_told()
-        workers = {rank: worker.status for rank, worker in self.host.workers.items()}
+        workers = {rank: one.status for rank, one in self._seated.items()}
+        if len(workers) < len(self.host.workers):
+            self._tasks.begin(self.host.kill_all(epoch=self.epoch, spare=workers))
         return Joined(
             epoch=self.epoch,
             workers=workers,
@@ -177,6 +183,11 @@ class Supervisor:
         if self._leaves_at_s is not None:
             self.root.send(NodeLeaves(within_s=max(0.0, self._leaves_at_s - now_s)))
 
+    @property
+    def _seated(self) -> dict[int, Worker]:
+        """The workers that train, or start to; not those that were started ahead."""
+        return {rank: one for rank, one in self.host.workers.items() if not one.is_ahead}
+
     async def wait_until_ready(self) -> None:
         """Return when workers can start without waiting for imports, and have the root know."""
         await self.host.ready()
@@ -184,7 +195,7 @@ class Supervisor:
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""
-        for pulse in self._watch.look(self.host.workers.values()):
+        for pulse in self._watch.look(self._seated.values()):
             self.root.send(pulse)
         self._build_locks.look(held=self._watch.held, waited_for=self._watch.waited_for)
 
@@ -328,6 +339,7 @@ class Supervisor:
                 fingerprint=order.fingerprint,
                 interface=interface,
                 kept=order.kept,
+                joins=order.joins,
             )
             if rank in order.kept:
                 self._go_on(start)
@@ -340,6 +352,7 @@ class Supervisor:
         """Have a worker that stands still go on, if its process is still there."""
         worker = self.host.workers.get(start.rank)
         if worker is not None:
+            worker.is_ahead = False
             worker.channel.send(GoOn(start=start))
             return
         self.root.send(
@@ -371,7 +384,7 @@ class Supervisor:
                 slabs, layouts = self.keeper.set_aside(message.ranks)
                 given = OldSlabsGiven(layouts=layouts)
                 worker.channel.send(given, tuple(slab.fd for slab in slabs))
-            case ScriptFinished() | Held() | RestoreFailed() | Learned():
+            case ScriptFinished() | Held() | ReadyToJoin() | RestoreFailed() | Learned():
                 self.root.send(message)
 
     def _remember(self, event: events.AnyEvent) -> None:
@@ -406,16 +419,17 @@ class Supervisor:
     def _on_exit(self, worker: Worker, code: int) -> None:
         if worker.epoch < self.epoch or worker.status == "finished":
             return  # ended by a fence, or at its script's end
-        self.lab.emit(
-            events.WorkerExited(
-                rank=worker.rank,
-                epoch=worker.epoch,
-                pid=worker.pid or 0,
-                signal=signal.Signals(-code).name if code < 0 else None,
-                exit_code=code if code >= 0 else None,
-                output=tuple(worker.output) if code else (),
+        if not worker.is_ahead:
+            self.lab.emit(
+                events.WorkerExited(
+                    rank=worker.rank,
+                    epoch=worker.epoch,
+                    pid=worker.pid or 0,
+                    signal=signal.Signals(-code).name if code < 0 else None,
+                    exit_code=code if code >= 0 else None,
+                    output=tuple(worker.output) if code else (),
+                )
             )
-        )
         self.root.send(
             WorkerExited(
                 rank=worker.rank,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemini_lab.log import events
+from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.messages import Drained
 from gemini_lab.recovery.protocol import (
     ACTIVE,
@@ -94,10 +95,11 @@ class Drains:
 
     Args:
         stop: Of the ranks.
+        ahead: What starts new processes for them, where the others' are kept.
     """
 
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
+    def __init__(self, stop: Stop, ahead: Ahead) -> None:
+        self._stop, self._ahead = stop, ahead
         self._waits_for = ""  # what was last said of a node that cannot leave yet
 
     def ask(
@@ -106,6 +108,7 @@ class Drains:
         """A node is to go; once more changes nothing, but that it is told again when it may."""
         if node not in living or node in state.leaving:
             return
+        self._ahead.note_notice(node, within_s)
         if node not in state.moved:
             yield Emit(event=events.NodeLeaving(name=node, within_s=within_s))
         moved = state.moved if node in state.members else (*state.moved, node)
@@ -122,19 +125,23 @@ class Drains:
         state = replace(state, leaving=left, moved=moved)
         yield WriteState(state=state)
         for node in free:
+            self._ahead.forget(node)
             yield Emit(event=events.NodeDrained(name=node))
             if node in living:
                 yield Send(to=node, order=Drained(epoch=state.epoch))
 
     def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
         """Have all ranks stop if a node waits to leave whose ranks can move now."""
-        node = seat_to_leave(state)
+        node = self._ahead.leaving or seat_to_leave(state)
         if not node or state.phase != "running" or self._stop.is_under_way:
             return
         if reason := why_not_now(state, living):
             yield from self._wait(state, living, node, reason)
             return
         self._waits_for = ""
+        if self._ahead.is_awaited(state, living, node):
+            yield from self._ahead.begin(at_s, state, living, node)
+            return
         yield from self._stop.begin(at_s, replace(state, holding=node), living)
 
     def _wait(
@@ -155,6 +162,7 @@ class Drains:
         needed = [node for node in state.moved if node in state.members]
         for node in needed:
             leaving = state.leaving
+            self._ahead.forget(node)
             state = forgotten(state, node)
             if was_drain:
                 reason = "its memory or its place could not be done without; ask once more later"

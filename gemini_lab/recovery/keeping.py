@@ -2,13 +2,15 @@
 
 At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
 version that is chosen is in memory, every one of them has its seat on its own node, and at least
-one rank starts anew: its process serves the rendezvous. Whatever else comes, all start anew.
+one rank has a new process, which serves the rendezvous: it starts now, or was started ahead of a
+planned move. Whatever else comes, all start anew.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gemini_lab.log.events import DRAIN
+from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import RootState
@@ -18,9 +20,16 @@ ENDED: Final = frozenset({"worker_exited", "node_lost", DRAIN})
 
 
 class Keeping:
-    """The ranks that stand still, as a root agent hears of them."""
+    """The ranks that stand still, as a root agent hears of them.
 
-    def __init__(self) -> None:
+    Args:
+        ahead: Processes that were started before they are needed.
+    """
+
+    def __init__(self, ahead: Ahead) -> None:
+        self._ahead = ahead
+        self._new: tuple[int, ...] = ()  # ranks whose processes were started ahead
+        self._standby = self._address = ""
         self._is_asked = False
         self._lost: frozenset[str] = frozenset()
         self._nodes: dict[int, str] = {}  # by rank
@@ -36,6 +45,14 @@ class Keeping:
         self._nodes, self._lost = {}, frozenset(lost)
         is_first = state.phase == "running" and state.trouble is None
         self._is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
+        ahead = self._ahead
+        is_of_use = self._is_asked and cause == DRAIN and ahead.is_ready
+        self._new = ahead.ranks if is_of_use else ()
+        self._address = ahead.address if is_of_use else ""
+        self._standby = ahead.standby if is_of_use else ""
+        if ahead.standby and not is_of_use:
+            self._lost |= {ahead.standby}
+        ahead.end()
 
     def asks(self, node: str) -> bool:
         """Whether a node's workers may stand still at the fence under way."""
@@ -47,8 +64,23 @@ class Keeping:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who stands still."""
+        """Who stands still, and who has a process that was started ahead."""
         return tuple(sorted(self._nodes))
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Those of them whose processes have trained already."""
+        return tuple(rank for rank in self.ranks if rank not in self._new)
+
+    @property
+    def standby(self) -> str:
+        """The node whose processes were started ahead, and would take a place; empty for none."""
+        return self._standby
+
+    @property
+    def address(self) -> str:
+        """Where all meet, if one of them serves that already; else empty."""
+        return self._address if {*self._new} <= self._nodes.keys() else ""
 
     def fits(self, plan: RecoveryPlan, before: RootState, now: RootState) -> bool:
         """Whether those who stand still can go on by this plan; nobody stands is as well."""
@@ -60,7 +92,7 @@ class Keeping:
             and not plan.cuts
             and seats.world_size == before.seats.world_size
             and seats.placement == before.seats.placement
-            and len(self._nodes) < seats.world_size
+            and (len(self._nodes) < seats.world_size or bool(self.address))
             and all(seats.node_of(rank) == node for rank, node in self._nodes.items())
         )
 

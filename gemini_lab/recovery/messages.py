@@ -273,6 +273,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         fingerprint: Of the model that the version is of; `None` before the first `protect`.
         interface: The network interface to the other nodes; `None` where it is not known.
         kept: Ranks whose processes go on; a new one among them joins these.
+        joins: Where those that train meet, if this process starts beside them: it makes itself
+            ready with what they tell of their set-up, and waits for its place; else empty.
     """
 
     rank: Rank
@@ -284,6 +286,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fingerprint: str | None
     interface: str | None
     kept: list[Rank] = []
+    joins: str = ""
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -336,6 +339,7 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
 
     Attributes:
         kept: Ranks, of all nodes, that go on in their processes.
+        joins: As `WorkerStart.joins`.
     """
 
     order: JobOrder
@@ -344,6 +348,7 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     rendezvous: str
     fingerprint: str | None
     kept: list[Rank] = []
+    joins: str = ""
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
@@ -870,6 +875,13 @@ class Stands(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class ReadyToJoin(Message, frozen=True, kw_only=True):
+    """A worker that was started beside those that train could take its place."""
+
+    rank: Rank
+    epoch: Epoch
+
+
 class GoOn(Message, frozen=True, kw_only=True):
     """Agent to worker: go on from the version of this plan, in your process."""
 
@@ -943,6 +955,7 @@ FromAgentMessage = (
     | Held
     | NodeLeaves
     | ReadyToStart
+    | ReadyToJoin
     | RestoreFailed
     | WorkerPulse
     | Learned

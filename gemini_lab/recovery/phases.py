@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
+from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.drains import Drains, ask_for_nodes, moving
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
@@ -84,8 +85,9 @@ class PhasedRun:
         self._finished: set[int] = set()
         self._saver = Saver(last_s=at_s)
         self._stop = Stop()
-        self._drains, self._resizes = Drains(self._stop), Resizes(self._stop)
-        self._keeping = Keeping()
+        self._ahead = Ahead()
+        self._drains, self._resizes = Drains(self._stop, self._ahead), Resizes(self._stop)
+        self._keeping = Keeping(self._ahead)
         self._replicas = Replicas(self._stop)
 
     # -- a restart, step by step ---------------------------------------------------------------
@@ -159,6 +161,8 @@ class PhasedRun:
                 yield from self._advance(at_s)
             case PortHeld(), "rendezvous":
                 yield from self._start(at_s, answer.address)
+            case PortHeld(), "running":
+                yield from self._ahead.start(self.state, node, answer)
 
     def _advance(self, at_s: float) -> Iterator[Instruction]:
         """Go to the next phase when everybody who was asked has answered."""
@@ -233,10 +237,13 @@ class PhasedRun:
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         yield from (*rack_notes(before, plan), *placed.told)
-        hosts = self._keeping.hosts(plan, self.state)
-        ready = [node for node in hosts if node in members]  # a new machine still imports
-        host = (ready or [*hosts])[0]
-        yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
+        if self._keeping.address:
+            yield from self._start(at_s, self._keeping.address)
+        else:
+            hosts = self._keeping.hosts(plan, self.state)
+            ready = [node for node in hosts if node in members]  # a new machine still imports
+            host = (ready or [*hosts])[0]
+            yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
         if len(spares) < self.state.seats.standbys:
             yield from self._ask_for_nodes("a standby was used")
 
@@ -274,10 +281,11 @@ class PhasedRun:
 
     def _start(self, at_s: float, address: str) -> Iterator[Instruction]:
         assert self._plan is not None
-        self.state = replace(self.state, is_unsure=False, trained=self.state.epoch)
+        epoch = self.state.epoch
+        self.state = replace(self.state, is_unsure=False, trained=epoch, rendezvous=address)
         yield from self._enter("starting", at_s)
-        if kept := self._keeping.ranks:
-            recovery, epoch = self.state.recovery, self.state.epoch
+        if kept := self._keeping.trained:
+            recovery = self.state.recovery
             yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
@@ -397,7 +405,8 @@ class PhasedRun:
 
     def _plan_of(self, state: RootState) -> RecoveryPlan:
         importing = {node for node, joined in self.living.items() if not joined.is_ready}
-        return make_plan(state, self.living, self._inventory, importing=importing)
+        first = self._keeping.standby
+        return make_plan(state, self.living, self._inventory, importing=importing, first=first)
 
     def _report_bad_copies(self) -> Iterator[Instruction]:
         for node, said in self._inventory.items():

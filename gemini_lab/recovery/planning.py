@@ -21,6 +21,7 @@ def make_plan(
     inventories: Mapping[str, Inventory],
     *,
     importing: Collection[str] = (),
+    first: str = "",
 ) -> RecoveryPlan:
     """The plan for what these inventories show, without the nodes that are avoided.
 
@@ -33,9 +34,10 @@ def make_plan(
         inventories: What they hold.
         importing: Those on which a start would have to wait: of spares that are as good otherwise
             they are the last.
+        first: Of spares that are as good otherwise this one, where processes wait.
     """
     trusted = [node for node in in_order(living) if node not in state.wrong]
-    nodes = sorted(trusted, key=lambda node: node in importing)
+    nodes = sorted(trusted, key=lambda node: (node != first, node in importing))
     usable = [node for node in nodes if node not in state.avoided]
     plan = _plan_with(usable, state, inventories, importing)
     if len(usable) == len(nodes):

@@ -267,6 +267,7 @@ class RootState:
         left: What rewinds left behind; see `recovery.rewinds`.
         newest: The newest version that is known to have been whole.
         trained: The epoch in which workers were started last.
+        rendezvous: Where these meet.
         silent: Nodes that were lost without a sign that their memory is gone.
         is_unsure: Whether versions may have become whole of which no root has heard: one was lost
             while workers ran.
@@ -316,6 +317,7 @@ class RootState:
     left: tuple[VersionId, ...] = ()
     newest: int = 0
     trained: int = 0
+    rendezvous: str = ""
     silent: tuple[str, ...] = ()
     is_unsure: bool = False
     has_given_up: bool = False

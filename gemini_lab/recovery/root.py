@@ -29,6 +29,7 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
     PortHeld,
     Prepare,
+    ReadyToJoin,
     ReadyToStart,
     RestoreFailed,
     ScriptFinished,
@@ -193,6 +194,8 @@ class RootAgent(WatchedRun):
             yield from said
             return
         phase = self.state.phase
+        if phase == "running" and self._ahead.is_lost_with(joined):
+            yield from self._without_ahead(joined.at_s, f"the connection to {joined.node} broke")
         if phase in {"fencing", "inventory", "rendezvous"}:
             yield from self._begin(joined.at_s, cause="link_cut", lost=[])
         elif phase in {"starting", "running"} and joined.node in self.state.members:
@@ -219,6 +222,8 @@ class RootAgent(WatchedRun):
             yield from self._advance(lost.at_s)
         elif self.state.phase in ACTIVE:
             yield from self._ask_for_nodes(f"{lost.node}, a standby, is gone")
+            if lost.node == self._ahead.standby:
+                yield from self._without_ahead(lost.at_s, f"{lost.node} is gone")
 
     def _note_silence(self, lost: NodeLost, *, was_living: bool) -> Iterator[Instruction]:
         """Keep in mind whose memory may come back; of the dead nothing does."""
@@ -250,12 +255,16 @@ class RootAgent(WatchedRun):
                 yield from self._on_answer(said.at_s, said.node, message)
             case EventSaid() if isinstance(message.entry.event, HeardEvent):
                 yield from self._on_event(said.at_s, message.entry.event)
+            case WorkerExited() if self._ahead.has(said.node, message):
+                last = message.output.splitlines()[-1:] or [f"exit code {message.code}"]
+                why = f"that of rank {message.rank} has ended ({last[0]})"
+                yield from self._without_ahead(said.at_s, why)
             case WorkerExited():
                 yield from self._on_exit(said.at_s, said.node, message)
             case ScriptFinished():
                 self._finished.add(message.rank)
                 yield from self._finish_if_all_did(said.at_s)
-            case Held() | ReadyToStart() | NodeLeaves():
+            case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
             case RestoreFailed():
                 yield from self._on_failed_restore(said.at_s, message)
@@ -276,7 +285,7 @@ class RootAgent(WatchedRun):
         return Send(to=node, order=order)
 
     def _on_move(
-        self, at_s: float, node: str, said: Held | ReadyToStart | NodeLeaves
+        self, at_s: float, node: str, said: Held | ReadyToStart | ReadyToJoin | NodeLeaves
     ) -> Iterator[Instruction]:
         """What an agent says of moves: a rank has stopped, ranks could start here, it is to go."""
         match said:
@@ -286,8 +295,15 @@ class RootAgent(WatchedRun):
             case ReadyToStart() if node in self.living:
                 self.living[node] = replace(self.living[node], is_ready=True)
                 yield from self._let_leave(at_s)
+            case ReadyToJoin() if self._ahead.hear(node, said):
+                yield from self._let_leave(at_s)
             case NodeLeaves():
                 yield from self._on_leaving(at_s, node, within_s=said.within_s)
+
+    def _without_ahead(self, at_s: float, why: str) -> Iterator[Instruction]:
+        """Processes that were started ahead come to nothing: the ranks that are to move do."""
+        yield from self._ahead.give_up(self.state, why)
+        yield from self._let_leave(at_s)
 
     def _on_persistence(
         self, at_s: float, node: str, said: Persisted | PersistFailed | Committed
@@ -375,6 +391,8 @@ class RootAgent(WatchedRun):
             yield from self._check_progress(at_s)
             if late := self._stop.late(at_s, self.state.ranks):
                 yield Emit(event=events.Note(text=late))
+            if self._ahead.is_late(at_s):
+                yield from self._without_ahead(at_s, "they did not come to `protect` in time")
             if self.state.phase == "running":
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 yield from self._saver.begin_if_due(at_s, state=self.state)

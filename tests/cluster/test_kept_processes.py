@@ -106,14 +106,23 @@ def test_the_same_holds_for_other_stages_a_lost_root_and_a_silent_node(lab, scri
 def test_a_drained_nodes_ranks_move_while_the_others_keep_their_processes(lab, script):
     lab.wait_until_ready()
     path = str(script(SCRIPT))
-    quiet = train(lab, path).report()
-    job = Job(script=path, args=["3", "30"])
+    steps = 240
+    quiet = train(lab, path, steps=steps).report()
+    job = Job(script=path, args=["3", str(steps)])
     run = lab.train(job, persistent_url=None, **KEEP)
     run.wait(until=5)
-    run.drain(run.members[2])
+    node = run.members[2]
+    run.drain(node)
     run.wait(200)
+    assert [entry.event.name for entry in run.events("node_drained")] == [node]
     assert kept(run) == [{0, 1, 3}]
-    assert run.report().recoveries[0].lost_by_any == 0
+    (moved,) = run.report().recoveries
+    assert moved.lost_by_any == 0
+    began = min(entry.at_s for entry in run.events("recovery_started"))
+    notes = [entry.event.text for entry in run.events("note")]
+    assert [text for text in notes if "ahead" in text] == []  # nothing stood against it
+    waiting = [entry for entry in run.events("drain_waiting") if entry.at_s < began]
+    assert ["starts its ranks" in entry.event.reason for entry in waiting] == [True]
     assert run.report().losses_match(quiet)
 
 

@@ -35,6 +35,20 @@ def test_it_tells_the_share_of_bytes_and_where_each_kind_is_felt():
     assert (never.values, never.why_not) == ((), "not felt at any point")
 
 
+def test_a_run_whose_versions_left_in_full_is_none_with_gradients():
+    full = TimedRun(iteration_s=1.5, sent_bytes=int(0.1 * SLOW))
+    turn = {
+        FAST: runs_of(FAST, 4.0, copies=1.0, gradients=1.0),
+        SLOW: {**runs_of(SLOW, 1.0, copies=1.5, gradients=1.5), "gradients": full},
+    }
+    found = {(row.name, row.settings.get("link_bytes_per_s")): row for row in rows([turn])}
+    left_out = found["gradients / none", SLOW]
+    assert (left_out.values, left_out.why_not) == ((), "a counted version left in full")
+    assert found["gradients / none", FAST].values
+    assert found["copies / none", SLOW].values == pytest.approx((1.5,))
+    assert not found["gradients are felt below: idle / checkpoint of copies", None].values
+
+
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
 def test_what_making_a_version_costs_is_measured(kind):
     row = cost_row(kind, 2, numel=1000)

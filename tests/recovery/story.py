@@ -19,6 +19,7 @@ from gemini_lab.recovery.messages import (
     JobOrder,
     KeptCopy,
     PortHeld,
+    ReadyToJoin,
     RestoreFailed,
     ScriptError,
     ScriptFinished,
@@ -78,6 +79,8 @@ class Story:
         self.deaf: set[str] = set()  # whose inventories take long
         self.ended: set[int] = set()  # ranks whose processes could not stand still
         self.importing: set[str] = set()  # whose warm parents cannot hold a port yet
+        self.slow: set[int] = set()  # ranks whose new processes take long to start
+        self.ahead: dict[str, list[int]] = {}  # ranks whose processes wait on a node for a place
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
         self.left: dict[str, list[VersionId]] = {}  # what agents know of rewinds
         self.rewinds: dict[int, int] = {}  # how many there were, by epoch
@@ -157,8 +160,9 @@ class Story:
         epoch = sent.order.epoch
         match sent.order:
             case Fence(keeps=keeps):
-                ranks = self.root.state.seats.ranks_on(sent.to) if keeps else ()
-                kept = tuple(rank for rank in ranks if rank not in self.ended)
+                waiting = self.ahead.pop(sent.to, [])
+                ranks = (*self.root.state.seats.ranks_on(sent.to), *waiting) if keeps else ()
+                kept = [rank for rank in ranks if rank not in self.ended]
                 self.say(sent.to, Fenced(epoch=epoch, kept=kept))
             case TakeInventory(persistent_url=url) if sent.to not in self.deaf:
                 is_read = url is not None and not self.unread
@@ -179,7 +183,15 @@ class Story:
                 kept = self.copies[sent.to]
                 kept[:] = [copy for copy in kept if copy.ranks == sent.order.ranks]
             case HoldPort() if sent.to not in self.importing:
-                self.say(sent.to, PortHeld(epoch=epoch, address="host:1"))
+                self.say(sent.to, PortHeld(epoch=epoch, address=f"{sent.to}:{epoch}"))
+            case StartWorkers(joins=joins, seats=seats) if joins:
+                self.ahead[sent.to] = [*seats.ranks_on(sent.to)]
+                for rank in {*seats.ranks_on(sent.to)} - self.slow:
+                    self.ready_to_join(sent.to, rank)
+
+    def ready_to_join(self, node: str, rank: int) -> None:
+        """A process that was started ahead on this node could take its rank's place."""
+        self.say(node, ReadyToJoin(rank=rank, epoch=self.epoch))
 
     # -- what workers do ---------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ that nobody else uses.
 """
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -33,8 +34,10 @@ LAYER_S: Final = 0.02
 """Emulated time of a layer's forward pass."""
 LINKS_BYTES_PER_S: Final = (40.0 * MB, 20.0 * MB, 10.0 * MB, 6.5 * MB)
 """From links on which copies have room to such on which they take three times what there is."""
-ITERATIONS: Final = 60
-"""Of each run: what makes versions imports for some seconds before gradients are sent."""
+ITERATIONS: Final = 28
+"""Of each run: profiled ones, those until a schedule is followed, and those that count."""
+IMPORTS_S: Final = 12.0
+"""So long at least a run with gradients trains before that: what makes versions imports first."""
 COUNTED: Final = 10
 ARMS: Final = ("none", "copies", "gradients")
 NUMEL: Final = 4 * MIB
@@ -62,33 +65,34 @@ def bench(repeats: int, *, links: Sequence[float] = LINKS_BYTES_PER_S) -> list[R
         tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
         Lab(2, 0, folder=folder) as lab,
     ):
-        turns = [
-            {link: {arm: _run(lab, link, arm) for arm in ARMS} for link in links}
-            for _ in range(repeats)
-        ]
+        turns = [{link: _runs(lab, link) for link in links} for _ in range(repeats)]
     return [*made, *rows(turns)]
 
 
-def _work(link_bytes_per_s: float) -> Workload:
+def _work(link_bytes_per_s: float, *, more: int = 0) -> Workload:
     return replace(
         workload(LAYER_S),
         link_bytes_per_s=link_bytes_per_s,
-        iterations=ITERATIONS,
+        iterations=ITERATIONS + more,
         counted=COUNTED,
     )
 
 
-def _run(lab: Lab, link_bytes_per_s: float, arm: str) -> TimedRun:
+def _runs(lab: Lab, link_bytes_per_s: float) -> dict[str, TimedRun]:
+    """One run of each arm, no longer than it has to be."""
     work = _work(link_bytes_per_s)
-    if arm == "none":
-        return in_lab(lab, work, scheme="none")
-    return in_lab(lab, work, scheme="gemini", replicate=arm, **SETTINGS)
+    none = in_lab(lab, work, scheme="none")
+    copies = in_lab(lab, work, scheme="gemini", replicate="copies", **SETTINGS)
+    longer = _work(link_bytes_per_s, more=math.ceil(IMPORTS_S / copies.iteration_s))
+    gradients = in_lab(lab, longer, scheme="gemini", replicate="gradients", **SETTINGS)
+    return dict(zip(ARMS, (none, copies, gradients), strict=True))
 
 
 def rows(turns: Sequence[Turn]) -> list[Row]:
     """The bytes of a version, and at each point what checkpoints cost; then where they are felt.
 
-    Idle time is told as a multiple of the time that copies take the link for, in all rows.
+    Idle time is told as a multiple of the time that copies take the link for, in all rows. A run
+    with gradients of which a counted version left in full says nothing of them, and is left out.
 
     Args:
         turns: The repeats; all with the same points.
@@ -99,28 +103,33 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
     for link in turns[0]:
         here = [turn[link] for turn in turns]
         settings = _work(link).conditions
-        values = {
+        values: dict[str, list[float | None]] = {
             "idle / checkpoint of copies": [_room(runs, link) for runs in here],
             "copies / none": [_cost(runs, "copies") for runs in here],
             "gradients / none": [_cost(runs, "gradients") for runs in here],
         }
         found += [
-            Row(name=name, values=tuple(some), unit="", settings=settings)
+            Row(name=name, values=_there(some), unit="", settings=settings, why_not=_why_not(some))
             for name, some in values.items()
         ]
-        held = {arm: tuple(runs[arm].waited_s for runs in here) for arm in ARMS[1:]}
+        held = {arm: [_held(runs, arm) for runs in here] for arm in ARMS[1:]}
         found += [
-            Row(name=f"update held up, {arm}", values=some, settings=settings)
+            Row(
+                name=f"update held up, {arm}",
+                values=_there(some),
+                settings=settings,
+                why_not=_why_not(some),
+            )
             for arm, some in held.items()
         ]
     return found + [_felt(turns, arm) for arm in ARMS[1:]]
 
 
 def _felt(turns: Sequence[Turn], arm: str) -> Row:
-    felt = [
-        crossing([(_room(runs, link), _cost(runs, arm)) for link, runs in turn.items()])
-        for turn in turns
+    points = [
+        [(_room(runs, link), _cost(runs, arm)) for link, runs in turn.items()] for turn in turns
     ]
+    felt = [crossing([(x, y) for x, y in some if y is not None]) for some in points]
     name = f"{arm} are felt below: idle / checkpoint of copies"
     there = tuple(one for one in felt if one is not None)
     return Row(name=name, values=there, unit="", why_not="" if there else "not felt at any point")
@@ -131,8 +140,26 @@ def _room(runs: Mapping[str, TimedRun], link_bytes_per_s: float) -> float:
     return runs["copies"].idle_s / (runs["copies"].sent_bytes / link_bytes_per_s)
 
 
-def _cost(runs: Mapping[str, TimedRun], arm: str) -> float:
-    return runs[arm].iteration_s / runs["none"].iteration_s
+def _cost(runs: Mapping[str, TimedRun], arm: str) -> float | None:
+    counts = _counts(runs, arm)
+    return runs[arm].iteration_s / runs["none"].iteration_s if counts else None
+
+
+def _held(runs: Mapping[str, TimedRun], arm: str) -> float | None:
+    return runs[arm].waited_s if _counts(runs, arm) else None
+
+
+def _counts(runs: Mapping[str, TimedRun], arm: str) -> bool:
+    """Whether all counted versions left as this arm's: of gradients, well below a copy's bytes."""
+    return arm != "gradients" or runs[arm].sent_bytes < 0.9 * runs["copies"].sent_bytes
+
+
+def _there(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(one for one in values if one is not None)
+
+
+def _why_not(values: Sequence[float | None]) -> str:
+    return "" if _there(values) else "a counted version left in full"
 
 
 def cost_row(kind: str, repeats: int, *, numel: int = NUMEL) -> Row:

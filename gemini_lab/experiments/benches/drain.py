@@ -1,9 +1,11 @@
 """How long a planned drain stops training, and whether anything is done again after it.
 
 One lab's nodes are drained in turn, the root agent's too. Each is killed when it has no ranks any
-more, as its machine would be taken, and the operator brings another standby.
+more, as its machine would be taken, and the operator brings another standby. Then the same job
+trains as far without a drain, and the losses of both are compared.
 """
 
+import argparse
 import tempfile
 import time
 from dataclasses import replace
@@ -24,12 +26,19 @@ NODES: Final = 4
 BETWEEN: Final = 5  # iterations
 
 
-def bench(repeats: int) -> list[Row]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which way."""
+    ways = ("kept", "anew")
+    parser.add_argument("--only", choices=ways, help="processes are kept, or all start anew")
+
+
+def bench(repeats: int, *, only: str | None = None) -> list[Row]:
     """Drain `repeats` nodes of a lab, one after the other, and of one that keeps processes."""
     rows = []
-    for keeps in (False, True):
-        how = "the others keep their process" if keeps else "all start anew"
-        rows += [replace(row, name=f"{how}: {row.name}") for row in drained(repeats, keeps=keeps)]
+    for way, how in {"anew": "all start anew", "kept": "the others keep their process"}.items():
+        if only in {None, way}:
+            found = drained(repeats, keeps=way == "kept")
+            rows += [replace(row, name=f"{how}: {row.name}") for row in found]
     return rows
 
 
@@ -50,9 +59,25 @@ def drained(repeats: int, *, keeps: bool) -> list[Row]:
             _wait_until_drained(run, node)
             run.inject(NodeLoss(node))
         wait_for(run, iteration=run.iteration + BETWEEN)
-        report = run.report()
         run.stop()
-    return rows_of(report)
+        report = run.report()
+        undisturbed = lab.train(job, persistent_url=None)
+        wait_for(undisturbed, iteration=run.iteration)
+        undisturbed.stop()
+        other = undisturbed.report()
+    return [*rows_of(report), differing(report, other)]
+
+
+def differing(report: RunReport, undisturbed: RunReport) -> Row:
+    """How many of a run's losses are not those of one without drains, of those that both have."""
+    here, there = report.losses, undisturbed.losses
+    both = here.keys() & there.keys()
+    return Row(
+        name="losses that differ from an undisturbed run's, in all",
+        unit="",
+        values=(float(sum(here[at] != there[at] for at in both)),),
+        settings={"compared": len(both)},
+    )
 
 
 def rows_of(report: RunReport) -> list[Row]:
