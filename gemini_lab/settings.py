@@ -1,7 +1,8 @@
 """A protected job's settings: the `"gemini"` block of `ds_config.json`, checked at the door."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
@@ -372,10 +373,7 @@ class Settings:
         known = [field.name for field in fields(self)]
         unknown = sorted(set(changes) - set(known))
         if unknown:
-            raise ConfigError(
-                f"the gemini settings have no {', '.join(map(repr, unknown))}; "
-                f"they are {', '.join(known)}"
-            )
+            raise ConfigError(_unknown(unknown, known))
         values: dict[str, Any] = dict(changes)  # their types are checked below
         if "replicas" in values:
             is_auto = values["replicas"] == AUTO
@@ -402,6 +400,14 @@ class Settings:
     def to_json(self) -> dict[str, SettingValue]:
         """The settings as plain JSON values; `parse` reads them."""
         return asdict(self)
+
+
+def _unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """What to say of names that are no setting's: the nearest that are."""
+    near = [name for each in unknown for name in get_close_matches(each, known, n=3)]
+    nearest = f"the nearest: {', '.join(dict.fromkeys(near))}; " if near else ""
+    names = ", ".join(map(repr, unknown))
+    return f"the gemini settings have no {names}; {nearest}help(gemini_lab.Settings) has all"
 
 
 def _require_type(name: str, value: object, hint: Any) -> None:

@@ -45,6 +45,14 @@ def test_a_value_of_another_type_is_refused_by_its_name(name, value, words):
         Settings.parse({name: value})
 
 
+def test_an_unknown_name_is_answered_by_the_nearest_and_not_by_all():
+    with pytest.raises(ConfigError, match="no 'replica'; the nearest: replicas, ") as refused:
+        Settings.parse({"replica": 3})
+    assert len(str(refused.value)) < 150
+    with pytest.raises(ConfigError, match=r"no 'zzz'; help\(gemini_lab.Settings\) has all"):
+        Settings.parse({"zzz": 3})
+
+
 def test_whole_numbers_will_do_where_any_number_does():
     assert Settings.parse({"persist_every_s": 60, "mu": 1}).persist_every_s == 60
 

@@ -20,7 +20,10 @@ PACED: Final = 32
 """Iterations by which it is told how long the rest will take."""
 CELL: Final = "font: 13px/1.6 var(--jp-ui-font-family, system-ui), sans-serif"
 BAR: Final = "width: 16em; max-width: 40%; vertical-align: middle; margin-right: .8em"
-LINES_STYLE: Final = "margin: 4px 0 0; font-size: 12px; line-height: 1.45; white-space: pre-wrap"
+LINES_STYLE: Final = (
+    "margin: 4px 0 0; font-size: 12px; line-height: 1.45; white-space: pre-wrap; "
+    "word-break: normal; overflow-wrap: anywhere"  # JupyterLab breaks words anywhere
+)
 
 
 class Followed(Protocol):

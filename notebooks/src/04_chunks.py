@@ -13,10 +13,13 @@
 # That is Algorithm 2 of the paper (section 5.3) and its pipeline of sub-buffers.
 
 # %%
+from textwrap import wrap
+
 import matplotlib.pyplot as plt
 import numpy as np
 from gemini_lab_widgets.pictures import view
 
+# %%
 from gemini_lab import Lab
 from gemini_lab.errors import CapacityError
 from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
@@ -24,7 +27,6 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.units import KIB, format_bytes
 
-# %%
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
 # %% [markdown]
@@ -165,7 +167,8 @@ for scheme in ("none", "blocking", "naive", "interleaved", "gemini"):
 # no bar below.
 
 # %%
-print(*runs["naive"].report().notes, sep="\n")
+for note in runs["naive"].report().notes:
+    print(*wrap(note, 100), sep="\n")
 
 
 # %%
@@ -253,15 +256,15 @@ for name, report in reports.items():
 
 # %% [markdown]
 # ## Exercise 1
-# The naive scheme was refused for lack of memory. What is the **smallest buffer** with which `plan`
-# accepts it? (In the paper it would be more than 2 GB on each GPU.) Give it in bytes, to the
-# nearest KiB; `plan` may help you.
+# The naive scheme was refused for lack of memory. Say that it may fill spans **to their end**, so
+# with `mu=1`: what is the **smallest buffer** with which `plan` accepts it then? (In the paper it
+# would be more than 2 GB on each GPU.) Give it in bytes, to the nearest KiB; `plan` may help you.
 
 
 # %%
 def is_accepted(buffer_bytes):
     try:
-        plan(scheme="naive", buffer_bytes=int(buffer_bytes))
+        plan(scheme="naive", mu=1.0, buffer_bytes=int(buffer_bytes))
     except CapacityError:
         return False
     return True
@@ -272,7 +275,7 @@ def is_accepted(buffer_bytes):
 smallest_bytes = None
 ### BEGIN SOLUTION
 # With room for everything it is accepted; its largest piece is what the buffer must hold.
-roomy = plan(scheme="naive", buffer_bytes=shard_bytes)
+roomy = plan(scheme="naive", mu=1.0, buffer_bytes=shard_bytes)
 smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
 ### END SOLUTION
 

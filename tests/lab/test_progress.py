@@ -148,6 +148,7 @@ def test_a_cells_bar_keeps_the_newest_lines_and_says_how_a_run_failed(run):
     assert "line 4&" not in html
     assert f"&lt;b&gt;line {CELL_LINES + 4}&lt;/b&gt;" in html
     assert "failed: no &lt;i&gt;script&lt;/i&gt;" in html
+    assert "word-break: normal" in html  # JupyterLab's own style breaks lines within words
 
 
 def test_the_rest_is_told_by_the_newest_iterations_and_not_by_what_a_failure_cost():
