@@ -1,12 +1,13 @@
 """What a Trainer counts and logs, and what its callbacks keep: read for a version, and put back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from transformers.trainer_callback import ExportableState
 
 from gemini_lab.adapters.log_history import LogHistory
+from gemini_lab.adapters.trainer_counts import OwnCounts
 
 _STATE: Final = (
     "epoch",
@@ -32,10 +33,12 @@ class TrainerState:
 
     Args:
         trainer: What the script calls `train()` of.
+        remark: Told what will not come back.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
+        self._counts = OwnCounts(trainer, remark)
         self._history = LogHistory()
 
     def state_dict(self) -> dict[str, Any]:
@@ -44,6 +47,7 @@ class TrainerState:
         return {
             "state": {name: getattr(state, name) for name in _STATE},
             "trainer": {name: getattr(self._trainer, name, None) for name in _TRAINER},
+            "counts": self._counts.state_dict(),
             "history": self._history.follow(state.log_history),
             "callbacks": {name: _read(one) for name, one in self._callbacks() if _is_kept(one)},
         }
@@ -57,6 +61,7 @@ class TrainerState:
                 is_tensor = isinstance(value, torch.Tensor)
                 placed = value.to(self._trainer.args.device) if is_tensor else value
                 setattr(self._trainer, name, placed)
+        self._counts.load_state_dict(kept.get("counts", {}))  # versions of 0.1.0 have none
         self._trainer.state.log_history = self._history.read(kept["history"])
         for name, callback in self._callbacks():
             if name in kept["callbacks"]:

@@ -99,7 +99,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._also = dict(also or {})
         self._settings = settings
         self._engine: ZeroEngine | TorchEngine
-        self._state = TrainerState(trainer)
+        self._state = TrainerState(trainer, remark)
         self._protection: LiveProtection | None = None
         self._updates_done = 0  # of the epoch that is gone on with
         self._begins_at: tuple[int, int] | None = None  # epoch and micro-batches, of a version

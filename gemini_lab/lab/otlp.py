@@ -40,21 +40,23 @@ class Otlp:
         self._refusals = Refusals()
         self._exporter = OTLPMetricExporter(endpoint=full_url(endpoint) if endpoint else None)
         self._sent_s = 0.0
+        self._refusal = ""  # of the newest that was sent
 
     def write(self, now: Snapshot) -> None:
         """Send what a snapshot tells, if it is the newest and its time has come.
 
         Raises:
-            ConnectionError: The receiver cannot be reached, or refused them.
+            ConnectionError: The receiver could not be reached, or refused what was sent last.
         """
         is_due = now.is_over or now.at_s >= self._sent_s + EVERY_S
-        if not (now.metrics and now.is_newest and is_due):
-            return
-        self._sent_s = now.at_s
-        with self._refusals:
-            result = self._exporter.export(data_of(now, self._resource))
-        if result is not otel.MetricExportResult.SUCCESS:
-            raise ConnectionError(self._refusals.said[0])
+        if now.metrics and now.is_newest and is_due:
+            self._sent_s = now.at_s
+            with self._refusals:
+                result = self._exporter.export(data_of(now, self._resource))
+            is_taken = result is otel.MetricExportResult.SUCCESS
+            self._refusal = "" if is_taken else self._refusals.said[0]
+        if self._refusal:
+            raise ConnectionError(self._refusal)
 
     def close(self) -> None:
         """Send no more."""

@@ -216,7 +216,7 @@ def test_callbacks_that_say_what_they_keep_come_back_with_the_trainers_counts():
     def make():
         early = EarlyStoppingCallback(early_stopping_patience=3)
         trainer = Trained(Kept(), early)
-        return trainer, trainer.callback_handler.callbacks[0], early, TrainerState(trainer)
+        return trainer, trainer.callback_handler.callbacks[0], early, TrainerState(trainer, print)
 
     trainer, kept, early, state = make()
     kept.seen, early.early_stopping_patience_counter = 7, 2

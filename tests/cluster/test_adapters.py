@@ -1,5 +1,6 @@
 """Libraries that loop by themselves, on real nodes: what they count comes back bit by bit."""
 
+import json
 import textwrap
 
 import pytest
@@ -101,6 +102,46 @@ SHARDED = (
         "strategy=ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=1)",
     )
 )
+TRL = """
+    import json, os, sys, torch
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+    from gemini_lab.adapters.transformers import protect_trainer
+
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    words = [*special.values(), *(f"w{n}" for n in range(40))]
+    known = {word: number for number, word in enumerate(words)}
+    split = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    split.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=split, **special)
+
+    def said(start, length):
+        return " ".join(f"w{start * place % 40}" for place in range(1, length))
+
+    texts = Dataset.from_list(
+        [{"prompt": said(n, 4 + n % 5), "completion": said(n + 7, 4 + n % 6)} for n in range(28)])
+    ds = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+          "zero_optimization": {"stage": 2}, "zero_force_ds_cpu_optimizer": False}
+    arguments = SFTConfig(
+        sys.argv[1], deepspeed=ds, use_cpu=True, bf16=False, per_device_train_batch_size=1,
+        gradient_accumulation_steps=2, num_train_epochs=3, learning_rate=1e-2, warmup_steps=3,
+        lr_scheduler_type="cosine", logging_steps=5, save_strategy="no", report_to=[],
+        disable_tqdm=True)
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, attention_dropout=0.1,
+        pad_token_id=0, eos_token_id=1, bos_token_id=1))
+    trainer = SFTTrainer(model, arguments, train_dataset=texts, processing_class=tokenizer)
+    protect_trainer(trainer)
+    trainer.train()
+    if os.environ["RANK"] == "0":
+        os.makedirs(sys.argv[1], exist_ok=True)
+        with open(f"{sys.argv[1]}/history.json", "w") as file:
+            json.dump(trainer.state.log_history, file)
+"""
 SCRIPTS = {
     "Trainer with ZeRO-2": TRAINER,
     "Trainer with DDP": TRAINER.replace("deepspeed=ds, ", ""),
@@ -109,20 +150,56 @@ SCRIPTS = {
 }
 
 
+@pytest.fixture
+def both(lab, script, tmp_path):
+    """Reports of a script that is left alone, and of one that loses a worker and a node.
+
+    Each writes into a folder of its own below `tmp_path`: `quiet` and `broken`.
+    """
+
+    def train(text):
+        path = str(script(textwrap.dedent(text)))
+        folders = [str(tmp_path / name) for name in ("quiet", "broken")]
+        quiet = lab.train(Job(script=path, args=folders[:1]), persistent_url=None)
+        expected = quiet.wait(200).report()
+        failures = Scenario().add(WorkerCrash("rank-1"), iteration=3)
+        failures = failures.add(NodeLoss("rank-2"), iteration=9)
+        job = Job(script=path, args=folders[1:])
+        report = lab.train(job, scenario=failures, persistent_url=None).wait(200).report()
+        assert len(report.recoveries) >= 2  # a busy machine may lose one more
+        assert len(expected.losses) == 12 * 4
+        return expected, report
+
+    return train
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(lab, script, tmp_path, name):
+def test_a_trainer_comes_back_bit_by_bit_from_a_worker_and_a_node(both, name):
     """tests/engine/test_loops.py has it for more places; here it is started as users do."""
     pytest.importorskip("transformers")
     pytest.importorskip("lightning")
-    path = str(script(textwrap.dedent(SCRIPTS[name])))
-    arguments = {name: [str(tmp_path / name)] for name in ("quiet", "broken")}
-    quiet = lab.train(Job(script=path, args=arguments["quiet"]), persistent_url=None)
-    expected = quiet.wait(200).report()
-    failures = Scenario().add(WorkerCrash("rank-1"), iteration=3)
-    failures = failures.add(NodeLoss("rank-2"), iteration=9)
-    job = Job(script=path, args=arguments["broken"])
-    report = lab.train(job, scenario=failures, persistent_url=None).wait(200).report()
-    assert len(report.recoveries) >= 2  # a busy machine may lose one more
-    assert len(expected.losses) == 12 * 4
+    expected, report = both(SCRIPTS[name])
     assert report.losses_match(expected)
+
+
+def logged(folder):
+    """What a Trainer logged, but for times and speeds."""
+    entries = json.loads((folder / "history.json").read_text())
+    return [{k: v for k, v in one.items() if not k.startswith("train_")} for one in entries]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["DeepSpeed", "DDP"])
+def test_trls_sft_trainer_comes_back_with_its_losses_and_with_all_that_it_logs(
+    both, tmp_path, engine
+):
+    """The sums behind `entropy`, `mean_token_accuracy` and `num_tokens` are its own attributes."""
+    pytest.importorskip("trl", reason="TRL is not installed; run: pip install trl")
+    text = TRL if engine == "DeepSpeed" else TRL.replace("deepspeed=ds, ", "")
+    expected, report = both(text)
+    assert report.losses_match(expected)
+    quiet, broken = logged(tmp_path / "quiet"), logged(tmp_path / "broken")
+    assert len(quiet) == 3
+    assert {"entropy", "mean_token_accuracy", "num_tokens"} <= quiet[0].keys()
+    assert broken == quiet

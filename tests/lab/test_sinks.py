@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -19,6 +20,7 @@ from gemini_lab.lab.metrics import RunCollector, telling
 from gemini_lab.lab.sinks import Sender, check_place
 from gemini_lab.lab.watched import Watched
 from gemini_lab.log.file import LOG_FILE, EventLog
+from gemini_lab.report.metrics import snapshot_of
 
 
 @pytest.fixture
@@ -169,6 +171,23 @@ def test_a_receiver_that_refuses_is_told_of_once_and_with_its_reason(saved, rece
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"gemini-lab: metrics do not get to otlp:{url}: ")
     assert "400" in line
+
+
+def test_a_receiver_that_refused_is_failing_until_it_takes_something(saved, receiver):
+    """Else it would be named again each time that it is tried."""
+    otlp = pytest.importorskip("gemini_lab.lab.otlp")
+    receiver.answers = [400]
+    run = Watched("told", saved(ToldRun().protect().train(1, 3)))
+    begun = run.ask(lambda run, now_s: snapshot_of(run, now_s=now_s))
+    with receiver.listen() as url:
+        sink = otlp.Otlp("told", url)
+        for passed_s in (0.0, 1.0):
+            with pytest.raises(ConnectionError, match="400"):
+                sink.write(replace(begun, at_s=begun.at_s + passed_s))
+        sink.write(replace(begun, at_s=begun.at_s + otlp.EVERY_S))
+        sink.write(replace(begun, at_s=begun.at_s + otlp.EVERY_S + 1.0))
+        sink.close()
+    assert len(receiver.requests) == 2
 
 
 def test_tensorboard_reads_a_curve_for_each_number(saved, tmp_path):
