@@ -401,7 +401,9 @@ report = run.wait().report()
 # %% tags=["nodes"]
 for each in report.recoveries:
     anew = report.ranks - len(each.kept)
-    print(f"{each.cause:14} {each.duration_s:4.1f} s, {each.lost_by_any} iterations again, ", end="")
+    print(
+        f"{each.cause:14} {each.duration_s:4.1f} s, {each.lost_by_any} iterations again, ", end=""
+    )
     print(f"{anew} processes started (measured)")
 for each in report.rewinds:
     print(f"rewind         {each.duration_s:4.2f} s to version {each.version} (measured)")
