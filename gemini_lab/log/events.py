@@ -679,9 +679,10 @@ class VersionComplete(OfWorker, frozen=True, kw_only=True):
         version: The iteration after which the states were so.
         sent_bytes: What left for other nodes.
         local_s: How long the copy into the node's own memory took.
-        duration_s: From the update until all was whole.
+        duration_s: From the update until all ranks knew that all was whole.
         next_version: The next one that will be sent.
         form: What left: the shard, or the gradient of which peers made it, see `"replicate"`.
+        whole_s: From the update until all that this rank writes was whole: what a recovery needs.
     """
 
     version: int
@@ -690,6 +691,7 @@ class VersionComplete(OfWorker, frozen=True, kw_only=True):
     duration_s: float
     next_version: int
     form: Literal["copy", "gradients"] = "copy"
+    whole_s: float | None = None
 
 
 class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):

@@ -41,7 +41,8 @@ def measure(run: RunReducer) -> Measured:
     kinds = run.pace.kinds()
     durations_s = np.concatenate([kinds[kind][1] for kind in ("with", "without")])
     waited_s = np.concatenate([kinds[kind][2] for kind in ("with", "without")])
-    if job is None or not durations_s.size or not run.pace.checkpoint_s:
+    checkpoint_s = run.pace.checkpoint_times_s()
+    if job is None or not durations_s.size or not checkpoint_s.size:
         raise ConfigError(
             f"the log of {run.name or 'this run'} has no iterations with checkpoints to learn "
             "from; learn from a run that trained for some iterations under protection"
@@ -50,7 +51,7 @@ def measure(run: RunReducer) -> Measured:
     times = Times(
         iteration=_spread(np.maximum(durations_s - waited_s, 1e-6).tolist()),
         waited=_spread(waited_s.tolist()),
-        version=_spread(run.pace.checkpoint_s),
+        version=_spread(checkpoint_s.tolist()),
         first_start=_spread([max(0.0, float(starts_s.min()) - run.course.started_at_s)]),
         recoveries=_recoveries(run.recoveries.recoveries(), iteration_s),
         source=f"the log of {run.name}",

@@ -117,7 +117,7 @@ def _pace(run: RunReducer) -> Iterator[Metric]:
     text = "Of that, how long the update waited for the version on its way"
     yield _histogram("checkpoint_wait_seconds", text, waited_s, STEP_BUCKETS_S)
     text = "Time from an update until its version was whole, by rank"
-    yield _histogram("checkpoint_seconds", text, run.pace.checkpoint_s, STEP_BUCKETS_S)
+    yield _histogram("checkpoint_seconds", text, run.pace.checkpoint_times_s(), STEP_BUCKETS_S)
 
 
 def _versions(run: RunReducer, now_s: float) -> Iterator[Metric]:

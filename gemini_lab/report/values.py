@@ -221,8 +221,8 @@ class WastedTime:
     """Eq. (1) with this run's own figures, beside what its failures did waste.
 
     Attributes:
-        checkpoint_s: Median time until a version was whole everywhere, t_ckpt.
-        interval_s: Median time of an iteration, which is the checkpoint interval 1/f.
+        checkpoint_s: Median time until a version was whole on a rank, t_ckpt.
+        interval_s: Median time from one version to the next, which is the checkpoint interval 1/f.
         retrieval_s: Mean over the recoveries, t_rtvl.
         measured_s: Lost progress and retrieval of each recovery.
     """

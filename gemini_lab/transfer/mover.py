@@ -214,12 +214,14 @@ class VersionMover:
                 buffer.seal_chunk(index, int(digest))
             buffer.commit(self._sizes_bytes[rank])
         buffers.own.commit(version.payload_bytes)
+        whole_s = time.perf_counter() - started_s
         ended = self._meet(version, differing, is_full=not sends_differences)
         self._on_moved(
             MovedVersion(
                 version=version.version,
                 sent_bytes=sum(one.sent_bytes for one in sent),
                 local_s=local.elapsed_s,
+                whole_s=whole_s,
                 duration_s=time.perf_counter() - started_s,
                 sent=sent,
                 form="gradients" if sends_differences else "copy",

@@ -309,6 +309,7 @@ def _say_moved(emit: Emit, moved: MovedVersion, rank: int, next_version: int) ->
             duration_s=to_microsecond(moved.duration_s),
             next_version=next_version,
             form=moved.form,
+            whole_s=to_microsecond(moved.whole_s),
         )
     )
 

@@ -141,6 +141,7 @@ class MovedVersion:
 
     Attributes:
         local_s: Seconds that copying and sealing the own shard took.
+        whole_s: Seconds until all that this rank writes of it was whole: own shard and replicas.
         duration_s: Seconds until the version was whole on all ranks.
         sent: What left for which peer, and in which idle span.
         form: What left: shards, or what peers make them of.
@@ -152,6 +153,7 @@ class MovedVersion:
     version: int
     sent_bytes: int
     local_s: float
+    whole_s: float
     duration_s: float
     sent: tuple[SentBytes, ...] = ()
     form: Literal["copy", "gradients"] = "copy"

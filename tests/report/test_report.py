@@ -130,6 +130,32 @@ def test_wasted_time_is_eq_1_with_measured_terms_beside_what_was_lost(failing):
     assert wasted.measured_s == pytest.approx((2.3,))
 
 
+def test_a_version_counts_as_whole_when_a_recovery_can_use_it_not_when_all_have_heard(failing):
+    """All had ended at 1.5 n s and said at 0.5 s later that all know; whole it was 0.3 s before."""
+    log = [changed(e, whole_s=0.2) if e.kind == "version_complete" else e for e in failing]
+    wasted = build_report(log).wasted
+
+    assert wasted is not None
+    assert wasted.checkpoint_s == pytest.approx(0.2)
+    random.Random(1).shuffle(log)
+    assert build_report(log).wasted == wasted
+
+
+def test_a_version_that_the_others_bring_about_after_the_failure_costs_no_progress(failing):
+    """Rank 1 is struck when it has ended iteration 2 and before rank 0 has said so."""
+    log = [
+        Entry(at_s=e.at_s + 2.2, node=e.node, event=e.event)
+        if e.kind == "iteration" and (e.event.iteration, e.event.rank) == (2, 0)
+        else e
+        for e in failing
+        if (e.kind, getattr(e.event, "iteration", 0), e.event.epoch if e.kind == "iteration" else 1)
+        != ("iteration", 3, 1)
+    ]
+    (recovery,) = build_report(log).recoveries
+
+    assert (recovery.version, recovery.lost_progress_s) == (2, 0.0)
+
+
 def test_a_start_from_nothing_wastes_all_that_was_trained(failing):
     log = [
         changed(e, version=None, tier="start") if e.kind == "recovery_planned" else e

@@ -59,7 +59,7 @@ def test_wasted_time_is_the_reports_beside_eq_1() -> None:
     assert measured.total_s == pytest.approx(report.measured_mean_s)
     assert (measured.origin, model.origin) == ("measured here", "model")
     assert model.total_s == pytest.approx(report.predicted_s)
-    assert dict(model.parts) == pytest.approx({"t_ckpt": 0.25, "1/(2f)": 0.5, "t_rtvl": 2.0})
+    assert dict(model.parts) == pytest.approx({"t_ckpt": 0.25, "1/(2f)": 1.125 / 2, "t_rtvl": 2.0})
     assert tables(run).status.wasted_s == pytest.approx(report.measured_mean_s)
 
 

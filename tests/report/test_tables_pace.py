@@ -81,6 +81,15 @@ def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
     assert pace.kinds()["first"][1].tolist() == [3.0]
 
 
+def test_an_interval_is_what_passes_between_ends_though_the_slowest_rank_is_another_each_time():
+    """Ranks take 1.5 s and 0.5 s in turn: an iteration ends each second."""
+    pace = Pace()
+    for number in range(1, 6):
+        ended(pace, number, 1.5, at_s=float(number))
+        ended(pace, number, 0.5, at_s=number - 0.5)
+    assert pace.interval_median_s() == pytest.approx(1.0)
+
+
 def test_overhead_compares_medians() -> None:
     found = overhead(np.full(9, 1.1), np.full(9, 1.0), np.zeros(9))
     assert found is not None

@@ -25,16 +25,15 @@ class Pace:
     Iteration n computes while version n-1 is sent. An epoch's first iteration warms up and counts
     apart; iterations that are done again after a failure are rows of their own.
 
-    Memory: 41 bytes an iteration, and 8 bytes for each rank's version.
+    Memory: 41 bytes an iteration, and 12 bytes for each rank's version.
 
     Attributes:
-        checkpoint_s: How long each version took to be whole on each rank.
         late: Events that came too late to be counted.
     """
 
     def __init__(self) -> None:
-        self.checkpoint_s = array("d")
         self.late = 0
+        self._whole_row, self._whole_s = array("i"), array("d")  # a moment, or without a row a time
         self._rows: OrderedDict[tuple[int, int], int] = OrderedDict()  # by epoch and number
         self._number, self._epoch = array("q"), array("q")
         self._ended_s, self._duration_s, self._waited_s = array("d"), array("d"), array("d")
@@ -47,7 +46,7 @@ class Pace:
             case Iteration(restored=False) as done:
                 self._ended(entry.at_s, done)
             case VersionComplete() as version:
-                self._sent(version)
+                self._sent(entry.at_s, version)
 
     def _row(self, epoch: int, number: int) -> int | None:
         row = self._rows.get((epoch, number))
@@ -77,10 +76,17 @@ class Pace:
         self._waited_s[row] = max(self._waited_s[row], waited_s)
         self._first[epoch] = min(number, self._first.get(epoch, number))
 
-    def _sent(self, version: VersionComplete) -> None:
+    def _sent(self, at_s: float, version: VersionComplete) -> None:
         """A version is whole on one rank; it was sent during the next iteration."""
-        self.checkpoint_s.append(seconds(version.duration_s))
-        row = self._row(whole(version.epoch), whole(version.version) + 1)
+        epoch, number = whole(version.epoch), whole(version.version)
+        duration_s = seconds(version.duration_s)
+        if version.whole_s is None:  # said by an older version of this package, or simulated
+            self._whole_row.append(-1)
+            self._whole_s.append(duration_s)
+        elif (made := self._row(epoch, number)) is not None:
+            self._whole_row.append(made)
+            self._whole_s.append(seconds(at_s) - duration_s + seconds(version.whole_s))
+        row = self._row(epoch, number + 1)
         if row is not None:
             self._is_sent[row] = 1
 
@@ -114,19 +120,47 @@ class Pace:
         """The number of each iteration that `spans` tells of, in the same order."""
         return np.array(self._number)[np.array(self._duration_s) > 0]
 
+    def checkpoint_times_s(self) -> Floats:
+        """How long each version took to be whole on each rank, since all ranks had made it."""
+        row, times_s = np.array(self._whole_row), np.array(self._whole_s)
+        ended_s = np.array(self._ended_s)
+        if not row.size or not ended_s.size:
+            return times_s
+        is_moment = row >= 0
+        made_s = np.where(is_moment, ended_s[row], 0.0)
+        times_s = np.where(is_moment, np.maximum(0.0, times_s - made_s), times_s)
+        return times_s[~is_moment | (made_s > 0)]  # of version 0 nobody says when it was made
+
     def checkpoint_median_s(self) -> float | None:
-        """t_ckpt: median time until a version was whole on a rank."""
-        return float(np.median(self.checkpoint_s)) if self.checkpoint_s else None
+        """t_ckpt: median time until a version was whole on a rank, since all ranks had made it."""
+        times_s = self.checkpoint_times_s()
+        return float(np.median(times_s)) if times_s.size else None
 
     def interval_median_s(self) -> float | None:
-        """1/f: median time from one version in memory to the next one's."""
+        """1/f: median time from one version in memory to the next one's.
+
+        That is counted from the end of one iteration to the end of the next, each on the rank that
+        ended last: an iteration's slowest rank is another one each time, so that the slowest
+        ranks' durations add up to more than passes.
+        """
         kinds = self.kinds()
         durations_s = np.concatenate([durations_s for _, durations_s, _ in kinds.values()])
         if not durations_s.size:
             return None
         sent, unsent = kinds["with"][0].size, kinds["without"][0].size
         every = round((sent + unsent) / sent) if sent else 1
-        return float(np.median(durations_s)) * every
+        between_s = self._between_ends()
+        return float(np.median(between_s if between_s.size else durations_s)) * every
+
+    def _between_ends(self) -> Floats:
+        """From each iteration's end on its slowest rank to that of the next one of its epoch."""
+        number, epoch = np.array(self._number), np.array(self._epoch)
+        ended_s = np.array(self._ended_s)
+        order = np.lexsort((number, epoch))
+        order = order[ended_s[order] > 0]
+        follows = (np.diff(number[order]) == 1) & (np.diff(epoch[order]) == 0)
+        between_s: Floats = np.diff(ended_s[order])[follows]
+        return between_s
 
     def kinds(self) -> dict[Kind, tuple[npt.NDArray[np.int64], Floats, Floats]]:
         """Numbers, durations and waiting times of iterations by kind, all of shape `(n,)`."""

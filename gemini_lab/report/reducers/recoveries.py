@@ -150,10 +150,11 @@ class Recoveries:
         for _, told in sorted(self._told.items()):
             recovery = self._caused(self._recovered(told, since=epoch), after_s=over_s)
             if recovery.version is not None and recovery.resumed_at_s is not None:
-                at_s = reached_s(recovery.version, recovery.failed_at_s)
+                # Ranks that were not struck may have brought the version about after the failure.
+                at_s = reached_s(recovery.version, recovery.resumed_at_s)
                 if at_s is None:
                     at_s = self._started_s
-                lost_s = None if at_s is None else recovery.failed_at_s - at_s
+                lost_s = None if at_s is None else max(0.0, recovery.failed_at_s - at_s)
                 recovery = replace(recovery, lost_progress_s=lost_s)
             found.append(recovery)
             epoch = max(told.plans, default=epoch)

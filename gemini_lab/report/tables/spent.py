@@ -109,8 +109,9 @@ def _redone(run: RunReducer, outages: Iterable[Outage], start_s: float) -> list[
     for outage in outages:
         if outage.version is None:
             continue
-        since_s = reached_s(outage.version, outage.failed_s) if outage.version else start_s
-        found.append((outage.failed_s if since_s is None else since_s, outage.failed_s))
+        since_s = reached_s(outage.version, outage.resumed_s) if outage.version else start_s
+        if since_s is not None and since_s < outage.failed_s:
+            found.append((since_s, outage.failed_s))
     return found
 
 
