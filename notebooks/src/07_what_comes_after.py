@@ -5,9 +5,9 @@
 # replicas where they are needed most, differences, shadow machines, going on with fewer machines,
 # and racks that die as one.
 #
-# **Time.** One to two minutes to run, an hour to read, predict and try. A laptop is enough. Sections
-# 1 to 6 are models and simulations, and list what they assume of numbers that you do not give;
-# section 7 does the same things to a job that really runs.
+# **Time.** One to two minutes to run, an hour to read, predict and try. A laptop is enough.
+# Sections 1 to 6 are models and simulations, and list what they assume of numbers that you do not
+# give; section 7 does the same things to a job that really runs.
 #
 # **Read first.** The paper's sections 6.2 and 8, and labs 01, 03 and 06.
 
