@@ -298,7 +298,7 @@ class Agent:
                 case Flush():
                     self.lab.say(Flushed())
                 case Inject():
-                    await strike(self.supervisor, message.action)
+                    await strike(self.supervisor, message.action, self.config)
         self.lab.close(channel)
 
     async def _serve_root(self, channel: Channel, hello: RootHello) -> None:

@@ -12,6 +12,8 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.injector.orders import Action
 from gemini_lab.log.events import Injected, Note
 from gemini_lab.node.bulk import BulkProcesses
+from gemini_lab.node.config import AgentConfig
+from gemini_lab.node.frozen import stand_guard
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
@@ -35,8 +37,14 @@ class Victim(Protocol):
         """Have its workers compute wrong; gives their ranks."""
 
 
-async def strike(node: Victim, action: Action) -> None:
-    """Do `action` to `node`, and say so; what cannot be done is a note."""
+async def strike(node: Victim, action: Action, config: AgentConfig) -> None:
+    """Do `action` to `node`, and say so; what cannot be done is a note.
+
+    Args:
+        node: Its own.
+        action: What is to be done.
+        config: Of the node's agent.
+    """
     match action.kind:
         case "worker_crash":
             _signal_worker(node, action, signal.SIGKILL)
@@ -45,6 +53,7 @@ async def strike(node: Victim, action: Action) -> None:
         case "node_loss":
             await _signal_node(node, action, signal.SIGKILL)
         case "node_freeze":
+            stand_guard(os.getpid(), config.prefix, config.etcd)
             await _signal_node(node, action, signal.SIGSTOP)
         case "link_cut":
             node.root.cut()

@@ -1,0 +1,84 @@
+"""Ends a node that was frozen once its lab is over: what is stopped cannot end itself.
+
+Run as `python -m gemini_lab.node.frozen PREFIX PID`, with the prefix of the lab's keys and the
+agent that is to be stopped. It reads the store's `EtcdAddress` as JSON from standard input, and
+ends by itself when the agent goes on, or is gone.
+"""
+
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import psutil
+
+from gemini_lab.node.config import LAB_KEY
+from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.node.watch import is_process_stopped
+
+PROGRAM: Final = "gemini_lab.node.frozen"
+LOOK_S: Final = 1.0
+STOP_S: Final = 60.0
+DEAF_S: Final = 60.0
+"""A store that is away for so long has ended with its lab."""
+
+
+def stand_guard(pid: int, prefix: str, etcd: EtcdAddress) -> None:
+    """Have a process of its own see to the end of the agent `pid`, which is about to be stopped.
+
+    It is in no session of the agent's, and so is not stopped with it.
+    """
+    guard = subprocess.Popen(
+        [sys.executable, "-m", PROGRAM, prefix, str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert guard.stdin is not None
+    with guard.stdin as told:
+        told.write(msgspec.json.encode(etcd))
+
+
+def watch(pid: int, prefix: str, etcd: EtcdAddress) -> None:
+    """Wait until the agent goes on, or until its lab is over; then end it with all it started."""
+    with suppress(psutil.NoSuchProcess):
+        agent = psutil.Process(pid)
+        if _stops(agent) and _outlives_its_lab(agent, EtcdStore(etcd, prefix)):
+            for process in [*agent.children(recursive=True), agent]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def _stops(agent: psutil.Process) -> bool:
+    """Whether the agent is stopped at last: it says what struck it before."""
+    began_s = time.monotonic()
+    while agent.is_running() and time.monotonic() < began_s + STOP_S:
+        if is_process_stopped(agent.pid):
+            return True
+        time.sleep(LOOK_S)
+    return False
+
+
+def _outlives_its_lab(agent: psutil.Process, store: EtcdStore) -> bool:
+    """Whether the lab ends before the agent goes on, or is gone."""
+    seen_s = time.monotonic()
+    while agent.is_running() and is_process_stopped(agent.pid):
+        with suppress(StoreUnavailableError):
+            if LAB_KEY not in store.items():
+                return True
+            seen_s = time.monotonic()
+        if time.monotonic() > seen_s + DEAF_S:
+            return True
+        time.sleep(LOOK_S)
+    return False
+
+
+if __name__ == "__main__":
+    watch(
+        int(sys.argv[2]),
+        sys.argv[1],
+        msgspec.json.decode(sys.stdin.buffer.read(), type=EtcdAddress),
+    )
