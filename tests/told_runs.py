@@ -268,9 +268,9 @@ TRACEBACK = (
 """What a worker prints last when its script has a bug."""
 
 
-def with_one_loss() -> ToldRun:
+def with_one_loss(*, start_s: float = UNIX_S) -> ToldRun:
     """Ten iterations, node-2 lost in the tenth, from memory on with node-4, twelve in all."""
-    run = ToldRun().protect().train(1, 9).persist(4).persist(8)
+    run = ToldRun(start_s=start_s).protect().train(1, 9).persist(4).persist(8)
     run.fail("node-2", known=9)
     run.plan(9, members=["node-0", "node-1", "node-4", "node-3"])
     run.resume(9).protect().train(10, 12)

@@ -77,3 +77,32 @@ def test_every_query_of_the_board_finds_something(tmp_path):
             time.sleep(0.5)
     assert len(queries) > 20
     assert left == []
+
+
+def lost(written, read, at="board"):
+    """What of `written` is not in `read`; what is more there are defaults."""
+    if isinstance(written, dict):
+        for name, value in written.items():
+            yield from lost(value, read[name], f"{at}.{name}") if name in read else [f"{at}.{name}"]
+    elif isinstance(written, list):
+        yield from [] if len(written) == len(read) else [at]
+        for number, (one, other) in enumerate(zip(written, read, strict=False)):
+            yield from lost(one, other, f"{at}[{number}]")
+    elif written != read:
+        yield f"{at}: {written!r}, {read!r}"
+
+
+def test_grafanas_own_schema_has_a_place_for_every_field_of_the_board():
+    """Panels' options, their fields and Prometheus's queries are read into Grafana's own types."""
+    cog = "grafana_foundation_sdk.cog"
+    plugins = pytest.importorskip(f"{cog}.plugins", reason="grafana-foundation-sdk is not here")
+    plugins.register_default_plugins()
+    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    encoder = pytest.importorskip(f"{cog}.encoder").JSONEncoder()
+    written = json.loads(BOARD.read_text())
+    board = dashboard.Dashboard.from_json(written)
+    assert [*lost(written, json.loads(encoder.encode(board)))] == []
+    kinds = {type(panel.options).__module__.rpartition(".")[2] for panel in board.panels}
+    assert kinds == {"stat", "timeseries"}
+    targets = [target for panel in board.panels for target in panel.targets]
+    assert {type(target).__module__.rpartition(".")[2] for target in targets} == {"prometheus"}
