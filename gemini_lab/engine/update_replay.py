@@ -6,7 +6,7 @@ the iteration is verified.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -121,15 +121,36 @@ def update_again(framework: Framework, steps: Sequence[Step]) -> int:
         optimizer._optimizer_step_post_hooks = OrderedDict(  # noqa: SLF001 - a broken machine's
             (key, one) for key, one in kept[hooks[1]].items() if isinstance(one, Flaw)
         )
+        places = count_places(kept["state"].values())
         for step in steps:
-            _take(optimizer, step, total, framework.device)
+            _take(optimizer, step, total, framework.device, places)
     finally:
         vars(optimizer).update(kept)
         restore_random_states(random)
     return total.intdigest() >> 1
 
 
-def _take(optimizer: Any, step: Step, total: xxhash.xxh3_64, device: torch.device) -> None:
+def count_places(states: Iterable[Mapping[str, Any]]) -> dict[str, torch.device]:
+    """Where an optimizer keeps its one-element tensors, by name: a fused one has them on the GPU.
+
+    Args:
+        states: What it keeps of each weight.
+    """
+    return {
+        name: value.device
+        for state in states
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.dim() == 0
+    }
+
+
+def _take(
+    optimizer: Any,
+    step: Step,
+    total: xxhash.xxh3_64,
+    device: torch.device,
+    places: Mapping[str, torch.device],
+) -> None:
     """Have the optimizer take a step on copies, and add what comes out to the checksum."""
     optimizer.param_groups, optimizer.state = [], defaultdict(dict)
     vars(optimizer).update(step.numbers)
@@ -140,7 +161,10 @@ def _take(optimizer: Any, step: Step, total: xxhash.xxh3_64, device: torch.devic
         for one in inputs:
             weight = one[_VALUE].to(device, copy=True).requires_grad_()
             weight.grad = one[_GRADIENT].to(device, copy=True)
-            optimizer.state[weight] = {name: _copied(v, device) for name, v in one["state"].items()}
+            optimizer.state[weight] = {
+                name: _copied(value, device, places.get(name))
+                for name, value in one["state"].items()
+            }
             group.append(weight)
         optimizer.param_groups.append({**options, _WEIGHTS: group})
         weights += group
@@ -149,11 +173,11 @@ def _take(optimizer: Any, step: Step, total: xxhash.xxh3_64, device: torch.devic
         _feed_result(total, weight, optimizer.state[weight])
 
 
-def _copied(value: Any, device: torch.device) -> Any:
-    """A copy of what an optimizer keeps; counts of steps stay where they are."""
+def _copied(value: Any, device: torch.device, place: torch.device | None) -> Any:
+    """A copy of what an optimizer keeps; counts of steps are put where its own ones are."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value.clone() if value.dim() == 0 else value.to(device, copy=True)
+    return value.to(device if value.dim() else place or value.device, copy=True)
 
 
 def _feed_result(total: xxhash.xxh3_64, weight: torch.Tensor, state: Mapping[str, Any]) -> None:

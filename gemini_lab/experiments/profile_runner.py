@@ -78,7 +78,7 @@ class ProfiledSteps:
         return result
 
     def _attach(self) -> None:
-        on_device = torch.cuda.is_available() and dist.get_backend() == "nccl"
+        on_device = torch.cuda.is_available() and "nccl" in dist.get_backend()
         pace: Pace | None = LinkPacer(self._link, shares=GLOO) if self._link else None
         clock = DeviceClock() if on_device else WallClock()
         self._seam = CommSeam(clock=clock, pace=pace).attach()

@@ -137,6 +137,7 @@ class DeviceRoute:
     def close(self) -> None:
         """Let go of the device's memory."""
         self._rooms.clear()
+        self._out = self._lanes.room(0)
 
     # -- training's thread -----------------------------------------------------------------------
 
