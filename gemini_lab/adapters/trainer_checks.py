@@ -18,7 +18,24 @@ STAGES: Final = (
     "_finalize_training",
 )
 """The methods of a Trainer that are hooked."""
-_GENERATING: Final = {"GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "PPOTrainer", "GKDTrainer"}
+_GENERATING: Final = {
+    "A2POTrainer",
+    "AsyncDistillationTrainer",
+    "AsyncGRPOTrainer",
+    "DistillationTrainer",
+    "GKDTrainer",
+    "GOLDTrainer",
+    "GRPOTrainer",
+    "IWOPDTrainer",
+    "OnlineDPOTrainer",
+    "PPOTrainer",
+    "RLOOTrainer",
+    "SDFTTrainer",
+    "SDPOTrainer",
+}
+"""Classes of TRL's, and what stands on them, that train on what they generate."""
+_GENERATED: Final = "_buffered_inputs"
+"""The attribute in which those of them that others write keep it, too."""
 
 
 def require_trainer(trainer: Any) -> None:
@@ -52,7 +69,7 @@ def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
             "set auto_find_batch_size=False",
         ),
         (
-            bool(names & _GENERATING),
+            bool(names & _GENERATING) or hasattr(trainer, _GENERATED),
             "keeps samples that it generated from one step to the next",
             "use a Trainer that reads its batches from a data set, such as SFTTrainer",
         ),

@@ -1,5 +1,7 @@
 """The Trainer's stages, called by hand: where it begins, what it keeps, what it refuses."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState as LibrarysState
 
+from gemini_lab.adapters import trainer_checks
 from gemini_lab.adapters.trainer_state import TrainerState
 from gemini_lab.adapters.transformers import TrainerHooks, protect_trainer, require_trainer
 from gemini_lab.errors import ConfigError, UnsupportedError
@@ -47,6 +50,12 @@ class GRPOTrainer(Trained):
     """Named as TRL's."""
 
 
+class BufferingTrainer(Trained):
+    """One of another's, as TRL's make theirs."""
+
+    _buffered_inputs = None
+
+
 def scaling_gradients():
     trainer = Trained()
     trainer.is_deepspeed_enabled = False
@@ -69,16 +78,29 @@ def looking_for_a_batch_size():
         ),
         (looking_for_a_batch_size, "several times for it; set auto_find_batch_size=False"),
         (GRPOTrainer, "generated.*use a Trainer that reads its batches from a data set"),
+        (BufferingTrainer, "generated.*such as SFTTrainer"),
         (
             lambda: SimpleNamespace(is_deepspeed_enabled=True, args=Trained().args),
             "has no _inner_training_loop, .*use transformers 5.23",
         ),
     ],
-    ids=["fp16", "batch size", "generating", "another version"],
+    ids=["fp16", "batch size", "generating", "buffering", "another version"],
 )
 def test_a_trainer_whose_state_would_not_come_back_is_refused_with_the_way_out(make, words):
     with pytest.raises(UnsupportedError, match=words):
         require_trainer(make())
+
+
+def test_all_of_trls_trainers_that_keep_what_they_generate_are_refused():
+    """By their sources: to make one of them takes models that are not here."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed; run: pip install trl")
+    found = set()
+    for path in Path(trl.__file__).parent.rglob("*_trainer.py"):
+        text = path.read_text()
+        if re.search(r"self\._buffered_inputs\b|rollout_queue", text):
+            found |= {*re.findall(r"^class (\w+Trainer)\(\w*BaseTrainer\)", text, re.MULTILINE)}
+    assert len(found) >= 3
+    assert found <= trainer_checks._GENERATING
 
 
 def test_outside_a_lab_a_trainer_is_left_alone_and_that_is_said():
