@@ -5,6 +5,7 @@ agent that is to be stopped. It reads the store's `EtcdAddress` as JSON from sta
 ends by itself when the agent goes on, or is gone.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -48,8 +49,9 @@ def watch(pid: int, prefix: str, etcd: EtcdAddress) -> None:
         agent = psutil.Process(pid)
         if _stops(agent) and _outlives_its_lab(agent, EtcdStore(etcd, prefix)):
             for process in [*agent.children(recursive=True), agent]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+                if process.pid != os.getpid():  # the agent started this one, too
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
 
 
 def _stops(agent: psutil.Process) -> bool:

@@ -5,23 +5,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import msgspec
 import psutil
 import pytest
 
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore
-from gemini_lab.node.frozen import PROGRAM, stand_guard
+from gemini_lab.node.frozen import PROGRAM
 
 LIMIT_S = 60.0
-PARENT = """
-import subprocess, sys, time
+NODE = """
+import os, subprocess, sys, time
+import msgspec
+from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.frozen import stand_guard
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
+stand_guard(os.getpid(), sys.argv[1], msgspec.json.decode(sys.argv[2], type=EtcdAddress))
+print("guarded", flush=True)
 time.sleep(600)
 """
+"""As an agent is: it starts its own guard, and others."""
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +38,33 @@ def etcd() -> Iterator[EtcdAddress]:
 
 
 @pytest.fixture
-def node() -> Iterator[list[psutil.Process]]:
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"gemini_lab/{request.node.name}-{os.getpid()}"
+
+
+@pytest.fixture
+def store(etcd: EtcdAddress, prefix: str) -> Iterator[EtcdStore]:
+    """A lab's, which has begun."""
+    store = EtcdStore(etcd, prefix)
+    store.put(LAB_KEY, "{}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def node(etcd: EtcdAddress, prefix: str) -> Iterator[list[psutil.Process]]:
     """A process as an agent is, and one that it started."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    processes = [psutil.Process(parent.pid), psutil.Process(int(parent.stdout.readline()))]
+    words = [sys.executable, "-c", NODE, prefix, msgspec.json.encode(etcd).decode()]
+    agent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    processes = [psutil.Process(agent.pid), psutil.Process(int(agent.stdout.readline()))]
+    assert agent.stdout.readline() == "guarded\n"
     yield processes
     for process in processes:
         if process.is_running():
             process.kill()
-    parent.wait()
-    parent.stdout.close()
+    agent.wait()
+    agent.stdout.close()
 
 
 def freeze(node: list[psutil.Process]) -> None:
@@ -49,14 +72,11 @@ def freeze(node: list[psutil.Process]) -> None:
         process.send_signal(signal.SIGSTOP)
 
 
-def guard() -> psutil.Process:
-    """The newest of them: an older one may be over."""
-    living = (child for child in psutil.Process().children() if not is_over(child))
-    return next(child for child in living if PROGRAM in child.cmdline())
+def guard_of(node: list[psutil.Process]) -> psutil.Process:
+    return next(child for child in node[0].children() if PROGRAM in child.cmdline())
 
 
-def until(holds: object) -> None:
-    assert callable(holds)
+def until(holds: Callable[[], bool]) -> None:
     end_s = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < end_s, "it did not come to that"
@@ -67,32 +87,21 @@ def is_over(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_frozen_node_outlives_no_lab(etcd: EtcdAddress, node: list[psutil.Process]) -> None:
-    prefix = f"gemini_lab/frozen-{os.getpid()}"
-    store = EtcdStore(etcd, prefix)
-    store.put(LAB_KEY, "{}")
-    stand_guard(node[0].pid, prefix, etcd)
-    mine = guard()
+def test_a_frozen_node_outlives_no_lab(store: EtcdStore, node: list[psutil.Process]) -> None:
+    guard = guard_of(node)
     freeze(node)
     time.sleep(4)
     assert not any(is_over(process) for process in node)
     store.delete(LAB_KEY)
-    until(lambda: all(is_over(process) for process in node))
-    until(lambda: is_over(mine))
-    store.close()
+    until(lambda: all(is_over(process) for process in (*node, guard)))
 
 
-def test_a_node_that_goes_on_is_left_alone(etcd: EtcdAddress, node: list[psutil.Process]) -> None:
-    prefix = f"gemini_lab/thawed-{os.getpid()}"
-    store = EtcdStore(etcd, prefix)
-    store.put(LAB_KEY, "{}")
-    stand_guard(node[0].pid, prefix, etcd)
-    mine = guard()
+def test_a_node_that_goes_on_is_left_alone(store: EtcdStore, node: list[psutil.Process]) -> None:
+    guard = guard_of(node)
     freeze(node)
     time.sleep(4)
     for process in node:
         process.send_signal(signal.SIGCONT)
-    until(lambda: is_over(mine))
+    until(lambda: is_over(guard))
     store.delete(LAB_KEY)
     assert not any(is_over(process) for process in node)
-    store.close()
