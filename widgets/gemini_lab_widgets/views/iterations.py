@@ -78,6 +78,7 @@ class IterationsView(View):
         plot = self._figure(height=100, y=FactorRange(factors=[]))
         plot.min_width = 280
         plot.xaxis.axis_label = "median, 95 % interval (s)"
+        plot.xaxis.ticker.desired_num_ticks = 4  # more run into one another
         plot.ygrid.visible = False
         bars = plot.segment(
             x0="low",
@@ -207,7 +208,7 @@ def describe(table: Iterations) -> str:
     cost = table.overhead
     if cost is not None:
         between = "" if cost.low is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
-        parts.append(f"overhead {cost.share:+.1%}{between}, {cost.how}")
+        parts.append(f"checkpoints add {cost.share:+.1%}{between}, {cost.how}")
     count = len(table.marks)
     parts.append(f"{count} failure{'s' if count != 1 else ''} marked" if count else "no failures")
     return "; ".join(parts) + "."

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Final
 
-from bokeh.layouts import row
 from bokeh.models import Div
 
 from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, TRAINING, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import FONT, GREEN, esc
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
@@ -38,7 +38,7 @@ th { text-align: left; font-weight: 600; color: var(--gl-dim); font-size: 13px; 
 td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .how { color: var(--gl-dim); font-size: 13px; width: 99%; }
-i { display: inline-block; width: 11px; height: 11px; border: 1px solid var(--gl-rule);
+i { display: inline-block; width: 16px; height: 11px; border: 1px solid var(--gl-rule);
   border-radius: 2px; margin-right: 8px; }
 .part { white-space: nowrap; }
 @media (max-width: 640px) { th.how { display: none; }
@@ -54,7 +54,7 @@ class SpentView(View):
 
     def _build(self) -> Sequence[Any]:
         self.parts = source("start end label took share how colour hatch")
-        self.labels = source("x ink text")
+        self.labels = source("x ink ground text")
         self.plot = self._figure(height=118, y=(0, 1))
         self.plot.yaxis.visible = self.plot.ygrid.visible = False
         self.plot.xaxis.axis_label = "seconds, by what they went into"
@@ -71,15 +71,19 @@ class SpentView(View):
             line_width=1,
         )
         self._follow(bars.glyph, line_color="paper")
-        middle = {"text_align": "center", "text_baseline": "middle"}
-        self._text(self.plot, "x", 0.5, self.labels, text_color="ink", **middle)
+        style: dict[str, Any] = {
+            "text_align": "center",
+            "text_baseline": "middle",
+            "text_color": "ink",
+            "background_fill_color": "ground",  # over the lines of a hatch nothing can be read
+            "background_fill_alpha": 1.0,
+            "padding": 2,
+        }
+        self._text(self.plot, "x", 0.5, self.labels, **style)
         rows = (("", "@label"), ("took", "@took"), ("of the run", "@share"), ("from", "@how"))
         hover(self.plot, [bars], *rows)
         self.table = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
-        self.plot.styles = self.table.styles = {"flex": "1 1 440px", "min-width": "0"}
-        both = row(self.plot, self.table, sizing_mode="stretch_width")
-        both.styles = {"flex-wrap": "wrap", "gap": "8px 24px"}
-        return (both,)
+        return (self.plot, self.table)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's seconds."""
@@ -97,6 +101,7 @@ class SpentView(View):
             {
                 "x": [(start + end) / 2 for start, end, _ in wide],
                 "ink": [on(STYLES[row.part][0]) for *_, row in wide],
+                "ground": [STYLES[row.part][0] for *_, row in wide],
                 "text": [f"{row.label} {percent(table.share(row.part))}" for _, _, row in wide],
             },
         )
@@ -133,7 +138,7 @@ def _table(table: Spent) -> str:
 
 
 def _line(row: SpentRow, table: Spent) -> str:
-    patch = f"<i style='background:{STYLES[row.part][0]}'></i>"
+    patch = f"<i style='background:{legend.ground(*STYLES[row.part])}'></i>"
     took, share = format_seconds(row.seconds), percent(table.share(row.part))
     return (
         f"<tr><td class=part>{patch}{esc(row.label)}</td><td class=n>{esc(took)}</td>"
