@@ -141,7 +141,7 @@ def _columns(rows: Sequence[RecoveryRow], names: Sequence[str], step: str) -> di
 
 def _lasts(*, is_over: bool) -> str:
     """What became of a recovery whose end nobody told: where the run is over, it never ended."""
-    return "came to nothing" if is_over else "still under way"
+    return "came to nothing" if is_over else "under way"
 
 
 def _above(row: RecoveryRow, *, is_over: bool, is_brief: bool = False) -> str:

@@ -29,6 +29,9 @@ STYLES: Final[dict[Part, tuple[str, str]]] = {
     "other": ("#ffffff", ""),
 }
 """Colour and hatch of each part: those of the recoveries' steps where it is one."""
+UNITS: Final = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
+AT_LEAST: Final = 4
+"""Of a unit, for it to be used."""
 LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
@@ -57,7 +60,6 @@ class SpentView(View):
         self.labels = source("x ink ground text")
         self.plot = self._figure(height=118, y=(0, 1))
         self.plot.yaxis.visible = self.plot.ygrid.visible = False
-        self.plot.xaxis.axis_label = "seconds, by what they went into"
         bars = self.plot.hbar(
             y=0.5,
             left="start",
@@ -88,8 +90,10 @@ class SpentView(View):
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's seconds."""
         table = tables.spent
-        ends = list(accumulate(row.seconds for row in table.rows))
-        starts = [end - row.seconds for end, row in zip(ends, table.rows, strict=True)]
+        unit, unit_s = _unit(table.wall_s)
+        self.plot.xaxis.axis_label = f"{unit}, by what they went into"
+        ends = list(accumulate(row.seconds / unit_s for row in table.rows))
+        starts = [0.0, *ends[:-1]][: len(ends)]
         put(self.parts, _columns(table, starts, ends))
         wide = [
             (start, end, row)
@@ -105,12 +109,17 @@ class SpentView(View):
                 "text": [f"{row.label} {percent(table.share(row.part))}" for _, _, row in wide],
             },
         )
-        stretch(self.plot.x_range, 0.0, table.wall_s or 1.0)
+        stretch(self.plot.x_range, 0.0, table.wall_s / unit_s or 1.0)
         self.plot.visible = self.table.visible = bool(table.rows)
         text = _table(table)
         if self.table.text != text:
             self.table.text = text
         self._say(describe(table), brief=overhead(table))
+
+
+def _unit(wall_s: float) -> tuple[str, float]:
+    """In what to count so that an axis has short numbers, and how many seconds it is."""
+    return next((one for one in UNITS if wall_s >= AT_LEAST * one[1]), UNITS[-1])
 
 
 def _columns(
