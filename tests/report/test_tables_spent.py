@@ -16,6 +16,8 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.past import Spent
 from gemini_lab.report.tables.spent import paint, spent
 from gemini_lab.report.text import render_spent
+from gemini_lab.simulator import Outage, paper_workload, simulate
+from gemini_lab.simulator.policy import gemini
 
 RECORDED = Path(__file__).with_name("recorded")
 ENDS = ("run_started", "run_finished")
@@ -49,6 +51,35 @@ def test_what_is_done_again_counts_once_as_training() -> None:
     table = spent_of(with_a_root_loss())
     assert table.seconds("training") == pytest.approx(26.0)
     assert table.seconds("redo") == pytest.approx(18 * 1.125 + 0.125 + 1.0)
+
+
+def test_what_fails_before_its_first_iteration_loses_no_progress() -> None:
+    """Until then it is the first start that takes time; the tries after it are no progress."""
+    run = ToldRun().protect()
+    run.now_s += 4.0
+    run.fail("node-1", known=0)
+    table = spent_of(run.plan(None, tier="start").give_up("no luck"))
+    assert parts(table)["first_start"] == pytest.approx(4.0, abs=0.3)
+    assert table.seconds("redo") == 0.0
+
+
+def test_a_run_without_a_version_loses_progress_from_its_first_iteration_on() -> None:
+    run = ToldRun().protect()
+    run.now_s += 4.0
+    run.iterate(1, duration_s=1.0).iterate(2, duration_s=1.0).fail("node-1", known=2)
+    table = spent_of(run.plan(None, tier="start").give_up("no luck"))
+    assert table.seconds("redo") == pytest.approx(2.0, abs=0.01)
+    assert table.seconds("first_start") == pytest.approx(4.0, abs=0.3)
+
+
+def test_detection_that_a_recovery_tells_as_a_step_is_detection() -> None:
+    """As simulated runs do, in which nobody injects anything."""
+    workload = paper_workload(nodes=4, standbys=1)
+    outage = Outage(at_s=900.0, positions=(1,), kind="hardware")
+    told = simulate(workload, gemini(workload), [outage], days=1 / 24, record=True).events
+    reducer = RunReducer()
+    reducer.extend(told)
+    assert spent(reducer).seconds("detect") == pytest.approx(workload.detection_s)
 
 
 @pytest.mark.parametrize("told", [with_one_loss, with_a_root_loss])

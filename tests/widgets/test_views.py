@@ -455,3 +455,24 @@ def test_importing_the_package_imports_neither_bokeh_nor_panel() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_run_of_days_has_an_axis_of_short_numbers() -> None:
+    run = ToldRun().protect().iterate(1, duration_s=100_000.0).iterate(2, duration_s=90_000.0)
+    view = drawn(SpentView, run.finish(2))
+    assert view.plot.xaxis.axis_label.startswith("hours")
+    assert view.plot.x_range.end == pytest.approx(190_000 / 3600, rel=0.01)
+    assert view.parts.data["end"][-1] == pytest.approx(view.plot.x_range.end)
+
+
+def test_a_recovery_of_a_failed_run_is_not_under_way() -> None:
+    view = drawn(RecoveryView, with_a_bug())
+    assert "under way" not in view.words + view.ends.data["text"][-1]
+    assert "came to nothing" in view.words
+
+
+def test_a_map_without_nodes_takes_no_room() -> None:
+    view = ReplicasView()
+    view.update(EventStore().tables())
+    assert not view.both.visible
+    assert drawn(ReplicasView, with_one_loss()).both.visible

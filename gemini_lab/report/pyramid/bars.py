@@ -100,6 +100,7 @@ class Bars:
         self._settle = settle
         self._rows = bytearray()
         self._reached: dict[tuple[int, int, int], float] = {}
+        self._due: float = 0  # before row number so much there is nothing to settle or forget
 
     def __len__(self) -> int:
         """Rows that are kept."""
@@ -126,8 +127,9 @@ class Bars:
         """
         place = lane, rank, LAYER[kind]
         reached_s = self._reached.get(place, -inf)
-        new_s = max(0.0, end_s - max(start_s, reached_s))
-        duration_s = max(0.0, end_s - start_s)
+        from_s = max(start_s, reached_s)
+        new_s = end_s - from_s if end_s > from_s else 0.0
+        duration_s = end_s - start_s if end_s > start_s else 0.0
         try:
             self._rows += _PACK(
                 *(start_s, size_bytes, duration_s, new_s),
@@ -135,13 +137,21 @@ class Bars:
             )
         except (struct.error, OverflowError) as error:
             raise OverflowError(f"a bar does not fit its columns: {error}") from error
-        self._reached[place] = max(reached_s, end_s)
+        if end_s > reached_s:
+            self._reached[place] = end_s
         self.end += 1
+        if self.end >= self._due:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Settle and forget what is due, and note when to look again."""
         if self._settle is not None and self.end - self.settled >= BATCH:
             self._settle(self.between(self.settled, self.end))
             self.settled = self.end
         if len(self) > self.limit:
             self._forget(self.limit // 4)
+        settling = inf if self._settle is None else self.settled + BATCH
+        self._due = min(settling, self.first + self.limit + 1)
 
     def between(self, first: int, end: int) -> Rows:
         """A copy of the rows from number `first` to before `end`, as far as they are kept."""

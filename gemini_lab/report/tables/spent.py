@@ -16,6 +16,7 @@ from gemini_lab.report.reducers.spans import Outage
 from gemini_lab.report.tables.past import Part, Spent, SpentRow
 
 GROUPS: Final[dict[str, Part]] = {
+    "detect": "detect",
     "fence": "fence",
     "inventory": "fence",
     "plan": "fence",
@@ -35,7 +36,7 @@ PARTS: Final[dict[Part, tuple[str, str]]] = {
     "exposed": ("exposed checkpoint", "updates that waited for their version, on the slowest rank"),
     "redo": ("lost progress", "from the version that was loaded to the failure: done again later"),
     "between": ("other", "between the steps of a recovery"),
-    "detect": ("detection", "from an injected failure until it was noticed"),
+    "detect": ("detection", "from a failure, where it was injected, until it was noticed"),
     "fence": ("fencing and planning", "old workers end, agents say what they hold, the root plans"),
     "serialise": ("serialisation", "what memory held is written to the persistent tier"),
     "start": ("restart", "workers start and find one another again"),
@@ -83,16 +84,16 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
     """When each part claims to have been, shape `(n, 2)` each, later ones over earlier ones."""
     outages = run.spans.outages()
     starts_s, ends_s, waited_s = run.pace.spans()
-    began_s = float(starts_s.min(initial=end_s))
+    began_s = float(starts_s.min(initial=end_s))  # in whichever try
     spans: dict[Part, Sequence[Interval]] = {
-        "redo": _redone(run, outages, start_s),
+        "redo": _redone(run, outages, began_s),
         "between": [(one.failed_s, one.resumed_s) for one in outages],
-        "detect": [(one.failed_s, one.noticed_s) for one in outages],
     }
     for part in STEPS_SHOWN:
         spans[part] = [
             span for number, step, span in run.spans.steps if number and GROUPS.get(step) == part
         ]
+    spans["detect"] = [*spans["detect"], *((one.failed_s, one.noticed_s) for one in outages)]
     spans["waiting"] = [*spans["waiting"], *run.spans.waits()]
     return {
         "first_start": np.array([[start_s, began_s]]),
@@ -102,14 +103,17 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
     }
 
 
-def _redone(run: RunReducer, outages: Iterable[Outage], start_s: float) -> list[Interval]:
-    """From when each version that was loaded had been reached to the failure after it."""
+def _redone(run: RunReducer, outages: Iterable[Outage], began_s: float) -> list[Interval]:
+    """From when each version that was loaded had been reached to the failure after it.
+
+    Without a version that is from the first iteration on: before it there was nothing to lose.
+    """
     reached_s = run.pace.reached()
     found = []
     for outage in outages:
         if outage.version is None:
             continue
-        since_s = reached_s(outage.version, outage.resumed_s) if outage.version else start_s
+        since_s = reached_s(outage.version, outage.resumed_s) if outage.version else began_s
         if since_s is not None and since_s < outage.failed_s:
             found.append((since_s, outage.failed_s))
     return found

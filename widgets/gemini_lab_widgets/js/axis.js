@@ -25,6 +25,14 @@ export function drawAxis({ c, frame, theme }) {
   c.fillText("since start", frame.gutter - 8, y + 13);
 }
 
+// In place of both, before there is anything to show.
+export function drawNothing({ c, frame, theme }) {
+  c.font = SMALL;
+  c.textAlign = "center";
+  c.fillStyle = theme.muted;
+  c.fillText("nothing to draw yet", frame.width / 2, frame.bottom);
+}
+
 export function drawStrip(scene) {
   const { c, run, frame, theme } = scene, top = frame.stripTop;
   if (scene.strip) run.overview.show(scene.strip, run.rows.lanes.length);

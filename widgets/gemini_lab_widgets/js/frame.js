@@ -4,6 +4,7 @@ import { isUpper } from "./kinds.js";
 
 export const TOP = 20, AXIS = 20, STRIP = 34, GAP = 10;
 const FOLLOW_S = 20, NARROWEST_S = 2e-5, MARGIN = 6;
+const NAMES = 78; // pixels: "since start" and "whole run" have room, whatever the lanes are called
 
 export class Frame {
   constructor() {
@@ -23,7 +24,7 @@ export class Frame {
   fit(width, labels) {
     const count = Math.max(1, labels.length);
     this.laneHeight = Frame.laneHeight(count);
-    this.gutter = Math.min(150, Math.max(58, ...labels.map((label) => label + 22)));
+    this.gutter = Math.min(150, Math.max(NAMES, ...labels.map((label) => label + 22)));
     this.width = Math.max(320, width);
     this.lanesHeight = this.laneHeight * count;
     this.height = TOP + this.lanesHeight + AXIS + GAP + STRIP;

@@ -52,6 +52,11 @@ export class Run {
     this.seen = this.bars;
   }
 
+  // Whether there is nothing yet of which one could say when it was.
+  get isEmpty() {
+    return !this.rows.lanes.length && !this.marks.length;
+  }
+
   // Whether the bars at hand are all that touch a window.
   holds(from, to) {
     const until = this.meta.whole_s?.[1] ?? null;

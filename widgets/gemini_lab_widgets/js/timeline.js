@@ -5,7 +5,7 @@
 // page's elements (parts.js), the room around them (room.js) and the viewer's hands (hands.js). It
 // asks nothing of the network.
 
-import { drawAxis, drawStrip } from "./axis.js";
+import { drawAxis, drawNothing, drawStrip } from "./axis.js";
 import { Frame } from "./frame.js";
 import { Hands } from "./hands.js";
 import { TRANSFER } from "./kinds.js";
@@ -188,8 +188,12 @@ export class Timeline {
     drawMarks(scene);
     this.drawChosen(scene);
     c.restore();
-    drawAxis(scene);
-    drawStrip(scene);
+    if (run.isEmpty) {
+      drawNothing(scene);
+    } else {
+      drawAxis(scene);
+      drawStrip(scene);
+    }
     this.draws += 1;
     this.drawMs = performance.now() - began;
     this.tell();

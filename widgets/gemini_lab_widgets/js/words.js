@@ -96,7 +96,7 @@ export function cellWords(run, cells, row, t) {
 export function lag(run) {
   if (run.meta.more) return "loading …";
   if (run.meta.is_recorded || run.meta.is_over) return "run is over";
-  return `${behindMs(run)} ms behind`;
+  return run.isEmpty ? "" : `${behindMs(run)} ms behind`;
 }
 
 // The whole picture in two sentences, for who cannot see it.

@@ -110,7 +110,8 @@ class Board:
         """Remarks, each wrapped over the whole width."""
         most = int((WIDTH - 2 * MARGIN) / (CHARACTER * size))
         for line in lines:
-            for part in textwrap.wrap(clean(line)[:LONGEST], most):
+            text = textwrap.shorten(clean(line), LONGEST, placeholder="…")
+            for part in textwrap.wrap(text, most, break_on_hyphens=False):
                 self.text(MARGIN, 16, part, size=size, colour=colour)
                 self.y += LINE
 

@@ -26,6 +26,10 @@ ROWS: Final = 16
 """Shards drawn one by one; of more, those from a node's own memory are only counted."""
 TALL: Final = 34.0
 """Of such a row, in pixels."""
+TALL_WITH_NAME: Final = 46.0
+"""Of a recovery with its name above its bar."""
+THICK: Final = 0.45
+"""Its bar's share of that."""
 MEANINGS: Final = {
     "local": "the node's own memory",
     "peer": "another node's memory",
@@ -93,15 +97,16 @@ def _steps(board: Board, steps: Sequence[Step]) -> None:
 
 
 def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
-    """One row a recovery, all on one axis from their failures on."""
+    """One row a recovery, all on one axis from their failures on; above each what failed."""
     longest_s = max(
         (step.end_s - recovery.failed_at_s for recovery in recoveries for step in recovery.steps),
         default=1.0,
     )
-    panel = board.axes(28 * len(recoveries), right=WIDTH - 170)
-    rows(panel, [f"{recovery.number} {cause(recovery)}" for recovery in recoveries])
+    right = WIDTH - 170
+    panel = board.axes(TALL_WITH_NAME * len(recoveries), left=MARGIN, right=right)
+    rows(panel, [""] * len(recoveries))
     seconds_axis(panel, longest_s)
-    pixels_per_s = (WIDTH - 170 - 190) / max(longest_s, 1e-9)
+    pixels_per_s = (right - MARGIN) / max(longest_s, 1e-9)
     for row, recovery in enumerate(recoveries):
         for step in recovery.steps:
             start_s = max(0.0, step.start_s - recovery.failed_at_s)
@@ -110,7 +115,7 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
                 row,
                 length_s,
                 left=start_s,
-                height=0.74,
+                height=THICK,
                 color=_colour(step.name),
                 edgecolor=palette.LIGHT.paper,
                 linewidth=0.8,
@@ -118,6 +123,10 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
             board.tip(bar[0], f"{step.label} {format_seconds(step.duration_s)}")
             if fit(step.label, length_s * pixels_per_s - 6, size=12) == step.label:
                 inside(panel, start_s + length_s / 2, row, step.label, colour=_colour(step.name))
+        name = fit(f"{recovery.number} {cause(recovery)}", WIDTH - 2 * MARGIN)
+        panel.annotate(
+            name, (0, row - THICK / 2), (0, 4), textcoords="offset points", va="bottom", zorder=3
+        )
         took = "not over" if recovery.duration_s is None else format_seconds(recovery.duration_s)
         _beside(panel, row, fit(f"{took}, {recovery.tier or 'no plan'}", 160))
     meanings: dict[str, list[str]] = {}

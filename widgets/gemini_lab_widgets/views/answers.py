@@ -141,6 +141,7 @@ def _percent(chance: float) -> str:
 def key(*, is_round: bool) -> str:
     """What shapes and colours mean, as HTML."""
     own, peer = _coloured("■", BLUE), _coloured("■", SKY)
+    missing = _whole(f"{_coloured('⇢', ORANGE)} not there yet")
     if not is_round:
         lines = [
             f"Each column is a shard: on top its owner's copy {own}, beneath replicas {peer};",
@@ -149,12 +150,20 @@ def key(*, is_round: bool) -> str:
         ]
     else:
         lines = [
-            "● training &nbsp; ▲ recovering or failed &nbsp; ⊠ lost &nbsp; □ standby",
-            f"{own} own copy &nbsp; {_coloured('→', SKY)} replica, from owner to holder",
-            f"{_coloured('⇢', ORANGE)} not there yet &nbsp; {_coloured('⇢', RED)} node lost",
+            " &nbsp; ".join(
+                map(_whole, ("● training", "▲ recovering or failed", "⊠ lost", "□ standby"))
+            ),
+            f"{_whole(f'{own} own copy')} &nbsp; "
+            + _whole(f"{_coloured('→', SKY)} replica, from owner to holder"),
+            f"{missing} &nbsp; " + _whole(f"{_coloured('⇢', RED)} node lost"),
             "▷ a newer version is being written",
         ]
     return f"<div class=key>{'<br>'.join(lines)}</div>"
+
+
+def _whole(meaning: str) -> str:
+    """A mark and what it means, on one line."""
+    return f"<span style='white-space:nowrap'>{meaning}</span>"
 
 
 def _coloured(sign: str, colour: str) -> str:

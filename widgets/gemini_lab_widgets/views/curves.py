@@ -7,6 +7,7 @@ from bokeh.models import CustomJS, Div, Range1d, Select
 
 from gemini_lab.report.tables import Curve, Curves, Match, Tables
 from gemini_lab_widgets.views import legend
+from gemini_lab_widgets.views.crowd_map import INPUT
 from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, PINK, RED, esc, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
@@ -52,7 +53,7 @@ class CurvesView(View):
         self.spans = source("name low high")
         self.verdict = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
         self.select = Select(title="value", options=[], value="", width=180, visible=False)
-        self._follow(self.select, stylesheets="sheets")
+        self.select.stylesheets = [INPUT]
         self.plot = self._drawn()
         pairs = [[self.lines, self.drawn_lines], [self.ends, self.drawn_ends]]
         copy = CustomJS(args={"select": self.select, "pairs": pairs}, code=COPY)

@@ -22,6 +22,8 @@ LEGEND: Final = {
 }
 OUTLIER: Final = 3.0
 """A point above so many medians is drawn at the upper edge."""
+FEW_TICKS: Final = 4
+"""In a figure of half a card: more run into one another."""
 LABELS: Final = 3
 """Series of other runs that are shown, at most."""
 
@@ -44,6 +46,7 @@ class IterationsView(View):
         plot = self._figure(height=320)
         plot.min_width = 280
         plot.xaxis.axis_label, plot.yaxis.axis_label = "iteration", "seconds"
+        plot.xaxis.ticker.desired_num_ticks = FEW_TICKS
         lines = plot.segment(
             x0="x",
             y0=0,
@@ -78,6 +81,7 @@ class IterationsView(View):
         plot = self._figure(height=100, y=FactorRange(factors=[]))
         plot.min_width = 280
         plot.xaxis.axis_label = "median, 95 % interval (s)"
+        plot.xaxis.ticker.desired_num_ticks = FEW_TICKS
         plot.ygrid.visible = False
         bars = plot.segment(
             x0="low",
@@ -207,7 +211,7 @@ def describe(table: Iterations) -> str:
     cost = table.overhead
     if cost is not None:
         between = "" if cost.low is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
-        parts.append(f"overhead {cost.share:+.1%}{between}, {cost.how}")
+        parts.append(f"checkpoints add {cost.share:+.1%}{between}, {cost.how}")
     count = len(table.marks)
     parts.append(f"{count} failure{'s' if count != 1 else ''} marked" if count else "no failures")
     return "; ".join(parts) + "."

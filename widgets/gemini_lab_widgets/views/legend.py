@@ -53,5 +53,9 @@ def _mark(key: Key) -> str:
         return f'<i class="line" style="border-color:{key.colour}"></i>'
     if key.mark:
         return f'<b style="color:{key.colour}" aria-hidden="true">{key.mark}</b>'
-    ground = ", ".join(filter(None, [LINES.get(key.hatch, ""), key.colour or "transparent"]))
-    return f'<i style="background:{ground}"></i>'
+    return f'<i style="background:{ground(key.colour, key.hatch)}"></i>'
+
+
+def ground(colour: str, hatch: str) -> str:
+    """A colour, empty for none, under Bokeh's hatch of that name, as a background in CSS."""
+    return ", ".join(filter(None, [LINES.get(hatch, ""), colour or "transparent"]))

@@ -7,7 +7,9 @@ from gemini_lab.report.output import last_lines
 from gemini_lab_widgets.views.palette import RED, esc
 
 CSS: Final = f"""
-p.error {{ font-size: 14px; font-weight: 600; color: var(--gl-ink); margin: 8px 0 4px; }}
+.bk-clearfix {{ display: block; width: 100%; }}
+p.error {{ font-size: 14px; font-weight: 600; color: var(--gl-ink); margin: 8px 0 4px;
+  overflow-wrap: anywhere; }}
 p.error::before {{ content: "✕"; color: {RED}; margin-right: 6px; }}
 pre.output {{ font: 12.5px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; color: var(--gl-ink);
   background: var(--gl-pale); border-left: 5px solid {RED}; border-radius: 6px; margin: 0 0 10px;

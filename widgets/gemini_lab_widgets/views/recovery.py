@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import CustomJS, Div, FactorRange
 
+from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
@@ -91,8 +92,9 @@ class RecoveryView(View):
             if step in used
         )
         ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]
-        told = [_above(row) for row in table.rows]
-        brief = [_above(row, is_brief=True) for row in table.rows]
+        is_over = tables.status.phase in ENDED
+        told = [_above(row, is_over=is_over) for row in table.rows]
+        brief = [_above(row, is_over=is_over, is_brief=True) for row in table.rows]
         put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told, "brief": brief})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
@@ -105,7 +107,7 @@ class RecoveryView(View):
         if self.errors.text != text:
             self.errors.text = text
         self.errors.visible = bool(text)
-        self._say(describe(table), notes=table.notes)
+        self._say(describe(table, is_over=is_over), notes=table.notes)
 
 
 def _raised(table: Recoveries) -> list[RecoveryRow]:
@@ -137,25 +139,32 @@ def _columns(rows: Sequence[RecoveryRow], names: Sequence[str], step: str) -> di
     }
 
 
-def _above(row: RecoveryRow, *, is_brief: bool = False) -> str:
+def _lasts(*, is_over: bool) -> str:
+    """What became of a recovery whose end nobody told: where the run is over, it never ended."""
+    return "came to nothing" if is_over else "under way"
+
+
+def _above(row: RecoveryRow, *, is_over: bool, is_brief: bool = False) -> str:
     """What stands above a bar; briefly, where there is little room."""
     origin = "" if row.origin == "measured here" else f" ({row.origin})"
     name = shown(row.label, longest=20 if is_brief else 34)
     if row.down_s is None:
-        return f"{name}: under way{origin}"
+        return f"{name}: {_lasts(is_over=is_over)}{origin}"
     is_untold = is_brief or row.wasted_s is None
     wasted = "" if is_untold else f", wasted {format_seconds(row.wasted_s or 0.0)}"
     return f"{name}: {format_seconds(row.down_s)} down{wasted}{origin}"
 
 
-def describe(table: Recoveries) -> str:
+def describe(table: Recoveries, *, is_over: bool = False) -> str:
     """The timelines in words."""
     mine = [row for row in table.rows if row.origin != "model"]
     if not mine:
         return "No recovery yet."
     newest = [row for row in mine if row.label.startswith("recovery")][-1:] or mine[-1:]
     row = newest[0]
-    lasted = "still under way" if row.down_s is None else f"{format_seconds(row.down_s)} down"
+    lasted = _lasts(is_over=is_over)
+    if row.down_s is not None:
+        lasted = f"{format_seconds(row.down_s)} down"
     parts = ", ".join(
         f"{step.label} {format_seconds(step.end_s - step.start_s)}" for step in row.steps
     )

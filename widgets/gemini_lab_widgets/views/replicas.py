@@ -120,9 +120,9 @@ class ReplicasView(CrowdMap):
             "role": "group",
             "aria-label": "The map, which can be scrolled",
         }
-        both = row(self.ring, side, sizing_mode="stretch_width")
-        both.styles = {"flex-wrap": "wrap", "gap": "8px 16px"}
-        return (tools, self.frame, both)
+        self.both = row(self.ring, side, sizing_mode="stretch_width", visible=False)
+        self.both.styles = {"flex-wrap": "wrap", "gap": "8px 16px"}
+        return (tools, self.frame, self.both)
 
     def _ring(self) -> Any:
         plot = self._figure(height=HEIGHT)
@@ -260,6 +260,7 @@ class ReplicasView(CrowdMap):
         """Draw a snapshot's placement and copies."""
         table = tables.replicas
         is_round = len(table.nodes) <= ROUND
+        self.both.visible = bool(table.nodes)
         self.ring.visible = is_round
         self.grid.visible = self.frame.visible = not is_round
         self.select.visible = is_round

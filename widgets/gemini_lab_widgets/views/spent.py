@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Final
 
-from bokeh.layouts import row
 from bokeh.models import Div
 
 from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, TRAINING, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
+from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import FONT, GREEN, esc
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
@@ -29,6 +29,9 @@ STYLES: Final[dict[Part, tuple[str, str]]] = {
     "other": ("#ffffff", ""),
 }
 """Colour and hatch of each part: those of the recoveries' steps where it is one."""
+UNITS: Final = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
+AT_LEAST: Final = 4
+"""Of a unit, for it to be used."""
 LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
@@ -38,7 +41,7 @@ th { text-align: left; font-weight: 600; color: var(--gl-dim); font-size: 13px; 
 td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .how { color: var(--gl-dim); font-size: 13px; width: 99%; }
-i { display: inline-block; width: 11px; height: 11px; border: 1px solid var(--gl-rule);
+i { display: inline-block; width: 16px; height: 11px; border: 1px solid var(--gl-rule);
   border-radius: 2px; margin-right: 8px; }
 .part { white-space: nowrap; }
 @media (max-width: 640px) { th.how { display: none; }
@@ -54,10 +57,9 @@ class SpentView(View):
 
     def _build(self) -> Sequence[Any]:
         self.parts = source("start end label took share how colour hatch")
-        self.labels = source("x ink text")
+        self.labels = source("x ink ground text")
         self.plot = self._figure(height=118, y=(0, 1))
         self.plot.yaxis.visible = self.plot.ygrid.visible = False
-        self.plot.xaxis.axis_label = "seconds, by what they went into"
         bars = self.plot.hbar(
             y=0.5,
             left="start",
@@ -71,21 +73,27 @@ class SpentView(View):
             line_width=1,
         )
         self._follow(bars.glyph, line_color="paper")
-        middle = {"text_align": "center", "text_baseline": "middle"}
-        self._text(self.plot, "x", 0.5, self.labels, text_color="ink", **middle)
+        style: dict[str, Any] = {
+            "text_align": "center",
+            "text_baseline": "middle",
+            "text_color": "ink",
+            "background_fill_color": "ground",  # over the lines of a hatch nothing can be read
+            "background_fill_alpha": 1.0,
+            "padding": 2,
+        }
+        self._text(self.plot, "x", 0.5, self.labels, **style)
         rows = (("", "@label"), ("took", "@took"), ("of the run", "@share"), ("from", "@how"))
         hover(self.plot, [bars], *rows)
         self.table = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
-        self.plot.styles = self.table.styles = {"flex": "1 1 440px", "min-width": "0"}
-        both = row(self.plot, self.table, sizing_mode="stretch_width")
-        both.styles = {"flex-wrap": "wrap", "gap": "8px 24px"}
-        return (both,)
+        return (self.plot, self.table)
 
     def update(self, tables: Tables) -> None:
         """Draw a snapshot's seconds."""
         table = tables.spent
-        ends = list(accumulate(row.seconds for row in table.rows))
-        starts = [end - row.seconds for end, row in zip(ends, table.rows, strict=True)]
+        unit, unit_s = _unit(table.wall_s)
+        self.plot.xaxis.axis_label = f"{unit}, by what they went into"
+        ends = list(accumulate(row.seconds / unit_s for row in table.rows))
+        starts = [0.0, *ends[:-1]][: len(ends)]
         put(self.parts, _columns(table, starts, ends))
         wide = [
             (start, end, row)
@@ -97,15 +105,21 @@ class SpentView(View):
             {
                 "x": [(start + end) / 2 for start, end, _ in wide],
                 "ink": [on(STYLES[row.part][0]) for *_, row in wide],
+                "ground": [STYLES[row.part][0] for *_, row in wide],
                 "text": [f"{row.label} {percent(table.share(row.part))}" for _, _, row in wide],
             },
         )
-        stretch(self.plot.x_range, 0.0, table.wall_s or 1.0)
+        stretch(self.plot.x_range, 0.0, table.wall_s / unit_s or 1.0)
         self.plot.visible = self.table.visible = bool(table.rows)
         text = _table(table)
         if self.table.text != text:
             self.table.text = text
         self._say(describe(table), brief=overhead(table))
+
+
+def _unit(wall_s: float) -> tuple[str, float]:
+    """In what to count so that an axis has short numbers, and how many seconds it is."""
+    return next((one for one in UNITS if wall_s >= AT_LEAST * one[1]), UNITS[-1])
 
 
 def _columns(
@@ -133,7 +147,7 @@ def _table(table: Spent) -> str:
 
 
 def _line(row: SpentRow, table: Spent) -> str:
-    patch = f"<i style='background:{STYLES[row.part][0]}'></i>"
+    patch = f"<i style='background:{legend.ground(*STYLES[row.part])}'></i>"
     took, share = format_seconds(row.seconds), percent(table.share(row.part))
     return (
         f"<tr><td class=part>{patch}{esc(row.label)}</td><td class=n>{esc(took)}</td>"

@@ -56,10 +56,9 @@ HEALTH: Final[dict[NodeHealth, str]] = {"failed": "its worker failed"}
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
 .bk-clearfix { display: block; width: 100%; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(143px, 1fr)); gap: 10px;
-  margin: 0 0 10px 0; padding: 0; }
-.tile { background: var(--gl-pale); border-radius: 8px; padding: 9px 10px 10px 12px; margin: 0;
-  border-left: 5px solid transparent; }
+.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 0 0 10px 0; padding: 0; }
+.tile { flex: 1 1 143px; box-sizing: border-box; background: var(--gl-pale); margin: 0;
+  border-radius: 8px; padding: 9px 10px 10px 12px; border-left: 5px solid transparent; }
 .tile dt { font-size: 13px; color: var(--gl-dim); margin: 0; }
 .tile dd { margin: 0; font-size: 13px; color: var(--gl-dim); line-height: 1.35; }
 .tile dd.value { font-size: 22px; font-weight: 650; color: var(--gl-ink); line-height: 1.25;
@@ -126,6 +125,8 @@ def _diverged(status: Status) -> str:
 
 
 def _badge(status: Status) -> str:
+    if not status.run:
+        return ""
     kind = "simulated" if status.origin == "simulated" else "measured"
     return f"<span class='badge {kind}'>{esc(status.origin)}</span>"
 
