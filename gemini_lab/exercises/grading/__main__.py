@@ -34,7 +34,7 @@ def nbgrader(course: Path, *arguments: str) -> None:
     # nbgrader calls alembic by its name.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     subprocess.run(
-        [sys.executable, "-m", "nbgrader", *arguments],
+        [sys.executable, "-P", "-m", "nbgrader", *arguments],
         cwd=course,
         env=os.environ | {"PATH": path},
         check=True,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         print(grade(options.course, options.lab))  # noqa: T201 - for who asked
     except subprocess.CalledProcessError as error:
-        print(f"nbgrader {error.cmd[3]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
+        print(f"nbgrader {error.cmd[4]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
