@@ -23,7 +23,7 @@ from gemini_lab.exercises.grading.plain import OtherError, from_plain
 STUDENT: Final = "gemini_lab.exercises.grading.student"
 CELL_S: Final = 900.0
 """What a cell may take: some start nodes."""
-COMPUTING_S: Final = 120.0
+COMPUTING_S: Final = 30.0
 """What it may compute meanwhile."""
 GLANCE_S: Final = 0.5
 """Between two looks at that."""
