@@ -26,6 +26,8 @@ ROWS: Final = 16
 """Shards drawn one by one; of more, those from a node's own memory are only counted."""
 TALL: Final = 34.0
 """Of such a row, in pixels."""
+CAUSES: Final = 235.0
+"""Where the bars of recoveries begin, beside what failed."""
 MEANINGS: Final = {
     "local": "the node's own memory",
     "peer": "another node's memory",
@@ -98,10 +100,11 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
         (step.end_s - recovery.failed_at_s for recovery in recoveries for step in recovery.steps),
         default=1.0,
     )
-    panel = board.axes(28 * len(recoveries), right=WIDTH - 170)
-    rows(panel, [f"{recovery.number} {cause(recovery)}" for recovery in recoveries])
+    panel = board.axes(28 * len(recoveries), left=CAUSES, right=WIDTH - 170)
+    causes = [f"{recovery.number} {cause(recovery)}" for recovery in recoveries]
+    rows(panel, causes, width=CAUSES - 20)
     seconds_axis(panel, longest_s)
-    pixels_per_s = (WIDTH - 170 - 190) / max(longest_s, 1e-9)
+    pixels_per_s = (WIDTH - 170 - CAUSES) / max(longest_s, 1e-9)
     for row, recovery in enumerate(recoveries):
         for step in recovery.steps:
             start_s = max(0.0, step.start_s - recovery.failed_at_s)
