@@ -290,3 +290,9 @@ def test_what_the_next_exercise_sets_is_not_an_earlier_ones_answer(tmp_path):
     with HandedIn(cells, tmp_path) as answers:
         assert answers.value("five", cell="exercise-1") == 3
         assert answers.value("five", cell="exercise-2") == 9
+
+
+def test_who_handed_in_no_notebook_stands_in_the_reasons_with_no_points(tmp_path):
+    (tmp_path / "submitted" / "ben" / "lab").mkdir(parents=True)
+    (row,) = verdicts(tmp_path, "lab")
+    assert row[:5] == ("ben", "lab", "all", "0", "nothing that can be graded was handed in")
