@@ -63,7 +63,7 @@ def exercise_3(tough: object) -> str:
     need(placement.nodes == 16, f"sixteen machines are asked for, not {placement.nodes}")
     racks = [f"rack-{node // 4}" for node in range(16)]
     fatal = 1 - rack_recovery_probability(placement, racks, 2)
-    need(fatal == 0, f"{fatal} of the pairs of racks are fatal")
+    need(fatal == 0, f"{float(fatal):.0%} of the pairs of racks are fatal")
     # Two racks can go, so every shard needs a holder in a third one.
     copies = sum(placement.loads)
     need(copies == 3 * 16, f"it survives, with {copies} copies in all; it can be done with fewer")

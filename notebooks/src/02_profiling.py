@@ -133,6 +133,13 @@ print(f"here, {link}, measured:    {share:4.0%}, with the emulations above")
 # ## 4. What changes with the batch?
 # **Predict**: with four times the batch, an accelerator would compute about four times as long.
 # What happens to the length of the spans, to their number, and to the bytes on the wire?
+# What you write into the box is kept, and stands beside what comes out.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+times = predict("bytes on the wire with four times the batch: how many times as many?")
+times
 
 # %%
 four_times = {**emulated, "layer_s": 4 * emulated["layer_s"]}
@@ -145,6 +152,7 @@ for name, one in (("batch of 2", profile), ("batch of 8", wide)):
     idle_ms, share = 1000 * one.idle_s, one.idle_s / one.iteration_s
     print(f"{name}: {one.traffic_bytes} B in {len(one.collectives)} collectives, ", end="")
     print(f"idle {idle_ms:.0f} ms = {share:.0%}, fingerprint {one.fingerprint}")
+times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}")
 
 # %% [markdown]
 # **Explain.** The sequence of collectives, their names and bytes, follows from the model and from

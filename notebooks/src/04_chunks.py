@@ -70,13 +70,20 @@ shard_bytes = lab.run.events("protected")[0].event.shard_bytes
 wire
 
 # %% [markdown]
-# **Predict**: will it fit? Compare the two numbers before you run on. And would it fit with three
-# replicas instead of two?
+# **Predict**: will it fit? And would it fit with three replicas instead of two? What you write into
+# the box is kept, and stands beside what comes out.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+filled = predict("the checkpoint's share of the idle time: two replicas, three")
+filled
 
 # %%
 needs_ms = 1000 * (wire.alpha_s + shard_bytes / wire.bandwidth_bytes_per_s)
 idle_ms = 1000 * sum(span.duration_s for span in profile.idle_spans if span.before_update)
 print(f"{format_bytes(shard_bytes)} take {needs_ms:.0f} ms; the link is idle for {idle_ms:.0f} ms")
+filled.came_out(f"{needs_ms / idle_ms:.0%}, {2 * needs_ms / idle_ms:.0%}")
 
 # %% [markdown]
 # ## 2. Algorithm 2

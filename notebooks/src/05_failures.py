@@ -78,7 +78,14 @@ quiet = train("quiet")
 # | the node with the root agent is lost | | | |
 # | both nodes of a group are lost at once | | | |
 #
-# Fill in the table before you run on. For each failure, one cell.
+# Fill in the table before you run on, and its last column into the box: it is kept, and stands
+# beside what comes out. For each failure, one cell.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+redone = predict("iterations again: crash, node loss, root loss, group loss")
+redone
 
 # %%
 when = 3 * iterations // 5
@@ -182,6 +189,7 @@ def done_again(run):
 for name, each in last.items():
     again = done_again(runs[name.replace(" ", "-")])
     print(f"{name:12} {again} whole iterations again, {each.wasted_s:.2f} s wasted as in Eq. (1)")
+redone.came_out(", ".join(str(done_again(runs[name.replace(" ", "-")])) for name in last))
 
 # %% [markdown]
 # ## Exercise 1

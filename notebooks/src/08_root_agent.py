@@ -61,7 +61,14 @@ seconds = 100  # that an attack may take
 #
 # ## 2. A first attempt
 # The simplest one goes on from the newest version that anybody has, as soon as it hears of one.
-# **Predict**: after which failure does it go wrong first?
+# **Predict**: after which failure does it go wrong first? What you write into the box is kept, and
+# stands beside what comes out.
+
+# %%
+from gemini_lab_widgets.predictions import predict
+
+first = predict("a hasty root agent goes wrong after")
+first
 
 
 # %%
@@ -80,6 +87,7 @@ def hasty(state, event, cluster):
 
 # %%
 found = attack(hasty, within_s=seconds)
+first.came_out(found.case)
 found
 
 # %% [markdown]

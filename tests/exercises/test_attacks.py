@@ -11,8 +11,9 @@ import pytest
 
 from gemini_lab import Placement, attack, plan_placement
 from gemini_lab.exercises import WrongAnswerError
-from gemini_lab.exercises.attacks import chunks, placements, recoveries
+from gemini_lab.exercises.attacks import chunks, placements, recoveries, withstood
 from gemini_lab.exercises.attacks.asking import by_name
+from gemini_lab.exercises.attacks.search import Patience
 from gemini_lab.exercises.verdict import WIDE
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.pipeliner.schedule import Chunk
@@ -268,6 +269,21 @@ def test_an_attack_ends_when_its_time_is_up_and_says_so():
     assert result.holds
     assert not result.is_complete
     assert "time was up" in str(result)
+
+
+def test_what_was_not_attacked_to_the_end_is_not_called_right():
+    asked = {"name": "mine", "stage": "recovery", "words": "a function"}
+    with pytest.raises(WrongAnswerError, match=r"not judged to the end: the first .* time was up"):
+        withstood(plan_recovery, **asked, within_s=0.2)
+
+
+def test_a_search_ends_by_its_own_work_and_not_by_what_others_do():
+    patience = Patience(0.2)
+    time.sleep(0.3)
+    assert not patience.is_over
+    while not patience.is_over:
+        pass
+    assert time.process_time() >= 0.2
 
 
 def test_an_interrupt_is_no_counterexample():

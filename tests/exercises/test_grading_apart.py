@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.__main__ import verdicts
 from gemini_lab.exercises.grading.cells import Cell, code_cells, needed
 from gemini_lab.exercises.grading.hand_in import hand_in
-from gemini_lab.exercises.grading.handed_in import signature_of
+from gemini_lab.exercises.grading.handed_in import HandedIn, NoAnswerError, signature_of
 from gemini_lab.exercises.grading.judge import judge
 from gemini_lab.exercises.grading.plain import OtherError, from_plain, to_plain
 from gemini_lab.injector import NodesLoss, Scenario
@@ -218,3 +221,78 @@ def test_the_reasons_are_told_check_by_check(tmp_path):
         ("ada", "lab", "check-1", "1", "right: yes", "python 3.11", "unknown"),
         ("ada", "lab", "check-2", "0", "not yet: no", "python 3.11", "unknown"),
     ]
+
+
+# -- what is handed in stays apart ----------------------------------------------------------------
+
+SNOOPS = {
+    "reads": "five = open('{course}/solution.txt').read()",
+    "reads, but says so nowhere": "globals()['five'] = open('{course}/solution.txt').read()",
+    "empties": "import os\nfive = os.truncate('{course}/solution.txt', 0)",
+    "writes": "five = open('{course}/json.py', 'w').write('raise SystemExit')",
+    "speaks for its judge": "import os\nfive = open(f'/proc/{{os.getppid()}}/fd/1', 'w')",
+    "signals to its judge": "import os\nfive = os.kill(os.getppid(), 0)",
+}
+
+
+@pytest.fixture
+def apart():
+    """Whether a kernel hides folders cannot be asked without hiding one for good."""
+    asked = "import sys, pathlib; from gemini_lab.exercises.grading.walls import hide; "
+    asked += "sys.exit(not hide([pathlib.Path(sys.argv[1])]))"
+    command = [sys.executable, "-c", asked, str(Path(__file__).parent)]
+    if subprocess.run(command, check=False).returncode:
+        pytest.skip("this kernel has no Landlock")
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("code", SNOOPS.values(), ids=SNOOPS)
+def test_a_hand_in_reaches_neither_the_course_nor_its_judge(tmp_path, code):
+    course, elsewhere = tmp_path / "course", tmp_path / "elsewhere"
+    course.mkdir()
+    elsewhere.mkdir()
+    (course / "solution.txt").write_text("(0, 1)")
+    cells = code_cells(notebook(("exercise-1", code.format(course=course)), ("", "a = 1")))
+    with HandedIn(cells, elsewhere, hidden=[course]) as answers:
+        with pytest.raises(NoAnswerError, match="its cell raised PermissionError"):
+            answers.value("five", cell="exercise-1")
+        assert answers.value("a", cell="") == 1
+    assert [path.name for path in course.iterdir()] == ["solution.txt"]
+    assert (course / "solution.txt").read_text() == "(0, 1)"
+
+
+def test_a_cell_that_ends_its_process_is_not_run_again_and_costs_no_other_answer(tmp_path):
+    ends = "from pathlib import Path\nimport os\nPath('ran').open('a').write('.')\nos._exit(0)"
+    cells = code_cells(
+        notebook(("", "a = 1"), ("exercise-1", f"five = a\n{ends}"), ("exercise-2", "b = a + 1"))
+    )
+    with HandedIn(cells, tmp_path) as answers:
+        for _ in range(2):
+            with pytest.raises(NoAnswerError, match="ended its own process"):
+                answers.value("five", cell="exercise-1")
+        assert answers.value("b", cell="exercise-2") == 2
+    assert (tmp_path / "ran").read_text() == "."
+
+
+def test_a_cell_that_computes_for_ever_is_ended_long_before_one_that_waits_for_nodes(tmp_path):
+    cells = code_cells(notebook(("exercise-1", "five = 0\nwhile True: five += 1")))
+    with (
+        HandedIn(cells, tmp_path, computing_s=0.5) as answers,
+        pytest.raises(NoAnswerError, match=r"no answer after 0\.5 s of computing"),
+    ):
+        answers.value("five", cell="exercise-1")
+
+
+def test_what_the_next_exercise_sets_is_not_an_earlier_ones_answer(tmp_path):
+    cells = code_cells(
+        notebook(("exercise-1", "k = 3\nfive = k"), ("check-1", ""), ("exercise-2", "k = five = 9"))
+    )
+    with HandedIn(cells, tmp_path) as answers:
+        assert answers.value("five", cell="exercise-1") == 3
+        assert answers.value("five", cell="exercise-2") == 9
+
+
+def test_who_handed_in_no_notebook_stands_in_the_reasons_with_no_points(tmp_path):
+    (tmp_path / "submitted" / "ben" / "lab").mkdir(parents=True)
+    (row,) = verdicts(tmp_path, "lab")
+    assert row[:5] == ("ben", "lab", "all", "0", "nothing that can be graded was handed in")

@@ -51,7 +51,8 @@ def attack(
         mine: What is attacked: a function, or a `Placement`.
         stage: `"placement"`, `"chunks"`, `"recovery"` or `"root"`, where a function's
             parameters do not say.
-        within_s: Stop looking after so long; what comes back then says so.
+        within_s: Stop looking after so many seconds of work, on a busy machine up to five times
+            as long; what comes back then says so.
 
     Raises:
         WrongAnswerError: There is nothing that can be attacked. A notebook shows it as a sentence.
@@ -85,7 +86,8 @@ def withstood(
         within_s: As for `attack`.
 
     Raises:
-        WrongAnswerError: It is no function, or there is a counterexample.
+        WrongAnswerError: It is no function, there is a counterexample, or time was up before all
+            cases were tried.
     """
     if not callable(mine):
         raise another_kind(mine, name=name, words=words)
@@ -94,6 +96,11 @@ def withstood(
         raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
     if isinstance(result, Counterexample):
         raise WrongAnswerError(f"not yet, with {result}; `attack({name})` draws it")
+    if not result.is_complete:
+        raise WrongAnswerError(
+            f"not judged to the end: {result}; make `{name}` faster, or look again on a machine "
+            "that has less to do"
+        )
     return result
 
 

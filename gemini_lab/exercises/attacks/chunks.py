@@ -244,7 +244,7 @@ def _needless_delay(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
     more_s = case.delay_s(chunks) - case.delay_s(reference(case))
     # A byte cannot be cut, nor a chunk be part of two replicas: that much is left open.
     if more_s > case.alpha_s + 2 / case.bandwidth_bytes_per_s:
-        why = f"the update is delayed {more_s:g} s longer than need be: the spans could carry more"
+        why = f"the update is delayed {more_s:g} s longer than need be"
         return Fault(why=why)
     return None
 

@@ -7,7 +7,6 @@ larger labs. What is found is made smaller for as long as it still breaks.
 
 import itertools
 import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.attacks.asking import NOTHING
 from gemini_lab.exercises.attacks.outcome import Beside, Counterexample, Fault, Withstood, counted
+from gemini_lab.exercises.attacks.search import Patience
 from gemini_lab.exercises.attacks.stories import (
     FAILURES,
     NEVER,
@@ -190,12 +190,12 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
 
     Args:
         mine: Decides, as `lab.train(job, root=mine)` takes it.
-        within_s: When to stop looking.
+        within_s: When to stop looking; see `Patience`.
     """
     make_root = _root_of(mine)
-    end_s, tried, is_complete = time.monotonic() + within_s, 0, True
+    patience, tried, is_complete = Patience(within_s), 0, True
     for case in cases():
-        if time.monotonic() > end_s:
+        if patience.is_over:
             is_complete = False
             break
         story = tell(case.shape, case.schedule, make_root)

@@ -13,16 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.exercises.grading.hand_in import MADE_WITH
 
 HEAD: Final = ("student", "lab", "check", "points", "said", "made with", "judged with")
-STEPS: Final = (
-    ("generate_assignment", "--force"),
-    ("autograde", "--force"),
-)
+UNREAD: Final = "nothing that can be graded was handed in"
 
 
 def nbgrader(course: Path, *arguments: str) -> None:
@@ -34,7 +32,7 @@ def nbgrader(course: Path, *arguments: str) -> None:
     # nbgrader calls alembic by its name.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     subprocess.run(
-        [sys.executable, "-m", "nbgrader", *arguments],
+        [sys.executable, "-P", "-m", "nbgrader", *arguments],
         cwd=course,
         env=os.environ | {"PATH": path},
         check=True,
@@ -56,6 +54,16 @@ def verdicts(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
             said = "".join(output["text"]) if is_right else output["evalue"]
             points = str(grader["points"] if is_right else 0)
             yield student, lab, grader["grade_id"], points, said.strip(), made, judged
+    yield from _unread(course, lab)
+
+
+def _unread(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
+    """A row for each student who handed in what has no checks, or is no notebook."""
+    for folder in sorted((course / "submitted").glob(f"*/{lab}")):
+        student = folder.parent.name
+        graded = course / "autograded" / student / lab / f"{lab}.ipynb"
+        if not graded.exists() or '"grade": true' not in graded.read_text(encoding="utf-8"):
+            yield student, lab, "all", "0", UNREAD, "unknown", "unknown"
 
 
 def _versions(notebook: dict[str, dict[str, dict[str, str]]], key: str) -> str:
@@ -65,8 +73,9 @@ def _versions(notebook: dict[str, dict[str, dict[str, str]]], key: str) -> str:
 
 def grade(course: Path, lab: str) -> Path:
     """Grade all hand-ins of a lab; gives the file with the reasons."""
-    for step, *options in STEPS:
-        nbgrader(course, step, lab, *options)
+    nbgrader(course, "generate_assignment", lab, "--force")
+    with suppress(subprocess.CalledProcessError):  # it fails if one hand-in cannot be read
+        nbgrader(course, "autograde", lab, "--force")
     nbgrader(course, "export", "--to=grades.csv")
     reasons = course / "verdicts.csv"
     with reasons.open("w", newline="", encoding="utf-8") as file:
@@ -85,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         print(grade(options.course, options.lab))  # noqa: T201 - for who asked
     except subprocess.CalledProcessError as error:
-        print(f"nbgrader {error.cmd[3]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
+        print(f"nbgrader {error.cmd[4]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 

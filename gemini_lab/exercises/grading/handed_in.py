@@ -3,20 +3,30 @@
 import base64
 import inspect
 import json
+import os
 import pickle
 import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
+
+import psutil
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.exercises.grading.cells import Cell, needed
 from gemini_lab.exercises.grading.plain import OtherError, from_plain
 
+STUDENT: Final = "gemini_lab.exercises.grading.student"
 CELL_S: Final = 900.0
 """What a cell may take: some start nodes."""
+COMPUTING_S: Final = 30.0
+"""What it may compute meanwhile."""
+GLANCE_S: Final = 0.5
+"""Between two looks at that."""
 CALL_S: Final = 4.0
 """What a call may take."""
 MOST_BYTES: Final = 64 << 20
@@ -37,14 +47,23 @@ class HandedIn:
     Args:
         cells: The notebook's.
         folder: Where it runs.
+        hidden: Folders that it must not look into.
+        computing_s: What a cell may compute; its nodes, other processes, compute for themselves.
     """
 
-    def __init__(self, cells: Sequence[Cell], folder: Path) -> None:
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        folder: Path,
+        *,
+        hidden: Sequence[Path] = (),
+        computing_s: float = COMPUTING_S,
+    ) -> None:
         self._cells = [cell for cell in cells if not cell.is_check]
-        self._folder = folder
+        self._folder, self._hidden, self._computing_s = folder, hidden, computing_s
         self._process: subprocess.Popen[str] | None = None
-        self._ran: set[int] = set()
-        self._raised = ""
+        self._ran: dict[int, str] = {}
+        self._ended_by: dict[int, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -52,30 +71,48 @@ class HandedIn:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def value(self, name: str) -> object:
+    def value(self, name: str, *, cell: str) -> object:
         """What a variable holds once the cells have run that it needs.
+
+        Args:
+            name: The variable.
+            cell: The `grade_id` of the cell that is to set it; however it does so.
 
         Raises:
             NoAnswerError: It is not there, or its cell raised.
         """
-        self._raised = ""
+        numbers = self._needed(name, cell)
         try:
-            for number in needed(self._cells, [name]):
+            for number in numbers:
                 self._run(number)
             reply = self.ask({"get": name})
         except GoneError as error:
             raise NoAnswerError(str(error)) from None
         if "missing" in reply:
-            why = f"its cell raised {self._raised}" if self._raised else f"there is no `{name}`"
+            raised = [self._ran[number] for number in numbers if self._ran.get(number)]
+            why = f"its cell raised {raised[-1]}" if raised else f"there is no `{name}`"
             raise NoAnswerError(why)
         return self.made(reply)
+
+    def _needed(self, name: str, cell: str) -> list[int]:
+        """The numbers of these cells; what comes after the next exercise's is none of them."""
+        own = [number for number, each in enumerate(self._cells) if each.grade_id == cell]
+        used = {name}.union(*(self._cells[number].used for number in own))
+        behind = range(own[-1] + 1 if own else len(self._cells), len(self._cells))
+        end = next((number for number in behind if self._cells[number].is_answer), None)
+        return sorted({*needed(self._cells[:end], used), *own})
 
     def _run(self, number: int) -> None:
         if number in self._ran:
             return
-        raised = self.ask({"run": self._cells[number].source}, within_s=CELL_S).get("raised")
-        self._ran.add(number)
-        self._raised = str(raised or self._raised)
+        if number in self._ended_by:  # it would again
+            raise GoneError(self._ended_by[number])
+        try:
+            reply = self.ask({"run": self._cells[number].source}, within_s=CELL_S)
+        except GoneError as error:
+            self._ended_by[number] = str(error)
+            raise
+        self._ran[number] = str(reply.get("raised") or "")
 
     def made(self, reply: dict[str, object]) -> object:
         """The value in a reply, or a function that asks for each call.
@@ -115,10 +152,15 @@ class HandedIn:
 
     def _read(self, process: subprocess.Popen[str], within_s: float) -> object:
         assert process.stdout is not None
+        end_s = time.monotonic() + within_s
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(within_s):
-                raise GoneError(f"there is no answer after {within_s:g} s")
+            computed_s = _computed_s(process)
+            while not selector.select(min(GLANCE_S, within_s)):
+                if time.monotonic() > end_s:
+                    raise GoneError(f"there is no answer after {within_s:g} s")
+                if _computed_s(process) > computed_s + self._computing_s:
+                    raise GoneError(f"no answer after {self._computing_s:g} s of computing")
         line = process.stdout.readline(MOST_BYTES)
         try:
             return json.loads(line)
@@ -126,10 +168,10 @@ class HandedIn:
             raise GoneError("the notebook ended its own process") from None
 
     def _start(self) -> subprocess.Popen[str]:
-        self._ran = set()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.exercises.grading.student"],
+            [sys.executable, "-P", "-m", STUDENT, *map(str, self._hidden)],
             cwd=self._folder,
+            env=os.environ | {"TMPDIR": str(self._folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -140,10 +182,22 @@ class HandedIn:
 
     def end(self) -> None:
         """End the process; it starts anew when something is asked again."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        process, self._process, self._ran = self._process, None, {}
+        if process is None:
+            return
+        with suppress(psutil.Error):
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
+        process.kill()
+        process.communicate()
+
+
+def _computed_s(process: subprocess.Popen[str]) -> float:
+    try:
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 class Function:

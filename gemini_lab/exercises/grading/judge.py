@@ -1,6 +1,6 @@
 """Judge a handed-in notebook by the released one's checks, in a process that runs none of its code.
 
-python -m gemini_lab.exercises.grading.judge RELEASED.ipynb HANDED-IN.ipynb
+python -m gemini_lab.exercises.grading.judge RELEASED.ipynb HANDED-IN.ipynb [--hide FOLDER]
 """
 
 import argparse
@@ -73,8 +73,9 @@ class Judge:
     def _answers(self, number: int) -> dict[str, object]:
         """The values that the check above which they stand asks for."""
         asked = self._cells[number].used
-        own = {n for c in self._cells[:number] if c.is_answer for n in c.defined}
-        return {name: self._handed_in.value(name) for name in sorted(asked & own)}
+        own = {n: c.grade_id for c in self._cells[:number] if c.is_answer for n in c.defined}
+        names = sorted(asked & own.keys())
+        return {name: self._handed_in.value(name, cell=own[name]) for name in names}
 
     def _prepare(self, number: int, names: set[str]) -> None:
         """Run what the check needs beside the answers."""
@@ -85,13 +86,13 @@ class Judge:
                 self._ran.add(each)
 
 
-def judge(released: Path, handed_in: Path) -> list[Judged]:
-    """What is said of each exercise."""
+def judge(released: Path, handed_in: Path, *, hidden: Sequence[Path] = ()) -> list[Judged]:
+    """What is said of each exercise; what is handed in cannot look into the `hidden` folders."""
     mine = code_cells(json.loads(released.read_text(encoding="utf-8")))
     theirs = code_cells(json.loads(handed_in.read_text(encoding="utf-8")))
     with (
         tempfile.TemporaryDirectory(prefix="handed-in-") as folder,
-        HandedIn(theirs, Path(folder)) as answers,
+        HandedIn(theirs, Path(folder), hidden=hidden) as answers,
         contextlib.chdir(folder),
     ):
         return Judge(mine, answers).judge()
@@ -110,8 +111,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("released", type=Path)
     parser.add_argument("handed_in", type=Path)
+    parser.add_argument("--hide", type=Path, action="append", default=[], help="a folder")
     options = parser.parse_args(arguments)
-    found = judge(options.released.resolve(), options.handed_in.resolve())
+    hidden = [folder.resolve() for folder in options.hide]
+    found = judge(options.released.resolve(), options.handed_in.resolve(), hidden=hidden)
     said = {"judged": [asdict(each) for each in found], "versions": made_with()}
     print(json.dumps(said))  # noqa: T201 - for who asked
     return 0

@@ -15,6 +15,8 @@ import nbformat
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer
 
+import gemini_lab
+
 
 class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
     """Judges a hand-in in a process that runs none of its code."""
@@ -44,7 +46,8 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="to-judge-") as folder:
             path = Path(folder) / "handed-in.ipynb"
             nbformat.write(nb, path)
-            command = [sys.executable, "-m", "gemini_lab.exercises.grading.judge"]
+            command = [sys.executable, "-P", "-m", "gemini_lab.exercises.grading.judge"]
+            command += [part for each in _hidden(released) for part in ("--hide", str(each))]
             try:
                 done = subprocess.run(
                     [*command, str(released), str(path)],
@@ -58,6 +61,12 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
                 self.log.exception("%s could not be judged", released.stem)
                 return {"lost": f"could not be judged: {type(error).__name__}"}
         return judged
+
+
+def _hidden(released: Path) -> list[Path]:
+    """Where solutions lie: in the course, and in a checkout that made it."""
+    course, checkout = released.resolve().parents[2], Path(gemini_lab.__file__).parents[1]
+    return [course, checkout / "notebooks"]
 
 
 def _output(said: str, *, is_right: bool) -> nbformat.NotebookNode:

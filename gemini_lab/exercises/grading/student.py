@@ -1,6 +1,6 @@
 """The process in which a handed-in notebook's own code runs: it gives values, and judges nothing.
 
-    python -m gemini_lab.exercises.grading.student
+    python -m gemini_lab.exercises.grading.student [HIDDEN-FOLDER ...]
 
 Each line on standard input is a request in JSON, and each line on standard output its answer.
 """
@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TextIO
 
 import cloudpickle
@@ -20,6 +21,7 @@ from traitlets.config import Config
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.plain import to_plain
+from gemini_lab.exercises.grading.walls import hide
 from gemini_lab.exercises.verdict import in_short
 from gemini_lab.node.own_root import packed
 
@@ -99,6 +101,7 @@ def main() -> None:
     for number in range(3):
         os.dup2(nothing, number)
     sys.path.insert(0, "")
+    hide([Path(each) for each in sys.argv[1:]])
     serve(requests, replies)
 
 
