@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.bench import FEW, spread_of, value_of
 from gemini_lab.experiments.figures import fig08, fig16, killed
 from gemini_lab.experiments.figures.figure import Figure, Origin, Point
 from gemini_lab.experiments.figures.models_100b import IDLE_S, ITERATION_S
@@ -67,7 +68,7 @@ def seventh(record: Mapping[str, Any]) -> Figure:
 def eighth(record: Mapping[str, Any]) -> Figure:
     """Fig. 8: network idle time before, checkpoint time, idle time left."""
     rows = _rows(record)
-    iteration_s = rows["none"]["median"]
+    iteration_s = value_of(rows["none"])
     points = []
     for series, part in PARTS.items():
         for name, seconds in IDLE_S.items():
@@ -86,9 +87,9 @@ def eighth(record: Mapping[str, Any]) -> Figure:
             Point(
                 series=series,
                 x=HERE,
-                y=share * row["median"],
-                low=share * row["low_95"],
-                high=share * row["high_95"],
+                y=share * value_of(row),
+                low=None if (low := row.get("low_95")) is None else share * low,
+                high=None if (high := row.get("high_95")) is None else share * high,
                 origin="measured",
                 how=_how(record, row),
             )
@@ -134,7 +135,7 @@ def sixteenth(record: Mapping[str, Any]) -> Figure:
 def contention(record: Mapping[str, Any]) -> Figure:
     """Iteration times from much idle time to hardly any, measured and as the scheduler predicts."""
     rows = [row for row in record["rows"] if row["unit"] == ""]
-    rooms = {_layer(r): r["median"] for r in rows if r["name"] == "idle / checkpoint"}
+    rooms = {_layer(r): value_of(r) for r in rows if r["name"] == "idle / checkpoint"}
     origins: dict[str, Origin] = {
         "gemini / none": "measured",
         "gemini / none, as predicted": "model",
@@ -148,7 +149,7 @@ def contention(record: Mapping[str, Any]) -> Figure:
     points += [
         Point(
             series="scheduler: stops fitting",
-            x=row["median"],
+            x=value_of(row),
             y=y,
             origin="model",
             how="idle time at which its chunks no longer fit, from the roomiest profile alone",
@@ -158,7 +159,7 @@ def contention(record: Mapping[str, Any]) -> Figure:
         for y in (0.0, max(tops))
     ]
     notes = [
-        f"{row['name']} {row['median']:.2f} ({row['low_95']:.2f} to {row['high_95']:.2f})"
+        f"{row['name']} {spread_of(row, '.2f')}"
         for row in rows
         if row["name"].startswith(("stops fitting", "felt"))
     ]
@@ -197,7 +198,8 @@ def _point(
     series: str = "Gemini",
 ) -> Point:
     """A row of ratios as percent above 1."""
-    low, middle, high = (100 * (row[end] - 1) for end in ("low_95", "median", "high_95"))
+    ends = (row.get("low_95"), value_of(row), row.get("high_95"))
+    low, middle, high = (None if end is None else 100 * (end - 1) for end in ends)
     how = "the scheduler's prediction from the job's profile"
     if origin == "measured":
         how = _how(record, row)
@@ -207,7 +209,8 @@ def _point(
 def _how(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     machine = record["machine"]
     return (
-        f"median of {len(row['values'])} runs with its 95 % interval; {machine['cores']} cores, "
+        f"{'mean' if len(row['values']) < FEW else 'median'} of {len(row['values'])} runs with its "
+        f"95 % interval; {machine['cores']} cores, "
         f"load {machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after"
     )
 
