@@ -9,6 +9,7 @@ of its own.
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import random
@@ -23,6 +24,7 @@ from typing import Any, Final
 import psutil
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.units import format_bytes, format_seconds
 
 BENCHES: Final[dict[str, tuple[str, str]]] = {
@@ -118,6 +120,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
 """Name: (`module:function` taking the repeats and returning rows, help)."""
 
 
+FEW: Final = 10
+"""Fewer values are told by their mean: a bootstrap of the median covers 75 % at 3 values."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One quantity that was measured some times.
@@ -128,6 +134,7 @@ class Row:
         unit: Of the values.
         settings: What it was measured with: sizes, rates, conditions.
         why_not: Why there are no values.
+        bounds: Its 95 % interval where the values are not what spreads, as with a ratio of means.
     """
 
     name: str
@@ -135,6 +142,7 @@ class Row:
     unit: str = "s"
     settings: dict[str, Any] = field(default_factory=dict)
     why_not: str = ""
+    bounds: tuple[float, float] | None = None
 
     @property
     def median(self) -> float:
@@ -142,16 +150,42 @@ class Row:
         return statistics.median(self.values)
 
     @property
+    def value(self) -> float:
+        """What `interval` is of: the median, or the mean of few values."""
+        return statistics.fmean(self.values) if len(self.values) < FEW else self.median
+
+    @property
     def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the median."""
-        return bootstrap_interval(self.values)
+        """95 %: of the median by bootstrap, of the mean of few by Student-t; endless for one."""
+        if self.bounds is not None:
+            return self.bounds
+        if len(self.values) >= FEW:
+            return bootstrap_interval(self.values)
+        mean = mean_interval(self.values)
+        return mean.low, mean.high
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain JSON values."""
+        """The row as plain JSON values; an interval without ends is left out."""
+        found = asdict(self)
         if not self.values:
-            return asdict(self)
-        low, high = self.interval
-        return {**asdict(self), "median": self.median, "low_95": low, "high_95": high}
+            return found
+        found |= {"median": self.median, "value": self.value}
+        if math.isfinite(sum(self.interval)):
+            found["low_95"], found["high_95"] = self.interval
+        return found
+
+
+def value_of(row: Mapping[str, Any]) -> float:
+    """What the interval of a row in a bench's file is of; in old files always the median."""
+    return float(row.get("value", row["median"]))
+
+
+def spread_of(row: Mapping[str, Any], digits: str) -> str:
+    """A row's value with its interval, if it has one."""
+    value = f"{value_of(row):{digits}}"
+    if "low_95" not in row:
+        return value
+    return f"{value} ({row['low_95']:{digits}} to {row['high_95']:{digits}})"
 
 
 def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tuple[float, ...]:
@@ -204,13 +238,12 @@ def table(rows: Sequence[Row]) -> str:
 
     What a row was measured with stands below it, as far as the row above had it otherwise.
     """
-    lines = [f"{'measured':<52}{'median':>12}  {'95 % interval':<27}{'repeats':>7}"]
+    lines = [f"{'measured':<52}{'value':>12}  {'95 % interval':<27}{'repeats':>7}"]
     above: dict[str, Any] = {}
     for row in rows:
         if row.values:
-            low, high = map(_digits, row.interval)
             lines.append(
-                f"{row.name:<52}{_digits(row.median):>12}  {f'{low} to {high} {row.unit}':<27}"
+                f"{row.name:<52}{_digits(row.value):>12}  {_within(row):<27}"
                 f"{len(row.values):>7}".rstrip()
             )
         else:
@@ -219,7 +252,15 @@ def table(rows: Sequence[Row]) -> str:
         if other:
             lines += _below(f"with {', '.join(other)}", indent=4)
         above = row.settings or above
+    if any(0 < len(row.values) < FEW for row in rows):
+        lines.append(f"value: median (bootstrap); of fewer than {FEW} values the mean (Student-t)")
     return "\n".join(lines)
+
+
+def _within(row: Row) -> str:
+    """A row's interval and unit; one value alone has no interval."""
+    low, high = row.interval
+    return f"{_digits(low)} to {_digits(high)} {row.unit}" if math.isfinite(high) else row.unit
 
 
 def _digits(value: float) -> str:

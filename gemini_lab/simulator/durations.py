@@ -39,10 +39,11 @@ class Durations:
     def rejoin_s(self) -> float:
         """While a machine joins a shrunk job."""
         rejoin_s = self._policy.rejoin_s
-        return self._restart_s if rejoin_s is None else rejoin_s
+        return self.restart_s if rejoin_s is None else rejoin_s
 
     @property
-    def _restart_s(self) -> float:
+    def restart_s(self) -> float:
+        """From loaded states until training runs at full speed."""
         restart_s = self._policy.restart_s
         return self._workload.warm_up_s if restart_s is None else restart_s
 
@@ -59,7 +60,7 @@ class Durations:
             steps = Steps(
                 detect_s=self._workload.detection_s,
                 serialise_s=self._policy.serialise_s,
-                warm_up_s=self._restart_s,
+                warm_up_s=self.restart_s,
             )
         return replace(steps, detect_s=0.0) if outage.failure in {ANNOUNCED, FOUND} else steps
 

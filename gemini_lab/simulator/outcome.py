@@ -1,10 +1,11 @@
 """What a simulated run came to."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.simulator.interval import Interval, mean_interval
+from gemini_lab.simulator.interval import Interval, mean_interval, student_t
 from gemini_lab.simulator.policy import Policy
 
 
@@ -71,8 +72,10 @@ class Outcome:
 
     def __repr__(self) -> str:
         tiers = ", ".join(f"{count} {tier}" for tier, count in sorted(self.by_tier.items()))
+        share = self.effective
         return (
-            f"Outcome({self.policy.name}: {self.effective_ratio:.1%} effective, {self.failures} "
+            f"Outcome({self.policy.name}: {share.mean:.1%} effective ({share.low:.1%} to "
+            f"{share.high:.1%}), {self.failures} "
             f"failures, recoveries: {tiers or 'none'}; simulated)"
         )
 
@@ -80,6 +83,21 @@ class Outcome:
     def effective_ratio(self) -> float:
         """Effective training time ratio, or goodput: productive time by wall time."""
         return self.productive_s / self.wall_s if self.wall_s else 1.0
+
+    @property
+    def effective(self) -> Interval:
+        """The ratio, and where that of many such histories is with 95 %.
+
+        Failures are taken as independent of one another, in number and in cost (a compound Poisson
+        process), so the variance of what they cost together is the sum of the squares of each
+        one's. Fewer than two recoveries say nothing of it: from 0 to 1.
+        """
+        ratio, count = self.effective_ratio, len(self.recoveries)
+        if count < 2:
+            return Interval(mean=ratio, low=0.0, high=1.0)
+        spread_s = math.hypot(*(one.lost_s + one.duration_s for one in self.recoveries))
+        half = student_t(count - 1) * spread_s / self.wall_s
+        return Interval(mean=ratio, low=max(0.0, ratio - half), high=min(1.0, ratio + half))
 
     @property
     def overhead_s(self) -> float:

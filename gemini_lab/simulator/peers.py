@@ -19,6 +19,7 @@ from gemini_lab.simulator.policy import (
     strawman,
     three_hours,
 )
+from gemini_lab.simulator.selecting import Way
 from gemini_lab.simulator.workload import Workload
 
 
@@ -78,15 +79,14 @@ def shadow(workload: Workload, *, shadow_nodes: int | None = None) -> Policy:
 
 
 def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
-    """Odyssey: goes on with the nodes that are left, without waiting for a replacement."""
+    """Goes on with the nodes that are left, without waiting for a replacement."""
     replicas = min(replicas, workload.nodes)
     return Policy(
-        name="Odyssey",
-        source="Zhou and others: Odyssey, arXiv 2508.21613",
+        name="Oobleck-like",
+        source="Jang and others: Oobleck, SOSP '23",
         assumptions=f"{replicas} data-parallel copies of every state live in GPU memory, so only "
         "the running iteration is lost while one of them is left; speed falls with the number of "
-        "nodes (the paper saw up to 11 % on 32 cards); reconfiguring costs as much as a warm-up, "
-        "also when a replacement joins",
+        "nodes; reconfiguring costs as much as a warm-up, also when a replacement joins",
         memory=Stream(every=1, delay_s=0.0),
         persistent=Stream(
             every=three_hours(workload), delay_s=workload.store_s, stall_s=workload.serialise_s
@@ -94,6 +94,48 @@ def shrink(workload: Workload, *, replicas: int = 2) -> Policy:
         replicas=replicas,
         persistent_s=workload.store_s,
         shrinks=True,
+    )
+
+
+def odyssey(workload: Workload, *, groups: int = 8, reroute_s: float = 10.0) -> Policy:
+    """Odyssey: reroutes, reconfigures or waits, whichever is predicted to cost least."""
+    groups = math.gcd(groups, workload.nodes)
+    resized = Way(name="resize", restart_s=workload.warm_up_s, rejoin_s=workload.warm_up_s)
+    rerouted = Way(name="reroute", restart_s=reroute_s, rejoin_s=reroute_s, groups=groups)
+    return replace(
+        shrink(workload),
+        name="Odyssey",
+        source="Zhou and others: Odyssey, arXiv 2508.21613 (its abstract)",
+        assumptions="two data-parallel copies of every state live in GPU memory, so only the "
+        "running iteration is lost while one of them is left; without a standby the cheapest of "
+        "three is taken, predicted for the mean time that a machine takes to come: micro-batches "
+        f"go to the same pipeline stage of the others of {groups} groups (given), {reroute_s:g} s "
+        "(given) and as slow as the stage that lost most, bubbles not made use of; a new division "
+        "over all nodes that are left, a warm-up and as slow as they are fewer; or to wait; "
+        "redundant computation, its fourth, and what its own measurements add (up to 11 % slower "
+        "on 32 cards) are not modelled",
+        ways=(rerouted, resized),
+    )
+
+
+def checkpointless(workload: Workload, *, recovery_s: float = 120.0, replicas: int = 2) -> Policy:
+    """HyperPod's checkpointless training: states come from data-parallel replicas."""
+    replicas = min(replicas, workload.nodes)
+    return Policy(
+        name="HyperPod-like, checkpointless",
+        source="Amazon SageMaker HyperPod, checkpointless training (its announcement)",
+        assumptions=f"{replicas} data-parallel copies of every state live in GPU memory, so only "
+        "the running iteration is lost while one of them is left, and nothing is saved meanwhile; "
+        f"detection and restart take {recovery_s:g} s together (announced: under 2 minutes), for "
+        "survivors keep their process; a lost node's states come from a replica at the link's "
+        "rate; it waits for a machine where no spare is left; every three hours a checkpoint to "
+        "the store, without a stall",
+        memory=Stream(every=1, delay_s=0.0),
+        persistent=Stream(every=three_hours(workload), delay_s=workload.store_s),
+        replicas=replicas,
+        peer_s=workload.shard_bytes / workload.network_bytes_per_s,
+        persistent_s=workload.store_s,
+        restart_s=max(0.0, recovery_s - workload.detection_s),
     )
 
 
@@ -127,7 +169,7 @@ def tiered(workload: Workload, *, every: int = 10, replicas: int = 2) -> Policy:
         assumptions=f"every {every} iterations training stands still while the shard is copied to "
         f"CPU memory, and {replicas - 1} neighbour's memory gets a copy beside training at the "
         "link's rate; nothing is serialised at a failure; every three hours a checkpoint to the "
-        "store, without a stall; its checkpointless recovery is not modelled",
+        "store, without a stall; its checkpointless recovery is a policy of its own",
         memory=Stream(every=every, delay_s=sent_s, stall_s=copy_s),
         persistent=Stream(every=three_hours(workload), delay_s=workload.store_s),
         replicas=replicas,
@@ -244,5 +286,7 @@ POLICIES: Final[tuple[Callable[[Workload], Policy], ...]] = (
     drain,
     shadow,
     shrink,
+    odyssey,
+    checkpointless,
 )
 """The paper's three, this system, and others; `verify` is apart, for wrong sums alone."""

@@ -8,6 +8,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
 from gemini_lab.simulator.following import Following
+from gemini_lab.simulator.selecting import Way
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
@@ -55,6 +56,8 @@ class Policy:
         rejoin_s: How long all wait when a machine joins a shrunk job; without it, as `restart_s`.
         announced: The share of failures of machines that are known in time to read its memory.
         shrinks: Goes on with fewer nodes until replacements come.
+        ways: Ways to go on with fewer nodes, from which the one is taken at each failure that is
+            predicted to cost least, or to wait; they stand before `shrinks`.
         shrink_unit: Nodes that can only train together: one that is lost takes the others out.
         extra_nodes: Machines that it needs beside those that train and the standbys.
         times: Measured times of recoveries; they stand before all others.
@@ -80,6 +83,7 @@ class Policy:
     rejoin_s: float | None = None
     announced: float = 0.0
     shrinks: bool = False
+    ways: tuple[Way, ...] = ()
     shrink_unit: int = 1
     extra_nodes: int = 0
     times: Times | None = None

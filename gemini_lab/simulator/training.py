@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Final
 
 import simpy
@@ -25,6 +26,7 @@ from gemini_lab.simulator.outcome import Outcome, Recovery
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.progress import Segment
 from gemini_lab.simulator.recorder import Recorder
+from gemini_lab.simulator.selecting import Way, select
 from gemini_lab.simulator.workload import Workload
 
 Waits = Generator[simpy.Event, None, None]
@@ -84,6 +86,7 @@ class Training:
         self.trust = Trust(policy)
         following = policy.following
         self.followed = None if following is None else Followed(following, workload.nodes)
+        self.way: Way | None = None  # in which it trains without machines, if ways were given
         self.by_iteration: list[Outage] = []
         self.segment: Segment | None = None  # while training runs
         self.segment_start_s = 0.0
@@ -279,7 +282,10 @@ class Training:
 
     def _iteration_s(self, *, slowest: float | None = None) -> float:
         nodes = self.workload.nodes
-        factor = nodes / max(1, nodes - self._idle_nodes(self.cluster.vacant))
+        if self.way is None:
+            factor = nodes / max(1, nodes - self._idle_nodes(self.cluster.vacant))
+        else:
+            factor = self.way.factor(self.cluster.vacant, nodes)
         factor *= self.stragglers.factor if slowest is None else slowest
         return factor * self.workload.iteration_s + self.policy.slowdown_s
 
@@ -394,6 +400,7 @@ class Training:
         for _ in range(self.unordered):
             self.env.process(self._deliver())
         self.unordered = 0
+        self.way = None
         part, plan = self._plan()
         while plan.missing and not self._can_shrink(part, plan):
             if self.recorder:
@@ -411,7 +418,9 @@ class Training:
         if self.recorder:
             self.recorder.retrieved(self.env.now, plan, retrieval_s)
         self.cluster.loaded(plan)
-        yield from self._step("warm_up", steps.warm_up_s)
+        yield from self._step(
+            "warm_up", steps.warm_up_s if self.way is None else self.way.restart_s
+        )
         return plan, retrieval_s
 
     def _plan(self) -> tuple[Part, RecoveryPlan]:
@@ -432,6 +441,15 @@ class Training:
 
     def _can_shrink(self, part: Part, plan: RecoveryPlan) -> bool:
         missing = {part.positions[place] for place in plan.missing}
+        if self.policy.ways:
+            self.way = select(
+                self.policy.ways,
+                missing | self.cluster.vacant,
+                self.workload.nodes,
+                wait_s=fmean(self.workload.replacement_s),
+                restart_s=self.durations.restart_s,
+            )
+            return self.way is not None
         return self.policy.shrinks and self._idle_nodes(missing) < self.workload.nodes
 
     def _deliver(self) -> Waits:
@@ -453,7 +471,8 @@ class Training:
         segment = replace(segment, version=version, leg=None)
         self.stopped = (segment, 0.0)
         try:
-            yield from self._step("rejoin", self.durations.rejoin_s)
+            rejoin_s = self.durations.rejoin_s if self.way is None else self.way.rejoin_s
+            yield from self._step("rejoin", rejoin_s)
             self.cluster.blank = set(self.cluster.vacant)
         except simpy.Interrupt as interrupt:
             version = yield from self._recover(interrupt.cause, segment, 0.0)

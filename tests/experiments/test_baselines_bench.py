@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.benches.baselines import Arm, goodput, ratios, rows_of
+from gemini_lab.experiments.benches.baselines import Arm, goodput, rows_of
 from gemini_lab.experiments.benches.store_runs import (
     Wasted,
     checkpoint_times,
@@ -80,13 +80,17 @@ def arm(name, wasted_s, *, checkpoint_s=1.0, cycle_s=2.0):
 
 def test_each_baseline_stands_beside_this_system_and_beside_eq_1():
     high, ours = arm("HighFreq", [20.0, 30.0]), arm("gemini_lab", [2.0, 2.0], cycle_s=1.0)
-    rows = {row.name: row.values for row in rows_of([high, ours])}
-    assert rows["HighFreq: its mean / Eq. (1)"] == (pytest.approx(25 / 2.0),)
-    assert rows["HighFreq: checkpoints an hour"] == (1800,)
-    spread = rows["wasted, HighFreq / gemini_lab (means)"]
-    assert (min(spread), max(spread)) == (10.0, 15.0)
-    assert sum(spread) / len(spread) == pytest.approx(12.5, abs=0.2)
-    assert ratios(high, ours) == spread
+    rows = {row.name: row for row in rows_of([high, ours])}
+    assert rows["HighFreq: its mean / Eq. (1)"].values == (pytest.approx(25 / 2.0),)
+    assert rows["HighFreq: checkpoints an hour"].values == (1800,)
+    ratio = rows["wasted, HighFreq / gemini_lab (means)"]
+    assert ratio.value == 12.5
+    assert ratio.interval == (10.0, 15.0)
+
+
+def test_a_ratio_of_one_failure_has_no_interval():
+    rows = {row.name: row for row in rows_of([arm("HighFreq", [20.0]), arm("gemini_lab", [2.0])])}
+    assert "low_95" not in rows["wasted, HighFreq / gemini_lab (means)"].to_json()
 
 
 def test_goodput_is_what_failures_and_standing_still_leave():

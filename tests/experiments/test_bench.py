@@ -1,6 +1,7 @@
 """Claims about the bench."""
 
 import json
+import random
 
 import pytest
 
@@ -27,6 +28,30 @@ def test_the_interval_holds_the_median_and_narrows_with_more_values():
     assert low <= 3.0 <= high
     tight_low, tight_high = bench.bootstrap_interval(many)
     assert tight_high - tight_low < high - low
+
+
+def test_few_values_are_told_by_their_mean_with_student_ts_interval():
+    """Student-t is 4.3027 at three values, and their standard error is 1 / sqrt(3)."""
+    row = bench.Row(name="few", values=(1.0, 2.0, 3.0))
+    half = 4.3027 / 3**0.5
+    assert (row.value, row.interval) == (2.0, pytest.approx((2 - half, 2 + half)))
+    assert bench.spread_of(row.to_json(), ".1f") == "2.0 (-0.5 to 4.5)"
+
+
+def test_the_interval_of_few_values_holds_their_mean_19_times_in_20():
+    draw = random.Random(1)
+    rows = [
+        bench.Row(name="", values=tuple(draw.gauss(5, 1) for _ in range(3))) for _ in range(2000)
+    ]
+    held = sum(low <= 5 <= high for low, high in (row.interval for row in rows))
+    assert held / len(rows) == pytest.approx(0.95, abs=0.02)
+
+
+def test_one_value_alone_has_no_interval():
+    row = bench.Row(name="once", values=(1.5,))
+    assert "low_95" not in row.to_json()
+    assert bench.spread_of(row.to_json(), ".1f") == "1.5"
+    assert "1.5 to" not in bench.table([row])
 
 
 def test_growth_finds_the_exponent():

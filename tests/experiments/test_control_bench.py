@@ -39,7 +39,8 @@ def row(size: int, *values: float, why_not: str = "") -> Row:
 
 
 def test_the_table_has_a_column_for_each_size_and_how_a_quantity_grows() -> None:
-    told = table([row(10, 0.1, 0.2, 0.3), row(100, 2.0), Row(name="etcd", values=(1.0,))])
+    values = (0.1, 0.2, 0.3) * 4
+    told = table([row(10, *values), row(100, 2.0), Row(name="etcd", values=(1.0,))])
     head, line, spread, *_ = told.splitlines()
     assert head.split() == ["agents", "10", "100", "growth"]
     assert line.split() == ["etcd,", "cores", "0.2", "2", "N^1.00"]

@@ -170,17 +170,22 @@ def test_results_become_figures_beside_the_papers_and_name_what_was_emulated(tmp
         "naive": TimedRun(iteration_s=2.5, notes=("node-0: the scheme was refused: 1 GiB",)),
         "gemini": TimedRun(iteration_s=2.02, **times),
     }
-    seventh, eighth, sixteenth = measured.figures(
+    seventh, eighth, adds, idles, sixteenth = measured.figures(
         recorded(tmp_path / "a.json", "schemes", rows([turn]))
     )
     (added,) = seventh.of("measured")
     assert added.y == pytest.approx(1.0)
     assert max(point.y for point in seventh.of("paper")) == pytest.approx(0.46, abs=0.01)
     assert [point.y for point in eighth.of("measured")] == pytest.approx([20, 5, 15])
+    assert [figure.name for figure in (seventh, adds)] == ["fig07-measured", "fig13a-measured"]
+    assert adds.of("measured") == seventh.of("measured")
+    assert max(point.y for point in adds.of("paper")) == pytest.approx(1.83, abs=0.01)
+    assert [point.y for point in idles.of("measured")] == pytest.approx([20, 5])
+    assert {point.x for point in idles.of("paper")} > {"GPT-2 40B, 16 p3dn"}
     naive = next(point for point in sixteenth.of("measured") if "naive" in point.x)
     assert (naive.y, naive.text) == (None, "refused")
     assert "1 GiB" in naive.how
-    for figure in (seventh, eighth, sixteenth):
+    for figure in (seventh, eighth, adds, idles, sixteenth):
         assert "links are paced" in figure.notes[0]
         assert picture(figure).png().startswith(b"\x89PNG")
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,23 @@ def test_a_peer_that_checks_nothing_loads_flipped_bits_silently():
     assert turn.findings.error == ""
     assert turn.findings.flips["silent"] > 0
     assert turn.findings.peer_copy_s is not None
+
+
+def test_folders_that_are_renamed_while_they_are_measured_are_no_error(tmp_path):
+    """As a peer does that writes into a folder of another name first."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(b"12345")
+    ended = threading.Event()
+
+    def rename() -> None:
+        while not ended.is_set():
+            (tmp_path / "a").rename(tmp_path / "c")
+            (tmp_path / "c").rename(tmp_path / "a")
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    seen = {folder_bytes(tmp_path) for _ in range(3000)}
+    ended.set()
+    thread.join()
+    assert seen <= {0, 5, 10}
+    assert folder_bytes(tmp_path) == 5

@@ -6,13 +6,12 @@ out of the logs.
 """
 
 import gzip
-from pathlib import Path
 
 import pytest
 
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
-from gemini_lab.injector import Scenario
+from gemini_lab.exercises.recorded import FOLDER, recorded_run, recorded_scenario
 from gemini_lab.report import load_measured, measure, predict
 from gemini_lab.report.measured import failures_of
 from gemini_lab.report.predicted import lines
@@ -27,14 +26,7 @@ from gemini_lab.simulator import (
 )
 from gemini_lab.simulator.policy import gemini
 
-RECORDED = Path(__file__).parent / "recorded"
-PLAYED = (  # the scenario of `four_failures`
-    Scenario(seed=7)
-    .lose(node=1, iteration=6)
-    .crash(rank=1, iteration=11)
-    .lose(node=0, iteration=17)
-    .crash(rank=0, iteration=22)
-)
+PLAYED = recorded_scenario()  # by which `four_failures` was played
 ITERATIONS = 27
 
 
@@ -43,7 +35,7 @@ def runs(tmp_path_factory):
     """The folder of each recorded run, by name."""
     below = tmp_path_factory.mktemp("runs")
     folders = {}
-    for packed in RECORDED.glob("*.jsonl.gz"):
+    for packed in FOLDER.glob("*.jsonl.gz"):
         folder = below / packed.name.removesuffix(".jsonl.gz")
         folder.mkdir()
         (folder / "events.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
@@ -53,7 +45,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reduced(runs):
-    return {name: RunReducer.load(folder, keep=FOR_REPORT) for name, folder in runs.items()}
+    return {name: recorded_run(name) for name in runs}
 
 
 def test_a_log_tells_its_job_and_the_times_of_each_kind_of_failure(runs):

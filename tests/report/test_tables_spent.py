@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from told_runs import ToldRun, with_a_root_loss, with_one_loss
 
+from gemini_lab.exercises.recorded import FOLDER
 from gemini_lab.log import events
 from gemini_lab.log.file import LineReader
 from gemini_lab.report.reducer import RunReducer
@@ -19,7 +19,6 @@ from gemini_lab.report.text import render_spent
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
 
-RECORDED = Path(__file__).with_name("recorded")
 ENDS = ("run_started", "run_finished")
 
 
@@ -143,7 +142,7 @@ def test_no_moment_counts_twice_and_a_later_layer_hides_an_earlier_one(layers) -
 @pytest.mark.parametrize("name", ["four_failures", "six_failures"])
 def test_a_recorded_run_is_explained_within_1_percent(name) -> None:
     """Real logs: the parts add up to the wall time, and nearly nothing is left unexplained."""
-    lines = gzip.decompress((RECORDED / f"{name}.jsonl.gz").read_bytes()).splitlines()
+    lines = gzip.decompress((FOLDER / f"{name}.jsonl.gz").read_bytes()).splitlines()
     reader, run = LineReader(), RunReducer()
     run.extend(entry for line in lines if (entry := reader.read(line)) is not None)
     table = spent(run)

@@ -9,9 +9,10 @@ cycle. The store is so slow that a checkpoint takes some 7.7 iterations, as the 
 
 import math
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -33,6 +34,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+from gemini_lab.units import format_seconds
 
 STORE_ITERATIONS: Final = 7.7
 STRAWMAN_EVERY: Final = 174
@@ -71,15 +73,28 @@ class Arm:
 def bench(repeats: int) -> list[Row]:
     """Kill each arm `repeats` times, Strawman, whose cycle is long, a quarter as often."""
     rng = random.Random(repeats)
+    began_s = time.monotonic()
+
+    def say(what: str) -> None:
+        text = f"{format_seconds(time.monotonic() - began_s)}: {what}"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
     pace_s, size_bytes = _paced()
+    say(f"an iteration takes {format_seconds(pace_s)}")
     rate = size_bytes / (STORE_ITERATIONS * pace_s)
     often = checkpoint_every(checkpoint_s=STORE_ITERATIONS * pace_s, iteration_s=pace_s)
-    arms = [
-        _on_a_store("Strawman", STRAWMAN_EVERY, rate, math.ceil(repeats / 4), rng),
-        _on_a_store("HighFreq", often, rate, repeats, rng),
-        _in_memory(repeats, rng),
-    ]
-    return rows_of(arms)
+    ways: dict[str, Callable[[], Arm]] = {
+        "HighFreq": lambda: _on_a_store("HighFreq", often, rate, repeats, rng),
+        "gemini_lab": lambda: _in_memory(repeats, rng),
+        "Strawman": lambda: _on_a_store(
+            "Strawman", STRAWMAN_EVERY, rate, math.ceil(repeats / 4), rng
+        ),
+    }
+    arms = {}
+    for name, measured in ways.items():
+        arms[name] = measured()
+        say(f"{name} is measured, killed {len(arms[name].failures)} times")
+    return rows_of([arms["Strawman"], arms["HighFreq"], arms["gemini_lab"]])
 
 
 # -- what came of it -----------------------------------------------------------------------------
@@ -115,11 +130,7 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
     *others, ours = arms
     for arm in others:
         rows += [
-            Row(
-                name=f"wasted, {arm.name} / {ours.name} (means)",
-                unit="",
-                values=ratios(arm, ours),
-            ),
+            ratio_of_means(f"wasted, {arm.name} / {ours.name} (means)", arm, ours),
             Row(
                 name=f"checkpoint time, {arm.name} / {ours.name}",
                 unit="",
@@ -139,15 +150,25 @@ def goodput(arm: Arm, *, every_s: float) -> float:
     return running * max(0.0, 1 - fmean(one.regained_s for one in arm.failures) / every_s)
 
 
-def ratios(above: Arm, below: Arm) -> tuple[float, ...]:
-    """Ratios of means of samples drawn anew (bootstrap), so that their spread is the ratio's."""
-    draw = random.Random(0)
+def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
+    """What a failure wastes in one arm by what it wastes in the other, on average.
+
+    Its interval is that of such ratios with failures drawn anew (bootstrap); with fewer than two
+    failures there is none.
+    """
     one, other = ([each.wasted_s for each in arm.failures] for arm in (above, below))
-    found = (
+    draw = random.Random(0)
+    found = sorted(
         fmean(draw.choices(one, k=len(one))) / fmean(draw.choices(other, k=len(other)))
         for _ in range(RESAMPLES)
     )
-    return tuple(found)
+    bounds = found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES) - 1]
+    return Row(
+        name=name,
+        unit="",
+        values=(fmean(one) / fmean(other),),
+        bounds=bounds if min(len(one), len(other)) > 1 else None,
+    )
 
 
 # -- real runs -----------------------------------------------------------------------------------

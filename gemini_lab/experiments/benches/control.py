@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.bench import Row, growth
+from gemini_lab.experiments.bench import FEW, Row, growth
 from gemini_lab.experiments.benches.control_lab import Answered, Owner, Use, open_lab
 from gemini_lab.job import Job
 
@@ -92,7 +92,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _median(row: Row) -> str:
-    return f"{row.median:.4g}" if row.values else "not measured"
+    return f"{row.value:.4g}" if row.values else "not measured"
 
 
 def _spread(row: Row) -> str:
@@ -109,7 +109,8 @@ def _conditions(rows: Sequence[Row]) -> list[str]:
     lease_s = next(iter(of_size.values())).settings["lease_s"]
     gaps = {row.settings["agents"]: row.why_not for row in rows if row.settings and row.why_not}
     return [
-        f"medians of up to {repeats} values, below them 95 % intervals; lease {lease_s:g} s",
+        f"means of up to {repeats} values (medians of {FEW} and more), below them 95 % intervals",
+        f"lease {lease_s:g} s",
         f"iterations a second of each rank: {paces}; one rank an agent",
         *(f"not all was measured at {size} agents: {why}" for size, why in gaps.items()),
     ]

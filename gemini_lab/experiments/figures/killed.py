@@ -7,6 +7,7 @@ checkpoint as often as the paper's, counted so, and the store is as much slower 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gemini_lab.experiments.bench import spread_of
 from gemini_lab.experiments.figures import fig10, fig12
 from gemini_lab.experiments.figures.figure import Figure, Known, Point
 
@@ -76,7 +77,7 @@ def tenth(record: Mapping[str, Any]) -> Figure:
             ),
         ]
     notes = [
-        f"{row['name']}: {row['median']:.3g} ({row['low_95']:.3g} to {row['high_95']:.3g})"
+        f"{row['name']}: {spread_of(row, '.3g')}"
         for row in (rows["wasted, HighFreq / gemini_lab (means)"],)
     ]
     return Figure(

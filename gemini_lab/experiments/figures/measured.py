@@ -1,4 +1,4 @@
-"""Figs. 7, 8 and 16 scaled down, and where network contention begins: drawn from bench results.
+"""Figs. 7, 8, 13 and 16 scaled down, and where network contention begins: drawn from bench results.
 
 A bench writes what it measured (`gemini-lab bench schemes --json FILE`); here that file becomes
 figures, with the paper's values beside. As the two differ in scale, both are shares of an iteration
@@ -7,13 +7,14 @@ without checkpoints.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import fig08, fig16, killed
+from gemini_lab.experiments.bench import FEW, spread_of, value_of
+from gemini_lab.experiments.figures import fig08, fig16, killed, models_100b, models_p3dn
 from gemini_lab.experiments.figures.figure import Figure, Origin, Point
-from gemini_lab.experiments.figures.models_100b import IDLE_S, ITERATION_S
 
 HERE: Final = "GPT 0.5 M, 2 nodes, here"
 PARTS: Final = dict(zip(fig08.SERIES, ("idle before", "checkpoint", "idle left"), strict=True))
@@ -24,6 +25,41 @@ EMULATED: Final = {
     "zero": "ZeRO's thresholds are scaled down",
 }
 """What to say where a result's settings name it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Paper:
+    """The paper's values of models on one kind of machine.
+
+    Attributes:
+        where: What to say of them beside a model's name.
+        figures: Where the idle times are from.
+        iteration_s: Without checkpoints, and with Gemini, by model.
+        idle_s: Idle time before, checkpoint time and, where it was drawn, idle time left.
+        parts: How many of those three there are.
+    """
+
+    where: str
+    figures: str
+    iteration_s: Mapping[str, tuple[float, float]]
+    idle_s: Mapping[str, tuple[float, ...]]
+    parts: int
+
+
+LARGE: Final = _Paper(
+    where=" 100B, 16 p4d",
+    figures="Figs. 7 and 8",
+    iteration_s=models_100b.ITERATION_S,
+    idle_s=models_100b.IDLE_S,
+    parts=3,
+)
+SMALL: Final = _Paper(
+    where=", 16 p3dn",
+    figures="Figs. 13a and 13b",
+    iteration_s=models_p3dn.ITERATION_S,
+    idle_s=models_p3dn.IDLE_S,
+    parts=2,
+)
 
 
 def figures(path: Path) -> tuple[Figure, ...]:
@@ -44,59 +80,76 @@ def figures(path: Path) -> tuple[Figure, ...]:
 
 def seventh(record: Mapping[str, Any]) -> Figure:
     """Fig. 7: what checkpoints add to an iteration."""
+    return _adding(record, LARGE, number="7")
+
+
+def eighth(record: Mapping[str, Any]) -> Figure:
+    """Fig. 8: network idle time before, checkpoint time, idle time left."""
+    return _idling(record, LARGE, number="8")
+
+
+def thirteenth_a(record: Mapping[str, Any]) -> Figure:
+    """Fig. 13a: what checkpoints add to an iteration of smaller models on slower links."""
+    return _adding(record, SMALL, number="13a")
+
+
+def thirteenth_b(record: Mapping[str, Any]) -> Figure:
+    """Fig. 13b: network idle time before, and checkpoint time."""
+    return _idling(record, SMALL, number="13b")
+
+
+def _adding(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
     points = [
         Point(
             series="Gemini",
-            x=f"{name} 100B, 16 p4d",
+            x=f"{name}{paper.where}",
             y=100 * (gemini / none - 1),
             origin="paper",
-            how="Fig. 7, pixels",
+            how=f"Fig. {number}, pixels",
         )
-        for name, (none, gemini) in ITERATION_S.items()
+        for name, (none, gemini) in paper.iteration_s.items()
     ]
     points.append(_added(record, "gemini", series="Gemini", x=HERE))
     return _bars(
         record,
-        name="fig07-measured",
-        title="Fig. 7, scaled down: what checkpoints add",
+        name=f"fig{number:0>2}-measured",
+        title=f"Fig. {number}, scaled down: what checkpoints add",
         y_label="added to an iteration, %",
         points=points,
     )
 
 
-def eighth(record: Mapping[str, Any]) -> Figure:
-    """Fig. 8: network idle time before, checkpoint time, idle time left."""
+def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
     rows = _rows(record)
-    iteration_s = rows["none"]["median"]
+    iteration_s = value_of(rows["none"])
     points = []
-    for series, part in PARTS.items():
-        for name, seconds in IDLE_S.items():
-            share = seconds[list(PARTS).index(series)] / ITERATION_S[name][0]
-            points.append(
-                Point(
-                    series=series,
-                    x=f"{name} 100B, 16 p4d",
-                    y=100 * share,
-                    origin="paper",
-                    how="Figs. 7 and 8, pixels",
-                )
+    for place, series in enumerate(fig08.SERIES[: paper.parts]):
+        points += [
+            Point(
+                series=series,
+                x=f"{name}{paper.where}",
+                y=100 * seconds[place] / paper.iteration_s[name][0],
+                origin="paper",
+                how=f"{paper.figures}, pixels",
             )
-        row, share = rows[f"gemini, {part}"], 100 / iteration_s
+            for name, seconds in paper.idle_s.items()
+        ]
+        row, share = rows[f"gemini, {PARTS[series]}"], 100 / iteration_s
         points.append(
             Point(
                 series=series,
                 x=HERE,
-                y=share * row["median"],
-                low=share * row["low_95"],
-                high=share * row["high_95"],
+                y=share * value_of(row),
+                low=None if (low := row.get("low_95")) is None else share * low,
+                high=None if (high := row.get("high_95")) is None else share * high,
                 origin="measured",
                 how=_how(record, row),
             )
         )
     return _bars(
         record,
-        name="fig08-measured",
-        title="Fig. 8, scaled down: network idle time",
+        name=f"fig{number:0>2}-measured",
+        title=f"Fig. {number}, scaled down: network idle time",
         y_label="% of an iteration without checkpoints",
         points=points,
         note="Measured checkpoint time lasts from a span's first chunk to its last, with the "
@@ -134,7 +187,7 @@ def sixteenth(record: Mapping[str, Any]) -> Figure:
 def contention(record: Mapping[str, Any]) -> Figure:
     """Iteration times from much idle time to hardly any, measured and as the scheduler predicts."""
     rows = [row for row in record["rows"] if row["unit"] == ""]
-    rooms = {_layer(r): r["median"] for r in rows if r["name"] == "idle / checkpoint"}
+    rooms = {_layer(r): value_of(r) for r in rows if r["name"] == "idle / checkpoint"}
     origins: dict[str, Origin] = {
         "gemini / none": "measured",
         "gemini / none, as predicted": "model",
@@ -148,7 +201,7 @@ def contention(record: Mapping[str, Any]) -> Figure:
     points += [
         Point(
             series="scheduler: stops fitting",
-            x=row["median"],
+            x=value_of(row),
             y=y,
             origin="model",
             how="idle time at which its chunks no longer fit, from the roomiest profile alone",
@@ -158,7 +211,7 @@ def contention(record: Mapping[str, Any]) -> Figure:
         for y in (0.0, max(tops))
     ]
     notes = [
-        f"{row['name']} {row['median']:.2f} ({row['low_95']:.2f} to {row['high_95']:.2f})"
+        f"{row['name']} {spread_of(row, '.2f')}"
         for row in rows
         if row["name"].startswith(("stops fitting", "felt"))
     ]
@@ -197,7 +250,8 @@ def _point(
     series: str = "Gemini",
 ) -> Point:
     """A row of ratios as percent above 1."""
-    low, middle, high = (100 * (row[end] - 1) for end in ("low_95", "median", "high_95"))
+    ends = (row.get("low_95"), value_of(row), row.get("high_95"))
+    low, middle, high = (None if end is None else 100 * (end - 1) for end in ends)
     how = "the scheduler's prediction from the job's profile"
     if origin == "measured":
         how = _how(record, row)
@@ -207,7 +261,8 @@ def _point(
 def _how(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     machine = record["machine"]
     return (
-        f"median of {len(row['values'])} runs with its 95 % interval; {machine['cores']} cores, "
+        f"{'mean' if len(row['values']) < FEW else 'median'} of {len(row['values'])} runs with its "
+        f"95 % interval; {machine['cores']} cores, "
         f"load {machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after"
     )
 
@@ -243,7 +298,7 @@ def _conditions(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 MAKERS: Final = {
-    "schemes": (seventh, eighth, sixteenth),
+    "schemes": (seventh, eighth, thirteenth_a, thirteenth_b, sixteenth),
     "contention": (contention,),
     "losses": (killed.ninth,),
     "baselines": (killed.tenth, killed.twelfth),

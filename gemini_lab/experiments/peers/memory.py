@@ -1,6 +1,8 @@
 """Memory of some processes and of what they keep as files in memory."""
 
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -31,11 +33,10 @@ def _process_bytes(process: psutil.Process) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files below `folder`."""
+    """Size of all files below `folder`; those count not that go or move meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # it was removed meanwhile
-            continue
+    for where, _, names in os.walk(folder):  # unlike `rglob`, it bears folders that are renamed
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(where, name).stat().st_size
     return total

@@ -70,7 +70,7 @@ class PeerRow(Row):
             settings=self.settings,
             why_not=self.why_not,
         ).to_json()
-        for key in ("median", "low_95", "high_95"):
+        for key in ("median", "value", "low_95", "high_95"):
             found.pop(key, None)
         if self.values:
             found["mean"] = self.mean
