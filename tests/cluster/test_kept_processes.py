@@ -105,7 +105,7 @@ def test_the_same_holds_for_other_stages_a_lost_root_and_a_silent_node(lab, scri
 
 def test_a_drained_nodes_ranks_move_while_the_others_keep_their_processes(lab, script):
     lab.wait_until_ready()
-    path = str(script(SCRIPT))
+    path = str(script(SCRIPT.replace("[640]", "[960]")))  # batches for so many
     steps = 240
     quiet = train(lab, path, steps=steps).report()
     job = Job(script=path, args=["3", str(steps)])

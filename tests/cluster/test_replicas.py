@@ -57,3 +57,39 @@ def test_shards_that_come_to_be_in_one_rack_move_and_what_is_too_many_goes_betwe
         assert len({rack_of[run.members[position]] for position in kept}) == 2
     assert lost.tier == "memory"
     assert report.losses_match(quiet)
+
+
+@pytest.mark.long  # two labs, one after the other
+def test_a_run_begins_with_what_an_earlier_log_says_and_spares_a_node_with_little_memory(
+    tmp_path, undisturbed
+):
+    quiet = undisturbed(iterations=ITERATIONS)
+    job = gpt_job(size="tiny", iterations=ITERATIONS)
+    with Lab(4, 1, folder=tmp_path / "earlier") as lab:
+        lab.wait_until_ready()
+        earlier = lab.train(job, persistent_url=None)
+        for iteration in (4, 9, 14):
+            earlier.wait(until=iteration)
+            earlier.inject(WorkerCrash("node-2"))
+        earlier.wait(200)
+    shard_bytes = max(entry.event.shard_bytes for entry in earlier.events("protected"))
+    with Lab(4, 1, folder=tmp_path / "later") as lab:
+        lab.wait_until_ready()
+        run = lab.train(
+            job,
+            persistent_url=None,
+            replicas="auto",
+            survival_target=0.9993,
+            risk_from=str(earlier.folder),
+            replica_memory=f"1 GiB, node-3: {3 * shard_bytes}",  # one shard, in two buffers
+        )
+        run.wait(until=8)
+        run.inject(NodeLoss("node-2"))
+        report = run.wait(200).report()
+    told = [entry.event.placement for entry in run.events("protected")]
+    first = next(placement for placement in told if placement is not None)
+    assert len(first.holders[2]) == 3  # two, where nothing is known
+    assert not any(3 in kept for kept in first.holders[:3])
+    (lost,) = report.recoveries
+    assert lost.tier == "memory"
+    assert report.losses_match(quiet)

@@ -24,7 +24,7 @@ class Host:
         told = []
         channel = SimpleNamespace(send=told.append, told=told)
         self.workers[start.rank] = SimpleNamespace(
-            rank=start.rank, channel=channel, status="running"
+            rank=start.rank, channel=channel, status="running", is_ahead=bool(start.joins)
         )
 
     async def kill_all(self, *, epoch, spare=()):
