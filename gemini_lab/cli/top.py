@@ -1,11 +1,12 @@
 """`gemini-lab top`: a run on one screen, live."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from gemini_lab.cli.exits import Exit
@@ -17,7 +18,10 @@ EVERY_S: Final = 1.0
 
 
 def command(arguments: Sequence[str]) -> int:
-    """Show a run until it is over; Ctrl-C ends the showing, not the run."""
+    """Show a run until it is over; Ctrl-C ends the showing, not the run.
+
+    Into a pipe or a file goes a screen each time, one below the other.
+    """
     options = parser_of("top", command.__doc__)
     options.add_argument(
         "--every", type=float, default=EVERY_S, metavar="S", help="seconds (%(default)s)"
@@ -26,9 +30,26 @@ def command(arguments: Sequence[str]) -> int:
     finder = finder_of(asked)
     with watched(finder) as run:
         draw = partial(screen, beside=beside_of(finder))
-        with Live(run.ask(draw), console=Console(), auto_refresh=False) as live:
+        console = Console()
+        with _shown(console, run.ask(draw)) as show:
             while not run.ask(lambda told, _: told.course.is_over):
                 time.sleep(asked.every)
-                live.update(run.ask(draw), refresh=True)
-            live.update(run.ask(draw), refresh=True)
+                show(run.ask(draw))
+            show(run.ask(draw))
     return Exit.FINISHED
+
+
+@contextmanager
+def _shown(console: Console, first: RenderableType) -> Iterator[Callable[[RenderableType], None]]:
+    """Gives what shows the next screen in the place of the last one; in a pipe, below it."""
+    if not console.is_terminal:
+
+        def below(screen: RenderableType) -> None:
+            console.print(screen)
+            console.file.flush()  # whoever reads a pipe is not to wait for a full buffer
+
+        below(first)
+        yield below
+        return
+    with Live(first, console=console, auto_refresh=False) as live:
+        yield lambda screen: live.update(screen, refresh=True)

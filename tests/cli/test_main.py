@@ -25,6 +25,20 @@ def test_a_reader_that_has_left_ends_a_command_quietly(tmp_path):
     assert done.returncode == 128 + signal.SIGPIPE
 
 
+def test_top_fills_a_pipe_while_the_run_goes_on(tmp_path):
+    """As `gemini-lab top RUN | head -1` wants it: not only when the run is over."""
+    whole = LOG.read_text().splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_text("".join(whole[:5]))
+    command = [sys.executable, "-m", "gemini_lab.cli.main", "top", str(tmp_path), "--every", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        screens = [
+            line for line in (next(top.stdout) for _ in range(40)) if line.startswith("run ")
+        ]
+        top.stdout.close()
+        top.wait()
+    assert len(screens) > 1
+
+
 def test_the_command_says_its_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"gemini-lab \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)

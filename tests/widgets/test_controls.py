@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
+from gemini_lab_widgets.asking import DRAIN, RESIZE, REWIND
 from gemini_lab_widgets.controls import LINES, Controls, Layout, places, sight
 from lab_stand_in import NODES, ClusterStandIn, begin, entry, lab_on, run_in, seated, step, tell
 
@@ -141,6 +142,44 @@ def test_an_error_of_ours_becomes_a_line(lab, cluster, job):
     panel.fail_button.click()
     assert "! nothing can fail now" in panel.log.value
     assert cluster.orders == []
+    panel.close()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        (DRAIN, {"node": "node-2"}, {"drained": [(1, "node-2")]}),
+        (REWIND, {"count": 2}, {"rewinds": [(1, 2, True)]}),
+        (RESIZE, {"count": 3}, {"resized": (1, 3)}),
+    ],
+)
+def test_what_is_asked_for_reaches_the_run(lab, cluster, job, wanted):
+    what, chosen, heard = wanted
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    assert panel.asking.button.disabled
+    begin(lab.run)
+    panel.refresh()
+    panel.asking.what.value = what
+    for box, value in chosen.items():
+        getattr(panel.asking, box).value = value
+    panel.asking.button.click()
+    assert {name: getattr(cluster, name) for name in heard} == heard
+    panel.close()
+
+
+def test_a_size_that_cannot_be_becomes_a_line(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    tell(lab.run, protected(replicas=2))
+    panel.refresh()
+    panel.asking.what.value = RESIZE
+    assert panel.asking.count.value == len(NODES)
+    panel.asking.count.value = 1
+    panel.asking.button.click()
+    assert "! " in panel.log.value
+    assert "cannot have 1 nodes" in panel.log.value
     panel.close()
 
 

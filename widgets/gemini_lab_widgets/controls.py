@@ -26,6 +26,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, RunStarted
 from gemini_lab.log.file import read_log
 from gemini_lab.settings import SettingValue
+from gemini_lab_widgets.asking import Asking
 
 REFRESH_S: Final = 0.25
 LINES: Final = 12
@@ -151,9 +152,10 @@ def for_notebook(
 
 
 class Controls:
-    """A panel to start a job, break something, stop the run, and hold the view still.
+    """A panel to start a job, break something, ask for a drain, stop the run, hold the view.
 
-    It shows what happens from `follow` to `close`, or whenever it is told to `refresh`.
+    A rewind or another size is asked for likewise. It shows what happens from `follow` to `close`,
+    or whenever it is told to `refresh`.
 
     Args:
         target: A lab, whose newest run it shows, or one run.
@@ -241,6 +243,7 @@ class Controls:
         self.start_button.disabled = not seen.can_start
         self.fail_button.disabled = not seen.can_fail
         self.stop_button.disabled = not seen.can_stop
+        self.asking.offer(run.members if run else (), is_open=seen.can_fail)
         self.log.value = f"<pre style='{PRE}'>{escape(self._text())}</pre>"
 
     def close(self) -> None:
@@ -278,6 +281,7 @@ class Controls:
         )
         self.place = ipywidgets.Dropdown(description="on", options=[])
         self.fail_button = button(description="Fail now", icon="bolt", button_style="danger")
+        self.asking = Asking(lambda: self.run, self._try)
         for pressed, act in (
             (self.start_button, self.start),
             (self.fail_button, self.fail),
@@ -291,6 +295,7 @@ class Controls:
             self.bar,
             ipywidgets.HBox([self.start_button, self.stop_button, self.pause]),
             ipywidgets.HBox([self.kind, self.place, self.fail_button]),
+            self.asking.row,
             self.log,
         ]
         self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
