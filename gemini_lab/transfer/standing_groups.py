@@ -26,6 +26,8 @@ from gemini_lab.transfer.sockets import Connections
 
 ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
+TELL_S: Final = 0.2
+"""The same, until it is told: nobody may be lost."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
 _Work: Any = c10d.Work
@@ -76,12 +78,14 @@ class StandingGroups:
 
     Attributes:
         record: The same.
+        tell: Called when a transfer has failed, and nobody has said why.
     """
 
     def __init__(
         self, *, record: SetUpRecord, is_alone: bool = False, order_s: float = ORDER_S
     ) -> None:
         self.record = record
+        self.tell: Callable[[], None] = lambda: None
         self.mode = Mode.ALONE if is_alone else Mode.JOINED
         self._order_s = order_s
         self._groups: list[StandingGroup] = []
@@ -124,7 +128,9 @@ class StandingGroups:
             group.cut()
 
     def was_broken_off(self, within_s: float | None = None) -> bool:
-        """Wait for the word that a rank is lost: for a short while, after a transfer has failed."""
+        """Wait for the word that ranks end: for a short while, after a transfer has failed."""
+        if within_s is None and not self._broken.wait(TELL_S):
+            self.tell()
         return self._broken.wait(self._order_s if within_s is None else within_s)
 
     def stay_apart(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab import Job
-from gemini_lab.injector.failures import NodeFreeze, NodeLoss, RootLoss, WorkerCrash
+from gemini_lab.injector.failures import NodeFreeze, NodeLoss, RootLoss, WorkerCrash, WorkerHang
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
 
@@ -138,6 +138,45 @@ def test_plain_pytorch_keeps_processes_too(lab, script, kind):
     assert run.report().losses_match(quiet)
     assert len(quiet.losses) == 30 * 4
     assert run.report().divergences == ()
+
+
+CUT = """
+    if step == 12 and os.environ["RANK"] == "2" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # in this process, once
+        from gemini_lab.transfer.sockets import Connections
+        import gc
+        for one in gc.get_objects():
+            if isinstance(one, Connections):
+                one.cut()
+"""
+
+
+@pytest.mark.parametrize("kind", ["DeepSpeed", "DDP"])
+def test_where_connections_break_and_nobody_dies_no_process_starts_anew(lab, script, kind):
+    lab.wait_until_ready()
+    text = SCRIPT if kind == "DeepSpeed" else TORCH
+    place = "    protected.log("
+    assert place in text
+    stage = 3 if kind == "DeepSpeed" else kind
+    quiet = train(lab, str(script(text)), stage=stage).report()
+    path = str(script(text.replace(place, CUT + place)))
+    run = train(lab, path, stage=stage, **KEEP)
+    assert [one.cause for one in run.report().recoveries] == ["link_cut"]
+    assert kept(run) == [{0, 1, 2, 3}]
+    assert starts(run) == [1, 1, 1, 1]
+    assert run.report().losses_match(quiet)
+
+
+def test_who_waits_in_a_collective_for_a_hung_rank_keeps_its_process(lab, script):
+    lab.wait_until_ready()
+    path = str(script(SCRIPT))
+    quiet = train(lab, path).report()
+    scenario = Scenario().add(WorkerHang("rank-1"), iteration=8.5)
+    run = train(lab, path, scenario, min_progress_s=6.0, **KEEP)
+    assert [one.cause for one in run.report().recoveries] == ["worker_hung"]
+    assert kept(run) == [{0, 2, 3}]
+    assert starts(run) == [1, 2, 1, 1]
+    assert run.report().losses_match(quiet)
 
 
 @pytest.mark.long
