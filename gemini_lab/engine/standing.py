@@ -27,7 +27,10 @@ RECORD_S: Final = 120.0
 NOBODY: Final = b""
 """In place of a record: nobody can be told of this set-up."""
 _RECORD: Final = "gemini_lab/set_up"
-NOT_IN_LOOP: Final = "it is not in a loop over protected.steps"
+NOT_IN_LOOP: Final = (
+    "it is not in a loop over protected.steps, and another one counts by itself: it would go on "
+    "counting from an iteration that is thrown away"
+)
 
 
 class CannotGoOnError(GeminiError):

@@ -72,3 +72,12 @@ def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, ki
     assert {one["flaw"] for one in told} == {""}
     assert [one["broken"] for one in told[:2]] == [True, True]
     assert all(one["after"] == told[0]["before"] for one in told)
+
+
+def test_where_a_connection_breaks_and_nobody_dies_it_is_told_and_all_go_on(begin):
+    ports = free_ports(2)
+    ranks = [begin(rank, ports, "first", "cut") for rank in range(SIZE)]
+    told = [told_by(one) for one in ranks]
+    assert [one["broken"] for one in told] == [True] * SIZE
+    assert ["broken"] in [one["told"] for one in told]
+    assert [one["after"] for one in told] == [33.0] * SIZE
