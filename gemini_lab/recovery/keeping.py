@@ -1,9 +1,9 @@
 """Whose processes go on through a recovery, and whether the plan lets them.
 
 At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
-version that is chosen is in memory, and every one of them has its seat on its own node. A new process
-serves the rendezvous, which starts now or was started ahead of a planned move; where all go on, one
-of them does. Whatever else comes, all start anew.
+version that is chosen is in memory, and every one of them has its seat on its own node. A new
+process serves the rendezvous, which starts now or was started ahead of a planned move; where all go
+on, one of them does. Whatever else comes, all start anew.
 """
 
 from collections.abc import Iterable, Mapping

@@ -267,10 +267,8 @@ class RootAgent(WatchedRun):
                 yield from self._finish_if_all_did(said.at_s)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
-            case Severed():
-                yield from self._on_severed(said.at_s, message)
-            case RestoreFailed():
-                yield from self._on_failed_restore(said.at_s, message)
+            case Severed() | RestoreFailed():
+                yield from self._on_trouble(said.at_s, message)
             case WorkerPulse():
                 self._pulses.hear(message, at_s=said.at_s)
             case Learned():

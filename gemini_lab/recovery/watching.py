@@ -193,12 +193,15 @@ class WatchedRun(PhasedRun):
         output = tuple(exited.output.splitlines())
         yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
 
-    def _on_severed(self, at_s: float, said: Severed) -> Iterator[Instruction]:
-        """A connection between workers broke, and all may be well.
+    def _on_trouble(self, at_s: float, said: Severed | RestoreFailed) -> Iterator[Instruction]:
+        """A copy could not be used, or a connection between workers broke, and all may be well.
 
-        While they start, its error ends the script: one that comes each time is counted there.
+        While they start, a connection's error ends the script: one that comes each time is counted
+        there.
         """
-        if self.state.phase == "running" and said.rank not in self._finished:
+        if isinstance(said, RestoreFailed):
+            yield from self._on_failed_restore(at_s, said)
+        elif self.state.phase == "running" and said.rank not in self._finished:
             yield from self._begin(at_s, cause=SEVERED, lost=[])
 
     def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
