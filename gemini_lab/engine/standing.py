@@ -64,7 +64,7 @@ class Standing:
         self.why_not = NOT_IN_LOOP
         self.stop_traffic: Callable[[float], bool] = lambda _: True
         self.say_severed: Callable[[], None] = lambda: None
-        groups.tell = self._tell
+        groups.tell = self._notice_severed
         self._served: Any = None  # a store for all, as long as this process serves it
         self._is_late = is_late
         self._has_told = False
@@ -194,7 +194,7 @@ class Standing:
         self._next = start, store
         self._told.set()
 
-    def _tell(self) -> None:
+    def _notice_severed(self) -> None:
         if not self.why_not:
             self.say_severed()
 
