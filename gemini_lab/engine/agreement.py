@@ -28,6 +28,10 @@ class ReplicaCheck:
         self._updates = 0
         self._compare("when `protect` was called")
 
+    def restart(self) -> None:
+        """Count updates from here on, as ranks do that have just started."""
+        self._updates = 0
+
     def after_update(self, number: int) -> None:
         """An update was made; all ranks call it together.
 

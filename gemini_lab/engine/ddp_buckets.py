@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -31,10 +32,27 @@ class BucketOrder:
         self._weights = [w for w in self._ddp._module_parameters if w.requires_grad]  # noqa: SLF001
         self._coming: list[int] = []
         self._handles: list[Any] = []
-        if not ddp.find_unused_parameters:  # otherwise buckets stay as they are
-            for index, weight in enumerate(self._weights):
-                note = self._noting(index)
-                self._handles.append(weight.register_post_accumulate_grad_hook(note))
+        self._watch()
+
+    @property
+    def can_begin_anew(self) -> bool:
+        """Whether DDP's own part can be made anew, with all that the script has told it."""
+        told = self._ddp._get_ddp_logging_data().get("comm_hook", "")  # noqa: SLF001
+        return not told or bool(self._ddp._comm_hooks)  # noqa: SLF001 - built-in ones are not there
+
+    def begin_anew(self) -> None:
+        """Have DDP bucket gradients as one that was just made; it knows of no iteration."""
+        self._stop()
+        ddp = self._ddp
+        weights, is_sparse = ddp._build_params_for_reducer()  # noqa: SLF001 - as it unpickles itself
+        names = ddp._build_debug_param_to_name_mapping(weights)  # noqa: SLF001
+        ddp._ddp_init_helper(weights, is_sparse, names, ddp.static_graph)  # noqa: SLF001
+        ddp._has_rebuilt_buckets = False  # noqa: SLF001
+        torch_distributed: Any = dist
+        for hook, state in ddp._comm_hooks:  # noqa: SLF001
+            torch_distributed._register_comm_hook(ddp.reducer, state, hook)  # noqa: SLF001
+        self.indices, self._coming = [], []
+        self._watch()
 
     def rehearse(self, indices: Sequence[int]) -> None:
         """Have DDP see gradients come in this order; all ranks together, before they train."""
@@ -51,6 +69,12 @@ class BucketOrder:
         for weight, gradient in zip(self._weights, kept, strict=True):
             weight.grad = gradient
         self.indices = [*indices]
+
+    def _watch(self) -> None:
+        if not self._ddp.find_unused_parameters:  # otherwise buckets stay as they are
+            for index, weight in enumerate(self._weights):
+                note = self._noting(index)
+                self._handles.append(weight.register_post_accumulate_grad_hook(note))
 
     def _noting(self, index: int) -> Any:
         def note(_: torch.Tensor) -> None:

@@ -201,8 +201,15 @@ class Framework(ABC):
     def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
         """Let go of what computing gradients beside an iteration has left."""
 
+    def obstacle(self) -> str:
+        """Why this process could not go on with other ranks, in words; empty if it can."""
+        return ""
+
     def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do
-        """Communicate from here on as an engine that was just made; at the loop's top."""
+        """Communicate from here on as an engine that was just made.
+
+        At the loop's top; a version is put back afterwards.
+        """
 
     # -- the boundaries --------------------------------------------------------------------------
 

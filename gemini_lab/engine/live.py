@@ -197,6 +197,11 @@ class LiveProtection:
 
     # -- the hook --------------------------------------------------------------------------------
 
+    @property
+    def counts(self) -> bool:
+        """Whether the iteration under way counts: no rank is lost."""
+        return not self._is_broken
+
     def begin_forward(self) -> None:
         """An iteration computes: the version before it is sealed now, if that was not done yet."""
         self._pulse.enter("step")

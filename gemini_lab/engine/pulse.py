@@ -21,6 +21,7 @@ BEAT_S: Final = 1.0
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
 _C10D: Final = "torch.distributed.distributed_c10d"
+_STANDING: Final = "gemini_lab.transfer.standing_groups"
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
 _OWN_WAITS: Final = {
     "gemini_lab.transfer.calls": "a collective",
@@ -159,13 +160,16 @@ def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
 def _collective(frames: list[FrameType]) -> str:
     """What the thread does together with other ranks' now, if it does."""
     public = getattr(sys.modules.get(_C10D), "__all__", ())
+    found = ""
     for frame in frames:
         name, module = frame.f_code.co_name, _module(frame)
         if module in _OWN_WAITS:
             return _OWN_WAITS[module]
         if module == _OWN_GROUP or (module == _C10D and name in public):
             return name
-    return ""
+        if module == _STANDING:  # of a handle that a library waits for; else its call has a name
+            found = "a collective"
+    return found
 
 
 def _lock(frames: list[FrameType]) -> tuple[str, bool]:

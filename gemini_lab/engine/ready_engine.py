@@ -169,9 +169,8 @@ def _load_in_place(state: EngineState, payload: memoryview) -> dict[str, object]
             "the version was not sealed at the top of this loop, or its position in the data is "
             "not one that the iterators of this process can go back to"
         )
-    extra = state.load(payload, in_place=True)
     state.framework.begin_anew()
-    return extra
+    return state.load(payload, in_place=True)
 
 
 def _require_all_ranks(workers: int) -> None:

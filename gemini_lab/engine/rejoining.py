@@ -12,7 +12,6 @@ from gemini_lab.engine.ready_engine import ReadyEngine, go_on
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.standing import CannotGoOnError
-from gemini_lab.engine.zero_framework import ZeroFramework
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.transfer.traffic import CheckpointTraffic
 
@@ -76,8 +75,6 @@ class Rejoining:
     def _why_not(self) -> str:
         """Why what is protected could not go on in its process; empty if it can."""
         settings, state = self._ready.settings, self._ready.state
-        if not isinstance(state.framework, ZeroFramework):
-            return "what trains is no engine of DeepSpeed's"
         if state.framework.device.type != "cpu":
             return "it trains on a GPU"
         if settings.scheme == "none":
@@ -86,7 +83,7 @@ class Rejoining:
             return "peers make its versions of gradients"
         if settings.verify_every is not None:
             return "its iterations are verified"
-        return ""
+        return state.framework.obstacle()
 
 
 def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic) -> None:

@@ -30,6 +30,9 @@ from gemini_lab.recovery.messages import (
     ReadyToJoin,
     Refused,
     RestoreFailed,
+    Serve,
+    Serving,
+    Severed,
     SlabRequest,
     SlotWanted,
     Stand,
@@ -83,6 +86,8 @@ class WorkerSession:
         self.flaws: list[Flawed] = []
         self._held: Held | None = None
         self._listener: threading.Thread | None = None
+        if standing is not None:
+            standing.say_severed = self._say_severed
 
     def tell_imports(self) -> None:
         """Tell what the script has imported by now; one rank does, and only where it is much."""
@@ -219,6 +224,9 @@ class WorkerSession:
                     self._obey(order)
                 case Stand(epoch=epoch):
                     self._stand(epoch)
+                case Serve(epoch=epoch, host=host) if self.standing is not None:
+                    port = self.standing.serve(host)
+                    self._channel.send(Serving(rank=self.start.rank, epoch=epoch, port=port))
                 case GoOn(start=start) if self.standing is not None:
                     self.standing.go_on(start)
 
@@ -248,6 +256,9 @@ class WorkerSession:
                 case Flawed() as order:
                     self._obey(order)
         raise GeminiError("the node's agent is gone; this process waited to take its place")
+
+    def _say_severed(self) -> None:
+        self._channel.send(Severed(rank=self.start.rank, epoch=self.start.epoch))
 
     def go_on(self) -> WorkerStart:
         """Wait for the word to go on, and be of the new epoch from then on."""

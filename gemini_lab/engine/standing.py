@@ -27,7 +27,10 @@ RECORD_S: Final = 120.0
 NOBODY: Final = b""
 """In place of a record: nobody can be told of this set-up."""
 _RECORD: Final = "gemini_lab/set_up"
-NOT_IN_LOOP: Final = "it is not in a loop over protected.steps"
+NOT_IN_LOOP: Final = (
+    "it is not in a loop over protected.steps, and another one counts by itself: it would go on "
+    "counting from an iteration that is thrown away"
+)
 
 
 class CannotGoOnError(GeminiError):
@@ -46,6 +49,7 @@ class Standing:
         groups: The same.
         why_not: Why this process could not go on now; empty if it can.
         stop_traffic: Breaks off the version on its way; says whether that was done in time.
+        say_severed: Tells that a connection broke, and nobody is known to be lost.
     """
 
     def __init__(
@@ -59,6 +63,9 @@ class Standing:
         self._tell = tell
         self.why_not = NOT_IN_LOOP
         self.stop_traffic: Callable[[float], bool] = lambda _: True
+        self.say_severed: Callable[[], None] = lambda: None
+        groups.tell = self._notice_severed
+        self._served: Any = None  # a store for all, as long as this process serves it
         self._is_late = is_late
         self._has_told = False
         self._next: tuple[WorkerStart, Any] | None = None
@@ -172,6 +179,13 @@ class Standing:
             return f"a version on its way was not broken off within {STOP_S:.0f} s"
         return ""
 
+    def serve(self, host: str) -> int:
+        """Serve a store for all ranks, where every process goes on; the port."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+
+        self._served = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return int(self._served.port)
+
     def go_on(self, start: WorkerStart) -> None:
         """The word to go on; the first of those that were kept tells the others of its set-up."""
         store = rendezvous_client(start.rendezvous)
@@ -179,6 +193,10 @@ class Standing:
             store.set(_RECORD, self.groups.record.encode())  # type: ignore[arg-type]  # bytes, too
         self._next = start, store
         self._told.set()
+
+    def _notice_severed(self) -> None:
+        if not self.why_not:
+            self.say_severed()
 
 
 def _record_in(store: Any) -> SetUpRecord:

@@ -20,6 +20,10 @@ def next_step_updates(engine: ZeroEngine) -> bool:
 class StepHook(Protocol):
     """What is called on training's thread, in every iteration."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether the iteration under way counts, and is not thrown away."""
+
     def begin_forward(self) -> None:
         """The model begins to compute for an update, or its step is called; often an iteration."""
 

@@ -268,19 +268,42 @@ class TorchFramework(Framework):
             return super().contributing()
         return [weight for weight in whole_weights(self.module) if weight.requires_grad]
 
+    # -- going on with other ranks ---------------------------------------------------------------
+
+    def obstacle(self) -> str:
+        """DDP does not tell of one of its ways to be told of another sum."""
+        if self._order is None or self._order.can_begin_anew:
+            return ""
+        return "DDP has a built-in communication hook, which it does not tell again"
+
+    def begin_anew(self) -> None:
+        """Without gradients, and with DDP's buckets of the start."""
+        self.drop_gradients(is_computing=False)
+        if self._order is not None:
+            self._order.begin_anew()
+        if self._check is not None:
+            self._check.restart()
+
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         """In the optimizer's step."""
         unhook = hook_optimizer(self._engine, hook)
         if self._check is not None:
-            self._engine.after_update = self._checked(self._engine.after_update, self._check)
+            then, check = self._engine.after_update, self._check
+            self._engine.after_update = self._checked(then, check, lambda: hook.counts)
         return unhook
 
-    def _checked(self, then: Callable[[], None], check: ReplicaCheck) -> Callable[[], None]:
+    def _checked(
+        self, then: Callable[[], None], check: ReplicaCheck, counts: Callable[[], bool]
+    ) -> Callable[[], None]:
         def after_update() -> None:
             then()  # first: where a machine computes wrong, it is named, and the script is not
-            check.after_update(self._engine.global_steps)
+            try:
+                check.after_update(self._engine.global_steps)
+            except UnsupportedError:
+                if counts():
+                    raise
 
         return after_update
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 import xxhash
 
-from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.ranks import gather, rank_and_world_size
 from gemini_lab.engine.sharding import is_dtensor
+from gemini_lab.engine.standing import CannotGoOnError
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:
@@ -22,12 +23,22 @@ def aliases(module: torch.nn.Module) -> dict[str, str]:
 
 
 def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
-    """One checksum of weights that may be spread over the ranks, the same on all of them."""
+    """One checksum of weights that may be spread over the ranks, the same on all of them.
+
+    Raises:
+        CannotGoOnError: This process takes the place of a rank that had others.
+    """
     digest = xxhash.xxh3_128()
     for weight in weights:
         part = own_part(weight).detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(part.numpy().data)
-    parts = gather([*digest.digest()])
+    ours = [*digest.digest()]
+    parts = gather(ours)
+    if parts[rank_and_world_size()[0]] != ours:  # told by ranks that did not hear of this one
+        raise CannotGoOnError(
+            "its frozen weights are not those of the rank whose place it takes: the script makes "
+            "others in every process"
+        )
     return xxhash.xxh3_128_hexdigest(bytes(byte for part in parts for byte in part))
 
 

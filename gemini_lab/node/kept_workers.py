@@ -1,11 +1,12 @@
 """Workers that keep their process in a recovery: they stand still, and go on with new peers."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Final
 
 from gemini_lab.node.host import WorkerHost
-from gemini_lab.recovery.messages import Fence, Stand, Stands
+from gemini_lab.recovery.messages import Fence, HoldPort, Serve, Serving, Stand, Stands
 
 STAND_S: Final = 5.0
 """For a worker to let go of the node's memory; one that does not is ended as any other."""
@@ -21,6 +22,7 @@ class KeptWorkers:
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self._say = say
         self._asked: dict[int, asyncio.Future[Stands]] = {}
+        self._serving: asyncio.Future[int] | None = None
         self._epoch = 0
         self._said: set[str] = set()
 
@@ -32,7 +34,8 @@ class KeptWorkers:
         """
         loop = asyncio.get_running_loop()
         self._epoch = order.epoch
-        self._asked = {rank: loop.create_future() for rank in host.workers}
+        asked = host.workers.keys() - {*order.ends}
+        self._asked = {rank: loop.create_future() for rank in asked}
         for rank in self._asked:
             host.workers[rank].channel.send(Stand(epoch=order.epoch))
         if self._asked:
@@ -44,8 +47,31 @@ class KeptWorkers:
         self._asked = {}
         return kept
 
-    def hear(self, said: Stands) -> None:
+    async def serve(self, host: WorkerHost, order: HoldPort, *, ip: str) -> int | None:
+        """Have a worker that stands still serve the rendezvous.
+
+        Returns:
+            The port; `None` if it did not, and was ended.
+        """
+        assert order.keeper is not None
+        self._epoch = order.epoch
+        self._serving = asyncio.get_running_loop().create_future()
+        if (worker := host.workers.get(order.keeper)) is None:
+            return None
+        worker.channel.send(Serve(epoch=order.epoch, host=ip))
+        await asyncio.wait([self._serving], timeout=STAND_S)
+        if self._serving.done():
+            return self._serving.result()
+        host.signal(order.keeper, signal.SIGKILL)
+        return None
+
+    def hear(self, said: Stands | Serving) -> None:
         """A worker answers."""
+        if isinstance(said, Serving):
+            serving = self._serving
+            if serving is not None and said.epoch == self._epoch and not serving.done():
+                serving.set_result(said.port)
+            return
         asked = self._asked.get(said.rank)
         if asked is not None and said.epoch == self._epoch and not asked.done():
             asked.set_result(said)

@@ -71,7 +71,9 @@ from gemini_lab.recovery.messages import (
     RestoreFailed,
     RootOrder,
     ScriptFinished,
+    Serving,
     Settle,
+    Severed,
     SlabGiven,
     SlabRequest,
     Stands,
@@ -266,8 +268,11 @@ class Supervisor:
 
     async def _hold_port(self, order: HoldPort) -> None:
         """Beside other orders: a warm parent that still imports must not delay the next fence."""
-        host = self._ip
-        port = await self.host.hold_port(host=host, epoch=order.epoch)
+        host, port = self._ip, None
+        if order.keeper is not None:
+            port = await self._kept.serve(self.host, order, ip=host)
+        if port is None:
+            port = await self.host.hold_port(host=host, epoch=order.epoch)
         self.root.send(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
 
     def _give_up_work(self) -> None:
@@ -376,7 +381,7 @@ class Supervisor:
                 self._remember(message.entry.event)
             case WorkerPulse():
                 self._watch.hear(message)
-            case Stands():
+            case Stands() | Serving():
                 self._kept.hear(message)
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))
@@ -384,7 +389,9 @@ class Supervisor:
                 slabs, layouts = self.keeper.set_aside(message.ranks)
                 given = OldSlabsGiven(layouts=layouts)
                 worker.channel.send(given, tuple(slab.fd for slab in slabs))
-            case ScriptFinished() | Held() | ReadyToJoin() | RestoreFailed() | Learned():
+            case (
+                ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
+            ):
                 self.root.send(message)
 
     def _remember(self, event: events.AnyEvent) -> None:

@@ -24,6 +24,7 @@ from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.sockets import can_be_found
+from gemini_lab.transfer.standing_groups import can_be_made
 from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
 def keeps_process(start: WorkerStart) -> bool:
     """Whether this worker may go on in its process when others are lost; the launcher says so."""
     told = Settings.layered(start.order.defaults, start.order.settings)
-    return told.keep_processes and can_be_found()
+    return told.keep_processes and can_be_found() and can_be_made()
 
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})

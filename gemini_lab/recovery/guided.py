@@ -67,10 +67,12 @@ class GuidedRoot(RootAgent):
 
     # -- what happens, as `decide` hears it ------------------------------------------------------
 
-    def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
+    def _begin(
+        self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
+    ) -> Iterator[Instruction]:
         self._is_guided = self.state.settings is not None and cause != "start"
         if not self._is_guided:
-            yield from super()._begin(at_s, cause=cause, lost=lost)
+            yield from super()._begin(at_s, cause=cause, lost=lost, ends=ends)
             return
         self._failure, self._lost = cause, (*self._lost, *lost)
         yield from self._ask_guide(at_s, Failed(cause=cause, lost=tuple(lost)))

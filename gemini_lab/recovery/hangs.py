@@ -88,6 +88,12 @@ class Pulses:
         """An agent tells what it sees of a worker."""
         self._heard[pulse.rank] = (pulse, at_s)
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Who was seen last in a collective, and speaks."""
+        heard = (pulse for pulse, _ in self._heard.values())
+        return frozenset(one.rank for one in heard if one.waits_in and one.silent_s == 0)
+
     def note_iteration(self, rank: int, iteration: int) -> None:
         """A rank has finished one: whatever was seen of it before is over."""
         self._heard.pop(rank, None)

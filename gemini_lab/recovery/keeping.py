@@ -1,9 +1,9 @@
 """Whose processes go on through a recovery, and whether the plan lets them.
 
 At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
-version that is chosen is in memory, every one of them has its seat on its own node, and at least
-one rank has a new process, which serves the rendezvous: it starts now, or was started ahead of a
-planned move. Whatever else comes, all start anew.
+version that is chosen is in memory, and every one of them has its seat on its own node. A new
+process serves the rendezvous, which starts now or was started ahead of a planned move; where all go
+on, one of them does. Whatever else comes, all start anew.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,9 @@ from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import RootState
 
-ENDED: Final = frozenset({"worker_exited", "node_lost", DRAIN})
+SEVERED: Final = "link_cut"
+HUNG: Final = "worker_hung"
+ENDED: Final = frozenset({"worker_exited", "node_lost", DRAIN, SEVERED, HUNG})
 """Causes after which the ranks that are left are well."""
 
 
@@ -24,9 +26,13 @@ class Keeping:
 
     Args:
         ahead: Processes that were started before they are needed.
+
+    Attributes:
+        ends: Ranks that are to end at the fence under way.
     """
 
     def __init__(self, ahead: Ahead) -> None:
+        self.ends: list[int] = []
         self._ahead = ahead
         self._new: tuple[int, ...] = ()  # ranks whose processes were started ahead
         self._standby = self._address = ""
@@ -34,15 +40,18 @@ class Keeping:
         self._lost: frozenset[str] = frozenset()
         self._nodes: dict[int, str] = {}  # by rank
 
-    def begin(self, state: RootState, cause: str, lost: Iterable[str]) -> None:
+    def begin(
+        self, state: RootState, cause: str, lost: Iterable[str], *, ends: Iterable[int] = ()
+    ) -> None:
         """A fence begins; another one in the same recovery ends all workers.
 
         Args:
             state: As it was when training was still under way.
             cause: Of the fence.
             lost: Nodes whose ranks go elsewhere.
+            ends: Ranks that may never come to the top of their loop again.
         """
-        self._nodes, self._lost = {}, frozenset(lost)
+        self._nodes, self._lost, self.ends = {}, frozenset(lost), sorted(ends)
         is_first = state.phase == "running" and state.trouble is None
         self._is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
         ahead = self._ahead
@@ -92,12 +101,17 @@ class Keeping:
             and not plan.cuts
             and seats.world_size == before.seats.world_size
             and seats.placement == before.seats.placement
-            and (len(self._nodes) < seats.world_size or bool(self.address))
             and all(seats.node_of(rank) == node for rank, node in self._nodes.items())
         )
 
     def hosts(self, plan: RecoveryPlan, state: RootState) -> Mapping[str, None]:
-        """Nodes, in order, of which a rank starts anew: one of them has the rendezvous."""
+        """Nodes, in order, one of which has the rendezvous: where ranks start anew, if any do."""
         seats = state.seats.seated(plan.members)
         new = [rank for rank in seats.ranks if rank not in self._nodes]
-        return dict.fromkeys(seats.node_of(rank) for rank in new)
+        return dict.fromkeys(seats.node_of(rank) for rank in new or seats.ranks)
+
+    def server(self, host: str, state: RootState) -> int | None:
+        """The rank of `host` that serves the rendezvous, where no rank starts anew."""
+        if len(self._nodes) < state.seats.world_size:
+            return None
+        return min(rank for rank, node in self._nodes.items() if node == host)

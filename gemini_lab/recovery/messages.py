@@ -313,9 +313,11 @@ class Fence(RootOrder, frozen=True, kw_only=True):
 
     Attributes:
         keeps: Whether those may go on that can stand still, and touch no memory.
+        ends: Ranks, of all nodes, that may not.
     """
 
     keeps: bool = False
+    ends: list[Rank] = []
 
 
 class TakeInventory(RootOrder, frozen=True, kw_only=True):
@@ -331,7 +333,14 @@ class TakeInventory(RootOrder, frozen=True, kw_only=True):
 
 
 class HoldPort(RootOrder, frozen=True, kw_only=True):
-    """Hold a port for the job's rendezvous."""
+    """Hold a port for the job's rendezvous.
+
+    Attributes:
+        keeper: The rank of this node whose process goes on and serves it; without one, the next
+            worker does that starts here.
+    """
+
+    keeper: Rank | None = None
 
 
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
@@ -882,6 +891,28 @@ class ReadyToJoin(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class Severed(Message, frozen=True, kw_only=True):
+    """A worker's connection to others broke, and it has not heard that any of them is lost."""
+
+    rank: Rank
+    epoch: Epoch
+
+
+class Serve(Message, frozen=True, kw_only=True):
+    """Agent to worker, which stands still: serve the rendezvous of those that go on, on `host`."""
+
+    epoch: Epoch
+    host: str
+
+
+class Serving(Message, frozen=True, kw_only=True):
+    """The worker's answer: where."""
+
+    rank: Rank
+    epoch: Epoch
+    port: int
+
+
 class GoOn(Message, frozen=True, kw_only=True):
     """Agent to worker: go on from the version of this plan, in your process."""
 
@@ -953,6 +984,7 @@ FromAgentMessage = (
     | WorkerExited
     | ScriptFinished
     | Held
+    | Severed
     | NodeLeaves
     | ReadyToStart
     | ReadyToJoin

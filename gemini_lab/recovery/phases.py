@@ -92,9 +92,11 @@ class PhasedRun:
 
     # -- a restart, step by step ---------------------------------------------------------------
 
-    def _begin(self, at_s: float, *, cause: str, lost: Sequence[str]) -> Iterator[Instruction]:
-        """Fence: the next epoch begins, all workers of older ones end."""
-        self._keeping.begin(self.state, cause, lost)
+    def _begin(
+        self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
+    ) -> Iterator[Instruction]:
+        """Fence: the next epoch begins, all workers of older ones end, or stand still."""
+        self._keeping.begin(self.state, cause, lost, ends=ends)
         state = replace(moving(self.state), is_replacing=False)
         self._stop.restart()
         is_start = cause == "start"
@@ -131,7 +133,8 @@ class PhasedRun:
         """What every living agent is asked in this phase, latecomers too."""
         if self.state.phase == "fencing":
             keeps = self._keeping.asks(node)
-            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=keeps))
+            ends = self._keeping.ends
+            return Send(to=node, order=Fence(epoch=self.state.epoch, keeps=keeps, ends=ends))
         return Send(to=node, order=self._inventory_order())
 
     def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
@@ -243,7 +246,8 @@ class PhasedRun:
             hosts = self._keeping.hosts(plan, self.state)
             ready = [node for node in hosts if node in members]  # a new machine still imports
             host = (ready or [*hosts])[0]
-            yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch))
+            keeper = self._keeping.server(str(host), self.state)
+            yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch, keeper=keeper))
         if len(spares) < self.state.seats.standbys:
             yield from self._ask_for_nodes("a standby was used")
 

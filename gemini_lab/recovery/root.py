@@ -33,6 +33,7 @@ from gemini_lab.recovery.messages import (
     ReadyToStart,
     RestoreFailed,
     ScriptFinished,
+    Severed,
     WorkerExited,
     WorkerPulse,
 )
@@ -266,8 +267,8 @@ class RootAgent(WatchedRun):
                 yield from self._finish_if_all_did(said.at_s)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
-            case RestoreFailed():
-                yield from self._on_failed_restore(said.at_s, message)
+            case Severed() | RestoreFailed():
+                yield from self._on_trouble(said.at_s, message)
             case WorkerPulse():
                 self._pulses.hear(message, at_s=said.at_s)
             case Learned():

@@ -14,8 +14,10 @@ from gemini_lab.recovery.faults import (
 )
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits
+from gemini_lab.recovery.keeping import HUNG, SEVERED
 from gemini_lab.recovery.messages import (
     RestoreFailed,
+    Severed,
     WorkerExited,
 )
 from gemini_lab.recovery.phases import PhasedRun
@@ -191,6 +193,17 @@ class WatchedRun(PhasedRun):
         output = tuple(exited.output.splitlines())
         yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
 
+    def _on_trouble(self, at_s: float, said: Severed | RestoreFailed) -> Iterator[Instruction]:
+        """A copy could not be used, or a connection between workers broke, and all may be well.
+
+        While they start, a connection's error ends the script: one that comes each time is counted
+        there.
+        """
+        if isinstance(said, RestoreFailed):
+            yield from self._on_failed_restore(at_s, said)
+        elif self.state.phase == "running" and said.rank not in self._finished:
+            yield from self._begin(at_s, cause=SEVERED, lost=[])
+
     def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
         lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
         before = self.state
@@ -200,7 +213,10 @@ class WatchedRun(PhasedRun):
         yield from self._begin(at_s, cause="restore_failed", lost=[])
 
     def _check_progress(self, at_s: float) -> Iterator[Instruction]:
-        """Hung workers (SIGSTOP, deadlock): end them all, and start anew."""
+        """Hung workers (SIGSTOP, deadlock): end them, and start anew.
+
+        Those that wait for them in a collective may go on in their processes: it can be ended.
+        """
         settings = self.state.read_settings()
         is_running = self.state.phase == "running"  # the first step after a start has no pace
         limits = Limits(
@@ -233,15 +249,23 @@ class WatchedRun(PhasedRun):
             spares=self._spares(),
             is_past=hung[0].is_past,
         )
-        yield from self._act_on(at_s, verdict, cause="worker_hung")
+        waiting = self._pulses.waiting
+        ends = [rank for rank in ranks if rank not in waiting]
+        yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
 
     def _act_on(
-        self, at_s: float, verdict: Verdict, *, cause: str, output: tuple[str, ...] = ()
+        self,
+        at_s: float,
+        verdict: Verdict,
+        *,
+        cause: str,
+        output: tuple[str, ...] = (),
+        ends: Sequence[int] = (),
     ) -> Iterator[Instruction]:
         """Workers failed: start again, leave the node that is to blame, or give the run up."""
         self.state = verdict.state
         if not verdict.reason:
-            yield from self._begin(at_s, cause=cause, lost=[])
+            yield from self._begin(at_s, cause=cause, lost=[], ends=ends)
         elif verdict.left is not None:
             left = verdict.left
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))

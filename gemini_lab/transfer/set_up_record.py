@@ -43,6 +43,7 @@ _PLUMBING: Final = (
     "typing_extensions",
 )
 _ENGINE: Final = "deepspeed."
+_DDP: Final = "torch.nn.parallel.distributed"
 
 
 class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -208,6 +209,8 @@ def _is_engines() -> bool:
     while frame.f_back is not None:
         frame = frame.f_back
         module = str(frame.f_globals.get("__name__"))
+        if module == _DDP:
+            return True
         if not module.startswith(_PLUMBING):
             return module.startswith(_ENGINE)
     return False

@@ -11,7 +11,7 @@ answered during its set-up is played from a record that they made of their own (
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum, auto
 from types import SimpleNamespace
@@ -26,9 +26,12 @@ from gemini_lab.transfer.sockets import Connections
 
 ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
+TELL_S: Final = 0.2
+"""The same, until it is told: nobody may be lost."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
 _Work: Any = c10d.Work
+_NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
 _COLLECTIVES: Final = (
     "allreduce",
     "allreduce_coalesced",
@@ -75,12 +78,14 @@ class StandingGroups:
 
     Attributes:
         record: The same.
+        tell: Called when a transfer has failed, and nobody has said why.
     """
 
     def __init__(
         self, *, record: SetUpRecord, is_alone: bool = False, order_s: float = ORDER_S
     ) -> None:
         self.record = record
+        self.tell: Callable[[], None] = lambda: None
         self.mode = Mode.ALONE if is_alone else Mode.JOINED
         self._order_s = order_s
         self._groups: list[StandingGroup] = []
@@ -123,7 +128,9 @@ class StandingGroups:
             group.cut()
 
     def was_broken_off(self, within_s: float | None = None) -> bool:
-        """Wait for the word that a rank is lost: for a short while, after a transfer has failed."""
+        """Wait for the word that ranks end: for a short while, after a transfer has failed."""
+        if within_s is None and not self._broken.wait(TELL_S):
+            self.tell()
         return self._broken.wait(self._order_s if within_s is None else within_s)
 
     def stay_apart(self) -> None:
@@ -157,6 +164,9 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._timeout = timeout
         self._group: Any = None
         self._connections = Connections()
+        kind = _Group.BackendType.GLOO
+        self._set_default_backend(kind)
+        self._register_backend(torch.device("cpu"), kind, _refusing(rank, size))
         if groups.add(self):
             self.connect(store)
 
@@ -178,17 +188,17 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         """A collective of that name, as torch's functions call it."""
         groups, record = self._groups, self._groups.record
         if groups.mode is Mode.BROKEN:
-            return _Done()
+            return _Done(args)
         entry = record.next(name, args) if self.size() > 1 else None
         if groups.mode is Mode.ALONE and self.size() > 1:
             record.play(name, args)
-            return _Done()
+            return _Done(args)
         try:
             work = getattr(self._group, name)(*args, **kwargs)
         except RuntimeError as error:
             self.fail(error)
-            return _Done()
-        return _Watched(work, self, lambda: record.fill(entry, results_of(name, args)))
+            return _Done(args)
+        return _Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
 
     def fail(self, error: RuntimeError) -> None:
         """Go on if a rank is lost, otherwise raise the error."""
@@ -205,8 +215,24 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         return self._gloo
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
-        """As of the real one."""
-        return "gloo"
+        """Not Gloo's: what is of that name, torch takes for its own class."""
+        return "standing gloo"
+
+
+def can_be_made() -> bool:
+    """Whether this torch has what stands for a backend that is made anew at times."""
+    options = getattr(_NOBODY, "Options", None)
+    return hasattr(options, "error_on_collective") and hasattr(_NOBODY, "_create_internal")
+
+
+def _refusing(rank: int, size: int) -> Any:
+    """What torch's own functions find as the backend: it has a name, and refuses all collectives.
+
+    Those that a group overrides never come to it.
+    """
+    options = _NOBODY.Options()
+    options.error_on_collective = True
+    return _NOBODY._create_internal(rank, size, options)  # noqa: SLF001
 
 
 def _collective(name: str) -> Callable[..., Any]:
@@ -222,7 +248,11 @@ for _name in _COLLECTIVES:
 
 
 class _Done(_Work):  # type: ignore[misc]
-    """A collective that is over."""
+    """A collective that is over, and has left its tensors as they were."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        super().__init__()
+        self._args = args
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         del timeout
@@ -236,16 +266,18 @@ class _Done(_Work):  # type: ignore[misc]
 
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
-        future.set_result([])
+        future.set_result(_results(self._args))
         return future
 
 
 class _Watched(_Work):  # type: ignore[misc]
     """A collective under way, whose failure is the group's to judge."""
 
-    def __init__(self, work: Any, group: StandingGroup, done: Callable[[], None]) -> None:
+    def __init__(
+        self, work: Any, group: StandingGroup, args: Sequence[Any], done: Callable[[], None]
+    ) -> None:
         super().__init__()
-        self._work, self._group, self._done = work, group, done
+        self._work, self._group, self._args, self._done = work, group, args, done
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
@@ -266,4 +298,18 @@ class _Watched(_Work):  # type: ignore[misc]
         return self._work.exception()
 
     def get_future(self) -> Any:
-        return self._work.get_future()
+        return self._work.get_future().then(self._outcome)
+
+    def _outcome(self, future: Any) -> Any:
+        """What a future gives: DDP waits for that alone, and could not go on after an error."""
+        try:
+            return future.value()
+        except RuntimeError as error:
+            self._group.fail(error)
+            return _results(self._args)
+
+
+def _results(args: Sequence[Any]) -> list[torch.Tensor]:
+    """What the future of a collective gives, of the arguments that it was called with."""
+    first = args[0] if args else []
+    return [first] if isinstance(first, torch.Tensor) else list(first)

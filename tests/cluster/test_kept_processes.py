@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab import Job
-from gemini_lab.injector.failures import NodeFreeze, NodeLoss, RootLoss, WorkerCrash
+from gemini_lab.injector.failures import NodeFreeze, NodeLoss, RootLoss, WorkerCrash, WorkerHang
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
 
@@ -47,6 +47,42 @@ for step in protected.steps(steps):
     protected.log(loss=loss.item(), average=average["loss"])
     engine.step()
 """
+TORCH = """
+import os, sys
+import torch, gemini_lab
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+kind, steps = sys.argv[1], int(sys.argv[2])
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(1 if kind == "FSDP2" else int(os.environ["RANK"]))  # DDP has all take rank 0's
+model = nn.Sequential(
+    nn.Linear(12, 1500), nn.BatchNorm1d(1500), nn.ReLU(), nn.Dropout(0.2), nn.Linear(1500, 8)
+)
+if kind == "FSDP2":
+    for part in model:
+        fully_shard(part)
+    fully_shard(model)
+else:
+    model = DistributedDataParallel(model, bucket_cap_mb=0.02)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+numbers = torch.randn(640, 12, generator=torch.Generator().manual_seed(5))
+sampler = torch.utils.data.DistributedSampler(numbers, shuffle=True)
+loader = torch.utils.data.DataLoader(numbers, batch_size=4, sampler=sampler)
+torch.manual_seed(int(os.environ["RANK"]))
+protected = gemini_lab.protect(model=model, optimizer=optimizer, data=loader)
+print("pid", os.getpid(), flush=True)
+batches = iter(loader)
+for step in protected.steps(steps):
+    loss = model(next(batches)).square().mean()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    norm = norm.full_tensor() if kind == "FSDP2" else norm
+    protected.log(loss=loss.item(), norm=norm.item())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 KEEP = {"keep_processes": True}
 
 
@@ -83,6 +119,64 @@ def test_only_lost_ranks_start_anew_and_the_numbers_are_those_of_an_undisturbed_
     assert run.report().losses_match(quiet)
     assert len(quiet.losses) == 30 * 4
     assert run.report().divergences == ()
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_plain_pytorch_keeps_processes_too(lab, script, kind):
+    lab.wait_until_ready()
+    path = str(script(TORCH))
+    quiet = train(lab, path, stage=kind).report()
+    scenario = (
+        Scenario()
+        .add(WorkerCrash("rank-1"), iteration=1.5)
+        .add(NodeLoss("rank-2"), iteration=12.5)
+        .add(WorkerCrash("rank-0"), iteration=22.5)
+    )
+    run = train(lab, path, scenario, stage=kind, **KEEP)
+    assert kept(run) == [{0, 2, 3}, {0, 1, 3}, {1, 2, 3}]
+    assert starts(run) == [2, 2, 2, 1]
+    assert run.report().losses_match(quiet)
+    assert len(quiet.losses) == 30 * 4
+    assert run.report().divergences == ()
+
+
+CUT = """
+    if step == 12 and os.environ["RANK"] == "2" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # in this process, once
+        from gemini_lab.transfer.sockets import Connections
+        import gc
+        for one in gc.get_objects():
+            if isinstance(one, Connections):
+                one.cut()
+"""
+
+
+@pytest.mark.parametrize("kind", ["DeepSpeed", "DDP"])
+def test_where_connections_break_and_nobody_dies_no_process_starts_anew(lab, script, kind):
+    lab.wait_until_ready()
+    text = SCRIPT if kind == "DeepSpeed" else TORCH
+    place = "    protected.log("
+    assert place in text
+    stage = 3 if kind == "DeepSpeed" else kind
+    quiet = train(lab, str(script(text)), stage=stage).report()
+    path = str(script(text.replace(place, CUT + place)))
+    run = train(lab, path, stage=stage, **KEEP)
+    assert [one.cause for one in run.report().recoveries] == ["link_cut"]
+    assert kept(run) == [{0, 1, 2, 3}]
+    assert starts(run) == [1, 1, 1, 1]
+    assert run.report().losses_match(quiet)
+
+
+def test_who_waits_in_a_collective_for_a_hung_rank_keeps_its_process(lab, script):
+    lab.wait_until_ready()
+    path = str(script(SCRIPT))
+    quiet = train(lab, path).report()
+    scenario = Scenario().add(WorkerHang("rank-1"), iteration=8.5)
+    run = train(lab, path, scenario, min_progress_s=6.0, **KEEP)
+    assert [one.cause for one in run.report().recoveries] == ["worker_hung"]
+    assert kept(run) == [{0, 2, 3}]
+    assert starts(run) == [1, 2, 1, 1]
+    assert run.report().losses_match(quiet)
 
 
 @pytest.mark.long

@@ -40,6 +40,8 @@ class Engine:
 class Hook:
     """Takes down when it is called."""
 
+    counts = True
+
     def __init__(self, told: list) -> None:
         self.told = told
 

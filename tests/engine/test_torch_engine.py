@@ -178,6 +178,8 @@ def test_a_version_of_ranks_that_end_one_before_the_other_is_refused():
 class Told:
     """Takes down when it is called."""
 
+    counts = True
+
     def __init__(self):
         self.told = []
 

@@ -87,6 +87,34 @@ def test_a_pause_ends_with_an_error_inside_it(pulse):
     assert pulse.look().doing == "starting"
 
 
+def test_who_waits_for_a_handle_waits_in_a_collective():
+    """As DeepSpeed does, outside of torch's own functions."""
+    from gemini_lab.transfer.set_up_record import SetUpRecord
+    from gemini_lab.transfer.standing_groups import StandingGroups, _Watched
+
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Work:
+        def wait(self):
+            reached.set()
+            assert go_on.wait(20)
+
+    group = StandingGroups(record=SetUpRecord())
+
+    def train():
+        pulses.append(Pulse(print, rank=0, epoch=1))
+        _Watched(Work(), group, (), lambda: None).wait()
+
+    pulses = []
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert reached.wait(20)
+    seen = pulses[0].look()
+    go_on.set()
+    thread.join(20)
+    assert seen.waits_in == "a collective"
+
+
 def test_the_place_in_the_script_and_the_collective_are_named():
     import torch.distributed as dist
 

@@ -159,10 +159,10 @@ class Story:
             return
         epoch = sent.order.epoch
         match sent.order:
-            case Fence(keeps=keeps):
+            case Fence(keeps=keeps, ends=ends):
                 waiting = self.ahead.pop(sent.to, [])
                 ranks = (*self.root.state.seats.ranks_on(sent.to), *waiting) if keeps else ()
-                kept = [rank for rank in ranks if rank not in self.ended]
+                kept = [rank for rank in ranks if rank not in {*self.ended, *ends}]
                 self.say(sent.to, Fenced(epoch=epoch, kept=kept))
             case TakeInventory(persistent_url=url) if sent.to not in self.deaf:
                 is_read = url is not None and not self.unread

@@ -3,7 +3,15 @@
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Fence, Held, HoldPort, KeptCopy, StartWorkers, WorkerExited
+from gemini_lab.recovery.messages import (
+    Fence,
+    Held,
+    HoldPort,
+    KeptCopy,
+    Severed,
+    StartWorkers,
+    WorkerExited,
+)
 from gemini_lab.recovery.protocol import DrainWanted, RootState
 from gemini_lab.recovery.root import RootAgent
 
@@ -26,6 +34,16 @@ def fences(story: Story) -> dict[str, bool]:
     """Whether each node's workers may stand still, at the last fence."""
     sent = [s for s in story.orders if isinstance(s.order, Fence)]
     return {s.to: s.order.keeps for s in sent if s.order.epoch == story.epoch}
+
+
+def ends(story: Story) -> list[int]:
+    """Whose processes may not stand still, at the last fence."""
+    (told,) = {
+        tuple(s.order.ends)
+        for s in story.orders
+        if isinstance(s.order, Fence) and s.order.epoch == story.epoch
+    }
+    return [*told]
 
 
 def host(story: Story) -> str:
@@ -78,10 +96,44 @@ def test_a_node_lost_while_others_stand_still_has_all_start_anew():
     assert kept(story) == [[]] * 4
 
 
-def test_where_every_process_could_go_on_nobody_would_serve_the_rendezvous_and_all_start_anew():
+def sever(story: Story, rank: int, *, epoch: int | None = None) -> None:
+    """A worker's connection to another one breaks, and nobody has died."""
+    said = Severed(rank=rank, epoch=story.epoch if epoch is None else epoch)
+    story.say(story.members()[rank], said)
+
+
+def test_where_a_connection_broke_and_nobody_died_all_go_on_and_one_of_them_has_the_rendezvous():
     story = Story().start(keep_processes=True)
-    story.exit(2, 1)  # a process that is said to have ended, and stands still
+    before = story.epoch
+    sever(story, 2)
+    sever(story, 3, epoch=before)  # the other end, which has noticed it, too
+    assert kept(story) == [[0, 1, 2, 3]] * 4
+    held = [s.order for s in story.orders if isinstance(s.order, HoldPort)][-1]
+    assert (host(story), held.keeper) == ("node-0", 0)
+    assert [one.cause for one in story.of(events.RecoveryStarted)] == ["link_cut"]
+    story.protect()
+    story.iterate(4)
+    assert story.root.state.phase == "running"
+
+
+def test_a_connection_that_breaks_while_ranks_start_is_left_to_the_scripts_error_that_counts():
+    story = Story().start(keep_processes=True)
+    sever(story, 2)
+    before = story.epoch
+    sever(story, 2)
+    assert story.epoch == before
+    story.exit(2, 1)
+    assert story.epoch == before + 1
     assert kept(story) == [[]] * 4
+
+
+def test_who_ends_beside_a_broken_connection_starts_anew():
+    """Others may notice a death before its agent does."""
+    story = Story().start(keep_processes=True)
+    story.ended = {2}
+    sever(story, 3)
+    assert kept(story) == [[0, 1, 3]] * 4
+    assert host(story) == "node-2"
 
 
 def test_processes_are_not_kept_where_memory_has_no_version():
@@ -102,15 +154,35 @@ def test_a_rank_whose_process_could_not_stand_still_starts_anew_beside_the_lost_
     assert host(story) == "node-2"
 
 
-def test_a_hung_rank_has_all_start_anew():
-    """It may be that the others would never come to the top of their loop either."""
+def test_a_hung_rank_starts_anew_and_those_that_wait_for_it_in_a_collective_go_on():
     story = Story().start(keep_processes=True)
     story.pulse(1, doing="step", still_s=3.0, idle_s=3.0)
     for rank in (0, 2, 3):
         story.pulse(rank, doing="step", still_s=3.0, idle_s=3.0, waits_in="all_reduce")
     story.tick(story.now_s + 31)
+    assert [one.rank for one in story.of(events.WorkerHung)] == [1]
+    assert ends(story) == [1]
+    assert kept(story) == [[0, 2, 3]] * 4
+
+
+def test_who_stands_still_elsewhere_than_in_a_collective_starts_anew_with_the_hung_one():
+    """It may never come to the top of its loop either."""
+    story = Story().start(keep_processes=True)
+    story.pulse(1, silent_s=3.0, is_stopped=True, doing="step")
+    story.pulse(0, doing="step", still_s=3.0, idle_s=3.0, waits_in="all_reduce")
+    story.pulse(3, doing="step", still_s=3.0, idle_s=3.0)
+    story.tick(story.now_s + 31)
     assert story.of(events.WorkerHung)
-    assert not any(fences(story).values())
+    assert ends(story) == [1, 2, 3]
+
+
+def test_where_all_wait_in_a_collective_all_go_on():
+    story = Story().start(keep_processes=True)
+    for rank in range(4):
+        story.pulse(rank, doing="step", still_s=3.0, idle_s=3.0, waits_in="all_reduce")
+    story.tick(story.now_s + 31)
+    assert story.of(events.WorkerHung)
+    assert kept(story) == [[0, 1, 2, 3]] * 4
 
 
 def test_a_drained_nodes_ranks_move_and_the_others_keep_their_processes():

@@ -23,8 +23,8 @@ LOST = size - 1
 
 
 def store(number: int) -> dist.TCPStore:
-    """The first is served by rank 0, the second by the rank that comes late."""
-    is_server = rank == 0 if number == 0 else is_late
+    """The first is served by rank 0, the second by the rank that comes late, if one does."""
+    is_server = is_late if number and end != "cut" else rank == 0
     return dist.TCPStore("127.0.0.1", ports[number], is_master=is_server, wait_for_workers=False)
 
 
@@ -49,17 +49,23 @@ record.close()
 if not is_late:
     dist.all_reduce(total, group=pair)
     say(step=total.item())
-    if rank == LOST:
+    told = []
+    groups.tell = lambda: told.append("broken")
+    if end == "cut":  # the word comes since it is told
+        groups.tell = lambda: (told.append("broken"), groups.break_off())
+        for group in groups._groups if rank == LOST else ():
+            group.cut()
+    elif rank == LOST:
         os.kill(os.getpid(), signal.SIGKILL if end == "killed" else signal.SIGSTOP)
     if end == "killed":  # the word comes while the collective has failed, and else it waits
         threading.Timer(0.5, groups.break_off).start()
-    else:
+    elif end == "silent":
         threading.Timer(2.0, groups.break_off).start()
     before = torch.tensor([7.0])
     dist.all_reduce(before)
     handle = dist.all_reduce(before, async_op=True)
     handle.wait()
-    say(broken=groups.is_broken)
+    say(broken=groups.is_broken, told=told[:1])
     second = store(1)
     if rank == 0:
         second.set("record", record.encode())

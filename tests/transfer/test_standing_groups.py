@@ -11,7 +11,7 @@ import pytest
 
 from gemini_lab.transfer.sockets import can_be_found
 
-RANK = Path(__file__).with_name("standing_rank.py")
+HERE = Path(__file__).parent
 SIZE = 3
 pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
 
@@ -27,9 +27,9 @@ def begin():
     """Starts a rank; whatever still runs at the end is killed."""
     started = []
 
-    def start(rank, ports, role, end):
-        words = [str(rank), str(SIZE), ",".join(map(str, ports)), role, end]
-        process = subprocess.Popen([sys.executable, RANK, *words], stdout=subprocess.PIPE)
+    def start(rank, ports, role, end, *, file="standing_rank.py", kind=""):
+        words = [str(rank), str(SIZE), ",".join(map(str, ports)), role, end, kind]
+        process = subprocess.Popen([sys.executable, HERE / file, *words], stdout=subprocess.PIPE)
         started.append(process)
         return process
 
@@ -59,3 +59,25 @@ def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, end):
     assert [one["rows"] for one in told] == [[0.0, 1.0, 2.0]] * SIZE
     assert {one["backend"] for one in told} == {"gloo"}
     assert ranks[-1].poll() == (-9 if end == "killed" else None)
+
+
+@pytest.mark.parametrize("end", ["killed", "silent"])
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, kind, end):
+    ports = free_ports(2)
+    file = "standing_torch.py"
+    ranks = [begin(rank, ports, "first", end, file=file, kind=kind) for rank in range(SIZE)]
+    late = begin(SIZE - 1, ports, "late", end, file=file, kind=kind)
+    told = [told_by(ranks[0]), told_by(ranks[1]), told_by(late)]
+    assert {one["flaw"] for one in told} == {""}
+    assert [one["broken"] for one in told[:2]] == [True, True]
+    assert all(one["after"] == told[0]["before"] for one in told)
+
+
+def test_where_a_connection_breaks_and_nobody_dies_it_is_told_and_all_go_on(begin):
+    ports = free_ports(2)
+    ranks = [begin(rank, ports, "first", "cut") for rank in range(SIZE)]
+    told = [told_by(one) for one in ranks]
+    assert [one["broken"] for one in told] == [True] * SIZE
+    assert ["broken"] in [one["told"] for one in told]
+    assert [one["after"] for one in told] == [33.0] * SIZE

@@ -193,6 +193,8 @@ class _StandsStillError(Exception):
 class _Watched:
     """The hook in an engine's step: every iteration is verified, and one is struck."""
 
+    counts = True
+
     def __init__(self, trial: Trial, engine: Any, group: CheckpointGroup) -> None:
         framework = framework_of(engine)
         self.iteration = 0

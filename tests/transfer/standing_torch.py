@@ -1,0 +1,81 @@
+"""One rank that trains in plain PyTorch, and outlives a lost rank; run by test_standing_groups."""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from gemini_lab.engine.ddp_buckets import BucketOrder
+from gemini_lab.transfer.set_up_record import SetUpRecord
+from gemini_lab.transfer.standing_groups import StandingGroups
+
+rank, size, ports, is_late, end, kind = (
+    int(sys.argv[1]),
+    int(sys.argv[2]),
+    [int(port) for port in sys.argv[3].split(",")],
+    sys.argv[4] == "late",
+    *sys.argv[5:7],
+)
+LOST = size - 1
+
+
+def store(number: int) -> dist.TCPStore:
+    """The first is served by rank 0, the second by the rank that comes late."""
+    is_server = rank == 0 if number == 0 else is_late
+    return dist.TCPStore("127.0.0.1", ports[number], is_master=is_server, wait_for_workers=False)
+
+
+def step(value: float) -> list[float]:
+    """The gradients of one iteration, as whole tensors."""
+    model.zero_grad()
+    model(torch.full((2, 8), value)).square().sum().backward()
+    found = []
+    for weight in model.parameters():
+        whole = weight.grad.full_tensor() if kind == "FSDP2" else weight.grad
+        found.append(whole.double().sum().item())
+    return found
+
+
+record = SetUpRecord()
+if is_late:
+    second = store(1)
+    record = SetUpRecord.decode(second.get("record"))
+groups = StandingGroups(record=record, is_alone=is_late)
+groups.install()
+dist.init_process_group(
+    "gloo", store=store(0) if not is_late else second, rank=rank, world_size=size
+)
+torch.manual_seed(rank if kind == "DDP" else 0)
+layers = nn.Sequential(nn.Linear(8, 12000), nn.ReLU(), nn.Linear(12000, 4))
+model = DistributedDataParallel(layers, bucket_cap_mb=0.1) if kind == "DDP" else fully_shard(layers)
+order = BucketOrder(model) if kind == "DDP" else None
+record.close()
+flaw, broken = record.flaw, False
+if not is_late:
+    before = [step(rank + 1.0) for _ in range(3)]  # DDP lays its buckets anew after the first
+    if rank == LOST:
+        os.kill(os.getpid(), signal.SIGKILL if end == "killed" else signal.SIGSTOP)
+    threading.Timer(0.5 if end == "killed" else 2.0, groups.break_off).start()
+    step(7.0)
+    broken = groups.is_broken
+    step(7.0)
+    second = store(1)
+    if rank == 0:
+        second.set("record", record.encode())
+    if order is not None:
+        order.begin_anew()
+groups.join(second)
+if kind == "DDP":  # the late one has made other weights
+    for weight in model.parameters():
+        dist.broadcast(weight.data, 0)
+after = [step(rank + 1.0) for _ in range(3)]
+told = {"flaw": flaw, "broken": broken, "after": after, "before": [] if is_late else before}
+print(json.dumps({"rank": rank, **told}), flush=True)
+os._exit(0)
