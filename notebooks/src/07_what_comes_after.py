@@ -73,7 +73,7 @@ print(f"your cluster, model:           {share:3.0%} of the idle time")
 # - *CheckFreq* snapshots into the machine's own memory, then persists beside training.
 # - *LowDiff* writes compressed gradients as differences.
 # - *Checkmate* lets switches copy the gradients to shadow machines that keep the model up to date.
-# - *Odyssey* goes on with the machines that are left.
+# - *Odyssey* takes the cheapest of three: others do the work too, all is cut anew, or it waits.
 
 # %%
 paper_and_ours = ("Strawman", "HighFreq", "Gemini", "gemini_lab")
@@ -259,8 +259,8 @@ time_use.figure(year, title=title, losses_only=True)
 # checkpoint of up to three hours ago. Across racks, memory was enough. The placement cost nothing.
 #
 # ## 6. Wait, or go on with fewer?
-# The paper waits for a machine; Odyssey does not. **Predict**: a replacement takes four hours, and
-# there is no standby. Which share of the year does Gemini train?
+# The paper waits for a machine; Odyssey does so only where that costs least. **Predict**: a
+# replacement takes four hours, and there is no standby. Which share of the year does Gemini train?
 
 # %%
 quiet = poisson_failures(nodes=nodes, days=365, rate=rate)
