@@ -18,7 +18,8 @@ from typing import IO, Final
 
 MORE: Final = "gemini_lab: the next part"
 PART_CHARACTERS: Final = 1000  # of at most four bytes each
-ENDING_S: Final = 10.0
+ORDER_S: Final = 20.0
+"""For a part to come, once rank 0 has asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +46,12 @@ def parts_of(order: str) -> Iterator[str]:
     yield ""
 
 
-def take_order() -> str:
+def take_order(within_s: float = ORDER_S) -> str:
     """The order, on rank 0.
+
+    Args:
+        within_s: For each part to come. Open MPI does not always pass on that whoever started this
+            is gone: then this process ends.
 
     Raises:
         EOFError: Whoever started this is gone.
@@ -54,12 +59,22 @@ def take_order() -> str:
     parts: list[str] = []
     while True:
         print(MORE, flush=True)  # noqa: T201
+        late = threading.Timer(within_s, _end_forsaken, args=(within_s,))
+        late.daemon = True
+        late.start()
         line = sys.stdin.readline()
+        late.cancel()
         if not line:
             raise EOFError("who gave the order is gone")
         if line == "\n":
             return "".join(parts)
         parts.append(line[:-1])
+
+
+def _end_forsaken(within_s: float) -> None:
+    sys.stderr.write(f"no order came within {within_s:g} s: who was to give it must be gone\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def run_with_order(

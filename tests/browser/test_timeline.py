@@ -118,7 +118,7 @@ def point(page, at_s, lane, *, lower=True, lanes=4):
     gutter = page.locator(".gl-timeline").evaluate(
         "root => { const c = document.createElement('canvas').getContext('2d');"
         "c.font = '12px system-ui, sans-serif';"
-        "return Math.min(150, Math.max(58, c.measureText('node-0').width + 22)); }"
+        "return Math.min(150, Math.max(78, c.measureText('node-0').width + 22)); }"
     )
     from_s, to_s = window(page)
     plot = box["width"] - gutter - GUTTER_END

@@ -62,7 +62,7 @@ def leaves_nothing() -> Iterator[None]:
     before = {process.pid for process in processes_of_labs()}
     yield
     left = [process for process in processes_of_labs() if not is_of(process, before)]
-    _, alive = psutil.wait_procs(left, timeout=10)
+    _, alive = psutil.wait_procs(left, timeout=30)  # a machine on its way may be brought first
     assert alive == []
 
 

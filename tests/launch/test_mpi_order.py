@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -39,6 +40,20 @@ def test_a_program_that_ends_before_it_takes_its_order_is_told_with_what_it_said
     script = "import sys; sys.exit('no such network')"
     told = run_with_order([sys.executable, "-c", script], ORDER, env=os.environ, limit_s=60)
     assert (told.answer, told.code, told.text) == (None, 1, "no such network")
+
+
+def test_a_program_that_nobody_gives_an_order_ends_although_its_input_stays_open():
+    script = "from gemini_lab.launch.mpi_order import take_order; take_order(within_s=0.5)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.wait(60) == 1
+        assert program.stderr is not None
+        assert "who was to give it must be gone" in program.stderr.read()
 
 
 def test_a_program_that_takes_too_long_is_ended():
