@@ -67,8 +67,11 @@ def _threads() -> int:
     """Those that a fork would lose."""
     if not _TASKS.exists():
         return threading.active_count()
-    names = [(task / "comm").read_text().strip() for task in _TASKS.iterdir()]
-    return sum(name not in _SURVIVE_A_FORK for name in names)
+    found = 0
+    for task in _TASKS.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+            found += (task / "comm").read_text().strip() not in _SURVIVE_A_FORK
+    return found
 
 
 def _state() -> dict[str, object]:

@@ -28,6 +28,7 @@ def mine(tmp_path, monkeypatch):
     for name in written:
         if (module := sys.modules.pop(name, None)) and hasattr(module, "STOP"):
             module.STOP.set()
+            module.THREAD.join()  # the next test counts threads
 
 
 def ahead(*modules, **environment):
@@ -52,7 +53,7 @@ def test_what_python_brings_may_be_forked_and_what_cannot_be_imported_is_left_ou
 
 A_THREAD = (
     "import threading; STOP = threading.Event(); "
-    "threading.Thread(target=STOP.wait, daemon=True).start()"
+    "THREAD = threading.Thread(target=STOP.wait, daemon=True); THREAD.start()"
 )
 
 
