@@ -111,6 +111,13 @@ def test_an_injection_that_needs_no_recovery_causes_none(failing, make_event):
     assert [i.kind for i in report.recoveries[0].injections] == ["node_loss"]
 
 
+@pytest.mark.parametrize(("cause", "struck"), [("drain", []), ("worker_exited", ["node_loss"])])
+def test_what_was_asked_for_was_not_caused_by_what_struck_before(failing, cause, struck):
+    began = [changed(e, cause=cause) if e.kind == "recovery_started" else e for e in failing]
+    (recovery,) = build_report(began).recoveries
+    assert [one.kind for one in recovery.injections] == struck
+
+
 def test_receipts_say_from_which_tier_each_shard_came(failing):
     (recovery,) = build_report(failing).recoveries
 

@@ -204,14 +204,16 @@ class Recoveries:
     def _caused(self, recovery: Recovery, *, after_s: float) -> Recovery:
         """The recovery with what caused it, and the detection as a first step."""
         until_s = recovery.resumed_at_s or float("inf")
+        noticed_s = recovery.failed_at_s
+        # What struck a node that took no part any more did not cause what was asked for later.
+        since_s = max(after_s, noticed_s) if recovery.cause in events.PLANNED else after_s
         causes = tuple(
             injection
             for injection in self.injections
-            if after_s < injection.at_s < until_s and injection.kind in STRIKES
+            if since_s < injection.at_s < until_s and injection.kind in STRIKES
         )
-        exits = tuple(one for one in self.exits if after_s < one.at_s < until_s)
+        exits = tuple(one for one in self.exits if since_s < one.at_s < until_s)
         recovery = replace(recovery, injections=causes, exits=exits)
-        noticed_s = recovery.failed_at_s
         before = [injection.at_s for injection in causes if injection.at_s <= noticed_s]
         if not before or recovery.cause in events.PLANNED:  # nothing has failed
             return recovery
