@@ -9,7 +9,6 @@ cycle. The store is so slow that a checkpoint takes some 7.7 iterations, as the 
 
 import math
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from gemini_lab.experiments.benches.store_runs import (
     started,
 )
 from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
@@ -73,12 +73,6 @@ class Arm:
 def bench(repeats: int) -> list[Row]:
     """Kill each arm `repeats` times, Strawman, whose cycle is long, a quarter as often."""
     rng = random.Random(repeats)
-    began_s = time.monotonic()
-
-    def say(what: str) -> None:
-        text = f"{format_seconds(time.monotonic() - began_s)}: {what}"
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
-
     pace_s, size_bytes = _paced()
     say(f"an iteration takes {format_seconds(pace_s)}")
     rate = size_bytes / (STORE_ITERATIONS * pace_s)

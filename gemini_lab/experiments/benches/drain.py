@@ -15,6 +15,7 @@ from typing import Final
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import LIMIT_S, wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
@@ -58,9 +59,11 @@ def drained(repeats: int, *, keeps: bool) -> list[Row]:
             run.drain(node)
             _wait_until_drained(run, node)
             run.inject(NodeLoss(node))
+            say(f"drain {number + 1} of {repeats}")
         wait_for(run, iteration=run.iteration + BETWEEN)
         run.stop()
         report = run.report()
+        say(f"the same {run.iteration} iterations, undisturbed")
         undisturbed = lab.train(job, persistent_url=None)
         wait_for(undisturbed, iteration=run.iteration)
         undisturbed.stop()

@@ -13,6 +13,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import LIMIT_S, recovery_s, wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.injector.failures import Failure, NodeLoss, WorkerCrash
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
@@ -63,6 +64,7 @@ def bench(repeats: int) -> list[Row]:
         for number in range(repeats):
             for how, is_ahead in HOW.items():
                 took = one_round(Path(folder) / f"{number}-{how}", is_ahead=is_ahead)
+                say(f"imports {how}, {number + 1} of {repeats}")
                 for failure, duration_s in took.items():
                     measured.setdefault((failure, how), []).append(duration_s)
     return [

@@ -15,6 +15,7 @@ from typing import Final
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodesLoss
 from gemini_lab.lab.lab import Lab
@@ -58,7 +59,10 @@ def bench(repeats: int) -> list[Row]:
                 persist_every_iterations=BETWEEN,
                 persistent_url=f"file://{folder}/store-{strategy}",
             )
-            losses = [_lose(lab, run, pair) for pair in rng.sample(pairs, len(pairs))]
+            losses: list[Loss] = []
+            for pair in rng.sample(pairs, len(pairs)):
+                losses.append(_lose(lab, run, pair))
+                say(f"{strategy}: loss {len(losses)} of {len(pairs)}")
             run.stop()
             rows += rows_of(strategy, losses)
     return rows

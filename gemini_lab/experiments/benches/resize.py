@@ -14,6 +14,7 @@ import numpy as np
 
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
@@ -40,9 +41,10 @@ def bench(repeats: int) -> list[Row]:
         lab.wait_until_ready()
         undisturbed = lab.train(job, persistent_url=None).wait().report()
         run = lab.train(job, persistent_url=None)
-        for _ in range(repeats):
+        for number in range(repeats):
             _resize(run, FEWER)
             _resize(run, NODES)
+            say(f"from {NODES} nodes to {FEWER} and back, {number + 1} of {repeats}")
         report = run.wait().report()
         return rows_of(report, undisturbed, run.events())
 

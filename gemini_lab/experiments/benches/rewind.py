@@ -12,6 +12,7 @@ from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
@@ -50,6 +51,7 @@ def bench(repeats: int) -> list[Row]:
             run = _finished(lab, job)
             guarded.append(run.report())
             took += rewinds_in(read_log(run.log))
+            say(f"{count} bad batches rewound")
     return rows_of(took, guarded=guarded, unguarded=unguarded)
 
 

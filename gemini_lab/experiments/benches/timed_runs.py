@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.errors import RunFailedError
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
@@ -21,6 +22,7 @@ from gemini_lab.report.pyramid.bars import Kind
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab.report.values import TrafficPlan
+from gemini_lab.units import format_seconds
 
 AS_IF_LARGE: Final[dict[str, int]] = {
     "stage3_param_persistence_threshold": 10_000,
@@ -124,6 +126,8 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
             job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
         ).wait()
         iteration_s = _median_s(times, workload)
+    named = ", ".join(f"{name} {value}" for name, value in settings.items())
+    say(f"{format_seconds(iteration_s)} an iteration: {named or 'the defaults'}")
     return _timed(
         RunReducer.load(run.folder, keep=replace(FOR_REPORT, bars=1_000_000)), workload, iteration_s
     )
@@ -181,7 +185,9 @@ def under_torchrun(workload: Workload) -> TimedRun:
                 torchrun.terminate()  # where this was interrupted: it ends its workers too
         if torchrun.returncode:
             raise RunFailedError(f"the script failed under torchrun:\n{said[-2000:]}")
-        return TimedRun(iteration_s=_median_s(times, workload))
+        iteration_s = _median_s(times, workload)
+    say(f"{format_seconds(iteration_s)} an iteration: under torchrun")
+    return TimedRun(iteration_s=iteration_s)
 
 
 def network_times(traffic: Traffic, *, after: int = 0) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from typing import Final, get_args
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import LIMIT_S, wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import Where, WrongSums
 from gemini_lab.lab.lab import Lab
@@ -89,11 +90,12 @@ def _in_lab(repeats: int) -> list[Row]:
         Lab(NODES, folder=Path(folder)) as lab,
     ):
         lab.wait_until_ready()
-        for _ in range(repeats):
+        for number in range(repeats):
             plain.append(_finished(lab).report())
             run = _finished(lab, verify_every=EVERY)
             verified.append(run.report())
             logs.append(run.log)
+            say(f"unverified and verified, {number + 1} of {repeats}")
         settings = {"verify_every": 1, "on_wrong_sums": "warn"}
         struck = lab.train(
             gpt_job(size="tiny", iterations=10**6, gemini=settings), persistent_url=None
@@ -128,6 +130,7 @@ def _strike(run: Run, count: int) -> Iterator[Try]:
             time.sleep(0.05)
         said = [one.event for one in run.events("wrong_sums")[told:]]
         found = next((one for one in said if isinstance(one, events.WrongSums)), None)
+        say(f"strike {number + 1} of {count}")
         yield Try(where=where, node=str(run.members[rank]), found=found)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.lab.lab import Lab
@@ -44,6 +45,7 @@ def bench(repeats: int) -> list[Row]:
             time.sleep(any_phase(rng) * pace_s)
             run.inject(WorkerCrash(f"rank-{rng.randrange(NODES)}"))
             wait_for(run, recoveries=number)
+            say(f"kill {number} of {repeats}")
         report = run.report()
         run.stop()
     return rows_of(report)

@@ -1,7 +1,6 @@
 """The `peers` bench: one turn of every peer, then the next turn, and a table of all."""
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from gemini_lab.experiments.peers.catalog import CATALOG
 from gemini_lab.experiments.peers.environments import find_python, parse_environments
 from gemini_lab.experiments.peers.one_turn import Conditions, Turn, run_turn
 from gemini_lab.experiments.peers.table import Record, rows_of, table
+from gemini_lab.experiments.progress import say
 from gemini_lab.units import MIB, format_seconds, parse_bytes
 
 __all__ = ["add_options", "bench", "require", "table", "take_turns"]
@@ -90,8 +90,7 @@ def bench(
         began_s = time.monotonic()
         turn = run_turn(peer, pythons[peer], conditions, flips=share, seed=seed)
         took = format_seconds(time.monotonic() - began_s)
-        said = f"turn {seed + 1} of {repeats}, {peer}: {turn.findings.error or 'done'}, {took}"
-        print(said, file=sys.stderr, flush=True)  # noqa: T201
+        say(f"turn {seed + 1} of {repeats}, {peer}: {turn.findings.error or 'done'}, {took}")
         return turn
 
     take_turns(records, run, repeats=repeats, flips=flips)
