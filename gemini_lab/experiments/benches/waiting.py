@@ -13,11 +13,13 @@ def wait_for(run: Run, *, iteration: int = 0, recoveries: int = 0) -> None:
     """Return when it trains, with so many iterations and recoveries behind it.
 
     Raises:
-        GeminiError: It failed, or does not get there.
+        GeminiError: It failed, or nothing new was heard of it for `LIMIT_S`.
     """
-    give_up_s = time.monotonic() + LIMIT_S
+    heard, heard_s = None, time.monotonic()
     while run.iteration < iteration or run.recoveries < recoveries or run.phase != "training":
-        if run.failure or time.monotonic() > give_up_s:
+        if (now := (run.iteration, run.recoveries, run.phase)) != heard:
+            heard, heard_s = now, time.monotonic()
+        if run.failure or time.monotonic() - heard_s > LIMIT_S:
             raise GeminiError(f"{run} does not get on: {run.failure or 'nothing is heard of it'}")
         time.sleep(0.02)
 
