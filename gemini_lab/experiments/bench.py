@@ -284,25 +284,44 @@ def _setting(name: str, value: Any) -> str:
     return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 
 
+def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argparse.ArgumentParser:
+    """Of one bench, or of all while none is named."""
+    if name is None:
+        width = max(map(len, benches)) + 2
+        listed = "\n".join(f"  {each:<{width}}{text}" for each, (_, text) in benches.items())
+        parser = argparse.ArgumentParser(
+            prog="gemini-lab bench",
+            usage="%(prog)s NAME [--repeats REPEATS] [--json FILE] [options of that bench]",
+            description=f"Measure something, some times.\n\n{listed}",
+            epilog="gemini-lab bench NAME --help tells the options of one.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("name", metavar="NAME", choices=benches, help="which bench")
+    else:
+        text = benches[name][1]
+        parser = argparse.ArgumentParser(
+            prog=f"gemini-lab bench {name}", description=f"{text[0].upper()}{text[1:]}"
+        )
+    parser.add_argument("--repeats", type=int, default=5, help="how often (5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
+    return parser
+
+
 def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCHES) -> int:
     """Run one of `benches`, or list them."""
-    listed = "\n".join(f"  {name:<12}{text}" for name, (_, text) in benches.items())
-    parser = argparse.ArgumentParser(
-        prog="gemini-lab bench",
-        description=f"Measure something, some times.\n\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", choices=benches, help="which bench")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
     name = next((argument for argument in arguments if argument in benches), None)
-    home, _, function = benches[name][0].partition(":") if name else ("", "", "")
-    module = importlib.import_module(home) if home else None
+    parser = _parser(name, benches)
+    if name is None:
+        parser.parse_args(arguments)  # there is no way past it without a name
+        return 2
+    home, _, function = benches[name][0].partition(":")
+    module = importlib.import_module(home)
     getattr(module, "add_options", lambda _: None)(parser)
-    options = parser.parse_args(arguments)
+    at = arguments.index(name)
+    options = parser.parse_args([*arguments[:at], *arguments[at + 1 :]])
     if options.repeats < 1:
         raise ConfigError(f"a bench needs at least 1 repeat (got {options.repeats})")
-    own = {k: v for k, v in vars(options).items() if k not in {"name", "repeats", "json"}}
+    own = {k: v for k, v in vars(options).items() if k not in {"repeats", "json"}}
     before = machine()
     rows: list[Row] = getattr(module, function)(options.repeats, **own)
     after = machine()
@@ -313,7 +332,7 @@ def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCH
     )
     if options.json:
         record = {
-            "bench": options.name,
+            "bench": name,
             "machine": before,
             "load_1_min_after": after["load_1_min"],
             "rows": [row.to_json() for row in rows],

@@ -95,3 +95,15 @@ def test_a_table_fits_a_terminal_whatever_its_rows_were_measured_with():
 def test_large_values_are_written_out():
     lines = bench.table([bench.Row(name="memcpy", values=(23003.4, 23003.4), unit="MiB/s")])
     assert "23003  23003 to 23003 MiB/s" in lines
+
+
+def test_the_list_keeps_names_and_words_apart_and_a_benchs_own_help_has_its_options_alone(capsys):
+    for arguments in (["--help"], ["drain", "--help"], ["--help", "verify"]):
+        with pytest.raises(SystemExit):
+            bench.command(arguments)
+    said = capsys.readouterr().out
+    every, drain, verify = (part for part in said.split("usage: ") if part)
+    assert all(f"  {name} " in every for name in bench.BENCHES)
+    assert "--only {kept,anew}" in drain
+    assert "simulator" not in drain
+    assert "--clean" in verify
