@@ -32,6 +32,7 @@ from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
 from gemini_lab.report.reducers.rewinds import Rewinds
+from gemini_lab.report.reducers.seated import Seated
 from gemini_lab.report.reducers.sizes import Sizes
 from gemini_lab.report.reducers.spans import Spans
 from gemini_lab.report.reducers.sums import Plans, Sums
@@ -139,11 +140,12 @@ class RunReducer:
         self.verified = VerifiedSums()
         self.sizes = Sizes()
         self.copies_placed = CopiesPlaced()
+        seated = Seated()
         self.recoveries = Recoveries(
-            self.reached, self.pace, self.divergences, most=keep.recoveries
+            self.reached, self.pace, self.divergences, seated, most=keep.recoveries
         )
         self.logged = Logged()
-        self.spans = Spans()
+        self.spans = Spans(seated)
         self.persistent = Persistent()
         self.sums = Sums()
         self.plans = Plans()
@@ -163,6 +165,7 @@ class RunReducer:
             self.verified,
             self.sizes,
             self.copies_placed,
+            seated,
             self.recoveries,
             self.logged,
             self.spans,

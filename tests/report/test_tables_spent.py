@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from told_runs import ToldRun, with_a_root_loss, with_one_loss
+from told_runs import ToldRun, with_a_drain, with_a_root_loss, with_one_loss
 
 from gemini_lab.exercises.recorded import FOLDER
 from gemini_lab.log import events
 from gemini_lab.log.file import LineReader
+from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.past import Spent
 from gemini_lab.report.tables.spent import paint, spent
@@ -96,6 +97,19 @@ def test_waiting_for_a_version_is_exposed_and_not_training() -> None:
     for number in range(1, 5):
         run.iterate(number, duration_s=1.0, waited_s=0.25)
     assert parts(spent_of(run.finish(4))) == {"training": 3.0, "exposed": 1.0}
+
+
+@pytest.mark.parametrize("cause", ["node_lost", events.DRAIN])
+def test_what_ends_without_ranks_is_no_failure_that_somebody_has_yet_to_notice(cause: str) -> None:
+    """A node that has left and a standby are taken away; nothing is down until node-1 fails."""
+    run = with_a_drain()
+    run.say(events.Injected(failure="node_loss"), node="node-2")
+    run.say(events.Injected(failure="node_loss"), node="node-5")
+    run.train(9, 20).fail(*["node-1"][: cause != events.DRAIN], known=20, cause=cause)
+    run.plan(20, members=["node-0", "node-6", "node-4", "node-3"]).resume(20, known_lost=0)
+    assert spent_of(run).seconds("detect") == (0.5 if cause == "node_lost" else 0.0)
+    newest = build_report(run.entries).recoveries[-1]
+    assert [one.node for one in newest.injections] == ["node-1"][: cause != events.DRAIN]
 
 
 def test_waiting_for_machines_grows_while_the_run_waits() -> None:

@@ -10,6 +10,7 @@ from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.reducers.seated import Seated
 from gemini_lab.report.values import Injection, Receipt, Recovery, Step, WorkerExit
 
 STRIKES: Final = frozenset({"worker_crash", "worker_hang", "node_loss", "node_freeze"})
@@ -44,6 +45,7 @@ class Recoveries:
         reached: How far each rank came; takes an entry before this does.
         pace: When which iteration ended; takes an entry before this does.
         divergences: What was not the same when it was done again.
+        seated: Who had ranks when: no other node's end is a failure.
         most: How many of the newest recoveries, injections and exits to keep; `None` for all.
 
     Attributes:
@@ -58,6 +60,7 @@ class Recoveries:
         reached: Reached,
         pace: Pace,
         divergences: Divergences,
+        seated: Seated,
         *,
         most: int | None = None,
     ) -> None:
@@ -66,7 +69,7 @@ class Recoveries:
         self.injections: deque[Injection] = deque(maxlen=most)
         self.exits: deque[WorkerExit] = deque(maxlen=most)
         self._reached, self._pace, self._divergences = reached, pace, divergences
-        self._most = most or MOST_KEPT
+        self._seated, self._most = seated, most or MOST_KEPT
         self._told: dict[int, _Told] = {}
         self._receipts: dict[int, dict[int, tuple[float, Receipt]]] = {}  # by epoch and shard
         self._started_s: float | None = None
@@ -205,12 +208,14 @@ class Recoveries:
         """The recovery with what caused it, and the detection as a first step."""
         until_s = recovery.resumed_at_s or float("inf")
         noticed_s = recovery.failed_at_s
-        # What struck a node that took no part any more did not cause what was asked for later.
+        # What was asked for has no cause before it.
         since_s = max(after_s, noticed_s) if recovery.cause in events.PLANNED else after_s
         causes = tuple(
             injection
             for injection in self.injections
-            if since_s < injection.at_s < until_s and injection.kind in STRIKES
+            if since_s < injection.at_s < until_s
+            and injection.kind in STRIKES
+            and self._seated.had_ranks(injection.node, injection.at_s)
         )
         exits = tuple(one for one in self.exits if since_s < one.at_s < until_s)
         recovery = replace(recovery, injections=causes, exits=exits)

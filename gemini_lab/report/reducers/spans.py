@@ -10,6 +10,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.exposure import Interval
 from gemini_lab.report.reducers.recoveries import STRIKES
+from gemini_lab.report.reducers.seated import Seated
 
 NEVER: Final = float("inf")
 Row = TypeVar("Row")
@@ -40,6 +41,7 @@ class _Told:
 
     first_s: float
     failed_s: float | None = None
+    is_planned: bool = False
     resumed_s: float = NEVER
     plan: tuple[int, int] | None = None  # epoch and version
 
@@ -49,21 +51,25 @@ class Spans:
 
     Memory: some 24 bytes for each step of a recovery.
 
+    Args:
+        seated: Who had ranks when: no other node's end is a failure.
+
     Attributes:
         steps: A recovery's number, a step's name, and from when to when, as told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seated: Seated) -> None:
+        self._seated = seated
         self.steps: list[tuple[int, str, Interval]] = []
         self._told: dict[int, _Told] = {}
-        self._strikes: list[float] = []
+        self._strikes: list[tuple[float, str]] = []  # when, on which node
         self._waits: list[tuple[int, float, float]] = []  # recovery, from when, until when
 
     def take(self, entry: Entry) -> None:
         """Take in one entry."""
         match entry.event:
             case events.Injected(failure=kind) if kind in STRIKES:
-                _keep(self._strikes, seconds(entry.at_s))
+                _keep(self._strikes, (seconds(entry.at_s), entry.node))
             case events.OfRecovery(recovery=number) as event:
                 self._tell(whole(number), seconds(entry.at_s), event)
 
@@ -76,6 +82,7 @@ class Spans:
         match event:
             case events.RecoveryStarted() if told.failed_s is None:
                 told.failed_s = seconds(event.failed_at_s)
+                told.is_planned = event.cause in events.PLANNED
             case events.RecoveryStep():
                 step = event.step, (seconds(event.start_s), seconds(event.end_s))
                 _keep(self.steps, (number, *step))
@@ -95,14 +102,15 @@ class Spans:
     # -- answers ---------------------------------------------------------------------------------
 
     def outages(self) -> tuple[Outage, ...]:
-        """Those with a failure, in order; each one's strike is the first since the one before."""
+        """All but the start, in order; a failure's strike is the first since the one before."""
         found = []
-        strikes, after_s = sorted(self._strikes), -NEVER
+        strikes = sorted(at_s for at_s, node in self._strikes if self._seated.had_ranks(node, at_s))
+        after_s = -NEVER
         for number, told in sorted(self._told.items()):
             if number == 0:
                 continue
             noticed_s = told.first_s if told.failed_s is None else told.failed_s
-            struck = strikes[bisect_right(strikes, after_s) :][:1]
+            struck = [] if told.is_planned else strikes[bisect_right(strikes, after_s) :][:1]
             found.append(
                 Outage(
                     recovery=number,
