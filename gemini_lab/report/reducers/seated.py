@@ -5,7 +5,7 @@ from bisect import bisect_right, insort
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import RecoveryPlanned
-from gemini_lab.report.reducers.checks import MOST_KEPT, seconds
+from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 
 
 class Seated:
@@ -24,7 +24,7 @@ class Seated:
         event = entry.event
         if not isinstance(event, RecoveryPlanned) or len(self._plans) >= MOST_KEPT:
             return
-        at_s = seconds(entry.at_s)
+        at_s, _ = seconds(entry.at_s), whole(event.version or 0)  # an odd plan seats nobody
         numbers = {
             self._numbers.setdefault(name, len(self._numbers)) for name in event.members if name
         }

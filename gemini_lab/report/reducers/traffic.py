@@ -127,6 +127,12 @@ class Traffic:
         """The rack of each lane's node; empty where the log does not say."""
         return [self._rack_of.get(node, "") for node in self.lanes]
 
+    @property
+    def gone(self) -> list[int]:
+        """The lanes of nodes that were lost, or have left, and did not come back."""
+        away = {*self._nodes.lost, *self._nodes.left}
+        return [lane for lane, node in enumerate(self.lanes) if node in away]
+
     def _settle(self, rows: Rows) -> None:
         """Put bars into the pyramid; without room for them, go on with the newest ones alone."""
         if self.pyramid is None:

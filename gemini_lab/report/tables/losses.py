@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from gemini_lab.log.events import PLANNED
 from gemini_lab.report.build import wasted_time
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.now import Origin
@@ -42,6 +43,7 @@ class Losses:
             Mark(
                 iteration=recovery.reached + 1,
                 text=f"recovery {recovery.number}: {recovery.cause.replace('_', ' ')}",
+                is_planned=recovery.cause in PLANNED,
             )
             for recovery in self.recoveries
         )

@@ -82,10 +82,17 @@ class Recoveries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at an iteration."""
+    """Something that happened at an iteration.
+
+    Attributes:
+        iteration: Its number.
+        text: What happened.
+        is_planned: Whether somebody had asked for it: it is no failure.
+    """
 
     iteration: int
     text: str
+    is_planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ export class Hands {
     const row = frame.rowAt(y);
     if (!isClick || row < 0 || row >= run.rows.list.length) return;
     if (x >= frame.gutter) timeline.choose(timeline.at(x, y).bar);
-    else if (run.rows.grouped) timeline.toggle(row);
+    else timeline.toggle(row);
   }
 
   lookBetweenTimes(times) {

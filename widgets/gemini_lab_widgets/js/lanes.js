@@ -22,7 +22,7 @@ export function drawLanes({ c, run, frame, theme, raster }) {
     c.fillRect(0, frame.top(at) + frame.laneHeight - 1, frame.width, 1);
     c.fillStyle = theme.text;
     c.textAlign = "right";
-    const mark = run.rows.grouped && row.size > 1 ? "▸ " : "";
+    const mark = row.size > 1 ? "▸ " : "";
     c.fillText(mark + run.label(row), frame.gutter - 8, frame.top(at) + frame.laneHeight / 2,
       frame.gutter - 10);
   });

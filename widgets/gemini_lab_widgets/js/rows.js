@@ -1,16 +1,17 @@
 // Which lanes stand in which row.
 
-const MOST_ROWS = 64;
+const MOST_ROWS = 64, MOST_GONE = 4, GONE = "gone";
 export const NAME = "name", WORST = "worst", RACK = "rack";
 
 // One row a lane, or one for a group of neighbours when there are too many; groups open on a click.
-// `order` is by name, by what training felt (worst first), or by rack; only lanes whose name or
-// rack has `find` in it are shown.
+// Where more than a few nodes are gone, they share the last row. `order` is by name, by what training
+// felt (worst first), or by rack; only lanes whose name or rack has `find` in it are shown.
 export class Rows {
   constructor() {
     this.lanes = [];
     this.racks = []; // of each lane, as far as known
     this.costs = []; // of each lane the seconds that training felt
+    this.gone = new Set(); // lanes of nodes that were lost or have left
     this.order = NAME;
     this.find = "";
     this.open = new Set();
@@ -22,8 +23,12 @@ export class Rows {
     const shown = this.sorted();
     this.list = [];
     this.of = new Int32Array(Math.max(1, this.lanes.length)).fill(-1);
-    this.grouped = shown.length > MOST_ROWS;
-    this.groupsOf(shown).forEach((group, number) => this.putGroup(group, number));
+    const gone = this.find ? [] : shown.filter(({ lane }) => this.gone.has(lane));
+    const isFolded = gone.length > MOST_GONE;
+    const here = isFolded ? shown.filter(({ lane }) => !this.gone.has(lane)) : shown;
+    this.grouped = here.length > MOST_ROWS;
+    this.groupsOf(here).forEach((group, number) => this.putGroup(group, number));
+    if (isFolded) this.putGroup({ members: gone, label: `${gone.length} gone nodes` }, GONE);
     this.key = this.of.join();
     this.shown = shown.length;
   }
@@ -63,20 +68,22 @@ export class Rows {
   }
 
   putGroup({ members, label }, group) {
-    if (members.length === 1 || this.open.has(group)) {
-      for (const one of members) this.put([one], one.name, group);
+    const isShared = members.length > 1;
+    if (isShared && !this.open.has(group)) {
+      this.put(members, { label, group, isShared });
     } else {
-      this.put(members, label, group);
+      for (const one of members) this.put([one], { label: one.name, group, isShared });
     }
   }
 
-  put(members, label, group) {
+  put(members, row) {
     for (const { lane } of members) this.of[lane] = this.list.length;
-    this.list.push({ label, group, size: members.length });
+    this.list.push({ ...row, size: members.length });
   }
 
+  // Open the group of a row, or close it.
   toggle(row) {
-    const { group } = this.list[row];
-    if (!this.open.delete(group)) this.open.add(group);
+    const { group, isShared } = this.list[row];
+    if (isShared && !this.open.delete(group)) this.open.add(group);
   }
 }

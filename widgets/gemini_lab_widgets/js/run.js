@@ -26,9 +26,10 @@ export class Run {
     if (meta.lanes?.length) this.rows.lanes.push(...meta.lanes);
     if (meta.costs_s) this.rows.costs = meta.costs_s;
     if (meta.racks) this.rows.racks = meta.racks;
+    if (meta.gone) this.rows.gone = new Set(meta.gone);
     if (meta.names?.length) this.names.push(...meta.names);
     if (meta.marks) this.marks = meta.marks.map((mark) => this.moved(mark));
-    const isNew = Boolean(meta.lanes?.length || meta.racks || meta.reset);
+    const isNew = Boolean(meta.lanes?.length || meta.racks || meta.gone || meta.reset);
     if (isNew) this.arrange(); // before the bars come, so that each has a row
     const next = this.bars.base + this.bars.length;
     if (meta.first !== undefined && meta.first !== next) this.begin(meta);

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import CustomJS, Div, Range1d, Select
 
 from gemini_lab.report.tables import Curve, Curves, Match, Tables
-from gemini_lab_widgets.views import legend
+from gemini_lab_widgets.views import legend, struck
 from gemini_lab_widgets.views.crowd_map import INPUT
 from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, PINK, RED, esc, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
@@ -49,7 +49,7 @@ class CurvesView(View):
     def _build(self) -> Sequence[Any]:
         self.lines, self.drawn_lines = (source("xs ys name run colour width alpha") for _ in "ab")
         self.ends, self.drawn_ends = (source("x y name colour") for _ in "ab")
-        self.marks = source("x text")
+        self.marks = source(struck.COLUMNS)
         self.spans = source("name low high")
         self.verdict = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
         self.select = Select(title="value", options=[], value="", width=180, visible=False)
@@ -67,10 +67,11 @@ class CurvesView(View):
         plot = self._figure(height=300)
         plot.xaxis.axis_label = "iteration"
         plot.extra_y_ranges = {"share": Range1d(0, 1)}
-        struck = {"source": self.marks, "y_range_name": "share", "color": RED}
+        where = {"source": self.marks, "y_range_name": "share", "color": "colour"}
+        line = {"line_dash": [5, 4], "line_width": 1.5, "alpha": "fade"}
         marks = [
-            plot.segment(x0="x", x1="x", y0=0, y1=1, line_dash=[5, 4], line_width=1.5, **struck),
-            plot.scatter("x", 0.97, marker="inverted_triangle", size=13, **struck),
+            plot.segment(x0="x", x1="x", y0=0, y1=1, **line, **where),
+            plot.scatter("x", 0.97, marker="inverted_triangle", size=13, **where),
         ]
         lines = plot.multi_line(
             "xs",
@@ -88,7 +89,7 @@ class CurvesView(View):
             ("iteration", "$data_x{0}"),
             ("mean", "$data_y{0.0[000]}"),
         )
-        hover(plot, marks, ("iteration", "@x"), ("failure", "@text"))
+        hover(plot, marks, ("iteration", "@x"), ("then", "@text"))
         return plot
 
     def update(self, tables: Tables) -> None:
@@ -105,13 +106,7 @@ class CurvesView(View):
         ):
             put(lines, _lines(curves, found))
             put(ends, _ends(curves, found))
-        put(
-            self.marks,
-            {
-                "x": [mark.iteration for mark in table.marks],
-                "text": [shown(mark.text, longest=80) for mark in table.marks],
-            },
-        )
+        put(self.marks, struck.columns(table.marks))
         bounds = {
             name: _bounds([one for one in found if shown(one.name) == name]) for name in names
         }
@@ -207,7 +202,8 @@ def _brief(table: Curves) -> str:
     over = f", the mean over {table.ranks:,} ranks" if table.ranks > 1 else ""
     beside = any(one.run for one in table.curves)
     other = "; wide and pale beneath it the run that it is compared with" if beside else ""
-    return f"What the script logged in each iteration{over}; failures are marked{other}."
+    marked = f"; {struck.words(table.marks)} marked" if table.marks else ""
+    return f"What the script logged in each iteration{over}{marked}{other}."
 
 
 def describe(table: Curves) -> str:
@@ -220,6 +216,7 @@ def describe(table: Curves) -> str:
         f"{one.means[-1]:.4g} in iteration {one.numbers[-1]:,}"
         for one in mine
     ]
-    failures = f"failures in iterations {', '.join(str(one.iteration) for one in table.marks[:12])}"
+    where = ", ".join(str(one.iteration) for one in table.marks[:12])
+    failures = f"{struck.words(table.marks)}: in iterations {where}"
     verdicts = " ".join(said(one) for one in table.matches)
     return f"{'; '.join([*parts, *([failures] if table.marks else [])])}. {verdicts}".strip()

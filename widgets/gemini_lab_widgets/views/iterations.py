@@ -8,8 +8,8 @@ from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Iterations, IterationSeries, Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.views import legend
-from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, RED, shown
+from gemini_lab_widgets.views import legend, struck
+from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
 COLOURS: Final = {"with": BLUE, "without": ORANGE, "first": GREY}
@@ -35,7 +35,7 @@ class IterationsView(View):
 
     def _build(self) -> Sequence[Any]:
         self.points = {kind: source("x y took name fill") for kind in COLOURS}
-        self.marks = source("x y text top")
+        self.marks = source(f"{struck.COLUMNS} top")
         self.medians = source("name low high median colour marker text count")
         self.plot, self.side = self._every_one(), self._middles()
         both = row(self.plot, self.side, sizing_mode="stretch_width")
@@ -53,12 +53,13 @@ class IterationsView(View):
             x1="x",
             y1="top",
             source=self.marks,
-            line_color=RED,
+            line_color="colour",
+            line_alpha="fade",
             line_width=1.5,
             line_dash=[5, 4],
         )
         flags = plot.scatter(
-            "x", "top", marker="inverted_triangle", size=13, source=self.marks, color=RED
+            "x", "top", marker="inverted_triangle", size=13, source=self.marks, color="colour"
         )
         dots = [
             plot.scatter(
@@ -74,7 +75,7 @@ class IterationsView(View):
             for kind, data in self.points.items()
         ]
         hover(plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
-        hover(plot, [lines, flags], ("iteration", "@x"), ("failure", "@text"))
+        hover(plot, [lines, flags], ("iteration", "@x"), ("then", "@text"))
         return plot
 
     def _middles(self) -> Any:
@@ -116,12 +117,7 @@ class IterationsView(View):
         )
         put(
             self.marks,
-            {
-                "x": [mark.iteration for mark in table.marks],
-                "y": [0.0] * len(table.marks),
-                "text": [shown(mark.text, longest=80) for mark in table.marks],
-                "top": [top * 0.985] * len(table.marks),
-            },
+            {**struck.columns(table.marks), "top": [top * 0.985] * len(table.marks)},
         )
         self._medians([one for one in series if one.kind != "first"])
         numbers = [number for one in series for number in one.numbers]
@@ -212,6 +208,5 @@ def describe(table: Iterations) -> str:
     if cost is not None:
         between = "" if cost.low is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
         parts.append(f"checkpoints add {cost.share:+.1%}{between}, {cost.how}")
-    count = len(table.marks)
-    parts.append(f"{count} failure{'s' if count != 1 else ''} marked" if count else "no failures")
+    parts.append(f"{struck.words(table.marks)} marked" if table.marks else "no failures")
     return "; ".join(parts) + "."
