@@ -122,7 +122,9 @@ class MemoryKeeper:
             return found
 
     async def _inspect(self, run: int, ranks: int, slabs: Sequence[Slab]) -> SlabsInspected:
-        """What is in slabs of so many ranks."""
+        """What is in slabs of so many ranks; a standby that has none is not to be waited for."""
+        if not slabs:
+            return SlabsInspected(copies=[], damaged=[])
         order = InspectSlabs(run=run, ranks=ranks)
         try:
             return await self._ask(order, SlabsInspected, slabs)

@@ -270,6 +270,15 @@ def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
 # -- processes that die ----------------------------------------------------------------------------
 
 
+def test_a_standby_answers_an_inventory_at_once_though_its_bulk_process_stands_still():
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        bulk.signal_all(signal.SIGSTOP)
+        found = await asyncio.wait_for(keeper.inventory(RUN), PATIENCE_S / 2)
+        assert (found.copies, found.damaged) == ([], [])
+
+    on_a_node(story)
+
+
 def test_a_bulk_process_killed_in_an_inventory_costs_no_copy():
     async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
         fill(await keeper.slab(0, wanted(0)), 0, version=3)
