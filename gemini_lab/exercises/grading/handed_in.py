@@ -237,13 +237,13 @@ class Patience:
     def ends_with(self, now: Glance) -> str:
         """Why no answer is waited for any more; empty as long as it is."""
         if now.computed_s > self._begun.computed_s + self._computing_s:
-            return f"no answer after {self._computing_s:g} s of computing"
+            return f"it came to no end within {self._computing_s:g} s of computing"
         if now.at_s > self._begun.at_s + self._answer_s:
-            return f"there is no answer after {self._answer_s:g} s"
+            return f"it came to no end within {self._answer_s:g} s"
         if not now.is_alone or now.computed_s > self._moved.computed_s + NOTHING_S:
             self._moved = now
         if now.at_s > self._moved.at_s + self._standstill_s:
-            return f"no answer: it did nothing for {self._standstill_s:g} s"
+            return f"it did nothing for {self._standstill_s:g} s"
         return ""
 
 

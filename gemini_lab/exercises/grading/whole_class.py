@@ -69,6 +69,9 @@ def judge_all(papers: Sequence[HandIn], *, jobs: int, told: TextIO) -> None:
             print(
                 f"  {count} of {len(new)}: {running[done].student}: {said}", file=told, flush=True
             )
+    except KeyboardInterrupt:
+        print("interrupted: waiting for those under way", file=told, flush=True)
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     if new:
