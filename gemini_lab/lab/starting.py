@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import warnings
 from contextlib import ExitStack
 from typing import Final
 
@@ -16,6 +17,7 @@ from gemini_lab.launch.members import COUNT, Members, start_members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
 from gemini_lab.launch.provider import Invitation, Supply
+from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore
@@ -31,6 +33,8 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
     Raises:
         LaunchError: MPI, etcd or an agent could not be started.
     """
+    if is_local(config) and (why := too_little_for(config.seats.machines, free_memory())):
+        warnings.warn(why, RuntimeWarning, stacklevel=3)
     with ExitStack() as undo:
         prefix = prefix_of(config.join or secrets.token_hex(6))
         etcd = config.etcd or embedded_etcd(config.hosts, prefix, undo)
@@ -78,16 +82,20 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
     return members
 
 
+def is_local(config: LabConfig) -> bool:
+    """Whether all of a lab's machines are this one."""
+    return not config.hosts.names and config.join is None
+
+
 def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
     """What a lab says of itself in the store."""
     seats = config.seats
-    is_local = not config.hosts.names and config.join is None
     return LabRecord(
         identity=secrets.token_hex(8),
         machines=seats.machines,
         lease_s=config.lease_s,
         warm=config.warm,
-        threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local else None,
+        threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local(config) else None,
         detached=detached,
     )
 

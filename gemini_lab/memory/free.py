@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -10,6 +11,8 @@ from gemini_lab.errors import CapacityError
 from gemini_lab.units import format_bytes
 
 _CGROUPS = Path("/sys/fs/cgroup")
+MACHINE_BYTES: Final = 512 << 20
+"""A node with a small model on one worker: lab 00's five take 2.5 GB, notebook included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,21 @@ def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:
             f"{purpose} needs {format_bytes(size_bytes)} of memory, but {free.bound_by} has "
             f"{format_bytes(free.size_bytes)} left; {way_out}"
         )
+
+
+def too_little_for(machines: int, free: FreeMemory) -> str:
+    """What to say before so many machines of a lab start on this one; empty if they fit.
+
+    The next lab on the same machine, another student's for example, sees what this one has left.
+    """
+    needed_bytes = machines * MACHINE_BYTES
+    if needed_bytes <= free.size_bytes:
+        return ""
+    return (
+        f"{machines} nodes, standbys included, take some {format_bytes(needed_bytes)} of memory, "
+        f"and {free.bound_by} has {format_bytes(free.size_bytes)} left: what starts may be "
+        "killed; take fewer nodes, or wait until others on this machine are done"
+    )
 
 
 def _groups(cgroups: Path, membership: Path) -> Iterator[FreeMemory]:

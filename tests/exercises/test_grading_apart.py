@@ -4,15 +4,23 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.__main__ import verdicts
 from gemini_lab.exercises.grading.cells import Cell, code_cells, needed
 from gemini_lab.exercises.grading.hand_in import hand_in
-from gemini_lab.exercises.grading.handed_in import HandedIn, NoAnswerError, signature_of
+from gemini_lab.exercises.grading.handed_in import (
+    Glance,
+    HandedIn,
+    NoAnswerError,
+    Patience,
+    signature_of,
+)
 from gemini_lab.exercises.grading.judge import judge
 from gemini_lab.exercises.grading.plain import OtherError, from_plain, to_plain
 from gemini_lab.injector import NodesLoss, Scenario
@@ -170,10 +178,9 @@ HANDED_IN = notebook(
 
 def test_answers_are_judged_where_nothing_of_theirs_runs(tmp_path):
     """The checks are redefined, a number equals all, a cell raises, and a right answer is right."""
-    released, handed_in = tmp_path / "released.ipynb", tmp_path / "handed-in.ipynb"
+    released = tmp_path / "released.ipynb"
     released.write_text(json.dumps(RELEASED))
-    handed_in.write_text(json.dumps(HANDED_IN))
-    first, second, third, fourth = judge(released, handed_in)
+    first, second, third, fourth = judge(released, json.dumps(HANDED_IN))
     assert (first.is_right, second.is_right, third.is_right) == (False, False, False)
     assert "pairs are fatal" in first.said
     assert "not 0.5" in second.said
@@ -278,7 +285,7 @@ def test_a_cell_that_computes_for_ever_is_ended_long_before_one_that_waits_for_n
     cells = code_cells(notebook(("exercise-1", "five = 0\nwhile True: five += 1")))
     with (
         HandedIn(cells, tmp_path, computing_s=0.5) as answers,
-        pytest.raises(NoAnswerError, match=r"no answer after 0\.5 s of computing"),
+        pytest.raises(NoAnswerError, match=r"no end within 0\.5 s of computing"),
     ):
         answers.value("five", cell="exercise-1")
 
@@ -296,3 +303,69 @@ def test_who_handed_in_no_notebook_stands_in_the_reasons_with_no_points(tmp_path
     (tmp_path / "submitted" / "ben" / "lab").mkdir(parents=True)
     (row,) = verdicts(tmp_path, "lab")
     assert row[:5] == ("ben", "lab", "all", "0", "nothing that can be graded was handed in")
+
+
+# -- how long an answer is waited for --------------------------------------------------------------
+
+
+def seen(at_s, computed_s, *, is_alone=True):
+    return Glance(at_s=at_s, computed_s=computed_s, is_alone=is_alone)
+
+
+def patience():
+    return Patience(seen(100, 5), computing_s=30, standstill_s=60, answer_s=900)
+
+
+def test_a_busy_machine_takes_no_time_away_from_an_answer():
+    waiting = patience()
+    slowly = [seen(100 + 10 * each, 5 + each / 4) for each in range(80)]
+    assert {waiting.ends_with(each) for each in slowly} == {""}
+    assert "within 30 s of computing" in waiting.ends_with(seen(110, 35.1))
+
+
+def test_an_answer_that_only_sleeps_is_given_up_and_one_that_waits_for_its_nodes_is_not():
+    sleeps, waits = patience(), patience()
+    asleep = [seen(100 + 10 * each, 5 + each / 1000) for each in range(8)]
+    with_nodes = [seen(each.at_s, each.computed_s, is_alone=False) for each in asleep]
+    assert [bool(sleeps.ends_with(each)) for each in asleep] == [False] * 7 + [True]
+    assert not any(waits.ends_with(each) for each in with_nodes)
+    assert "did nothing for 60 s" in sleeps.ends_with(asleep[-1])
+    assert "no end within 900 s" in waits.ends_with(seen(1001, 6, is_alone=False))
+
+
+def test_a_cell_that_sleeps_for_ever_is_ended(tmp_path):
+    cells = code_cells(notebook(("exercise-1", "import time\nfive = time.sleep(10**6)")))
+    with (
+        HandedIn(cells, tmp_path, standstill_s=0.5) as answers,
+        pytest.raises(NoAnswerError, match=r"it did nothing for 0\.5 s"),
+    ):
+        answers.value("five", cell="exercise-1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
+def test_a_cell_that_asks_for_ever_more_memory_raises(tmp_path):
+    cells = code_cells(notebook(("exercise-1", "five = bytearray(9 << 30)"), ("", "a = 1")))
+    with HandedIn(cells, tmp_path) as answers:
+        with pytest.raises(NoAnswerError, match="its cell raised MemoryError"):
+            answers.value("five", cell="exercise-1")
+        assert answers.value("a", cell="") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it takes half a second")
+def test_a_cell_that_never_ends_ends_with_its_judge(tmp_path):
+    """A judge is killed while a hand-in computes."""
+    released = tmp_path / "released.ipynb"
+    released.write_text(json.dumps(RELEASED))
+    told = tmp_path / "told"
+    endless = f"import os\nopen('{told}', 'w').write(str(os.getpid()))\nwhile True: five = 1"
+    command = [sys.executable, "-m", "gemini_lab.exercises.grading.judge", str(released)]
+    judging = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    judging.stdin.write(json.dumps(notebook(("exercise-1", endless))))
+    judging.stdin.close()
+    while not (told.exists() and told.read_text()):
+        assert judging.poll() is None
+        time.sleep(0.1)
+    student = psutil.Process(int(told.read_text()))
+    judging.kill()
+    judging.wait()
+    assert psutil.wait_procs([student], timeout=30)[0]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 from gemini_lab.memory import slab as slab_module
 from gemini_lab.memory import slab_form
-from gemini_lab.memory.free import free_memory
+from gemini_lab.memory.free import FreeMemory, free_memory, too_little_for
 from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest, flip_bit
 from gemini_lab.memory.slab_form import slab_bytes
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -392,3 +392,11 @@ def test_without_control_groups_the_machine_bounds_free_memory(tmp_path):
     free = free_memory(cgroups=tmp_path, membership=tmp_path / "nothing")
     assert free.bound_by == "the machine"
     assert free.size_bytes > 0
+
+
+def test_a_lab_that_will_not_fit_is_told_of_before_it_starts():
+    shared = FreeMemory(size_bytes=1 << 30, bound_by="the machine")
+    assert too_little_for(2, shared) == ""
+    said = too_little_for(5, shared)
+    assert "5 nodes" in said
+    assert "the machine has 1.0 GiB left" in said

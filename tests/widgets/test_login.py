@@ -7,8 +7,10 @@ import pytest
 pytest.importorskip("bokeh")
 
 from gemini_lab_widgets.login import MOST_TRIES, Guard
+from gemini_lab_widgets.signing import KEY_BYTES, kept_key
 
 PASSWORD = "correct horse"
+KEY = bytes(32)
 
 
 async def a_moment():
@@ -22,7 +24,7 @@ def test_tries_of_one_address_are_looked_at_one_after_another():
 
     async def story():
         answered = asyncio.Event()
-        guard = Guard(PASSWORD, port=1, pause=answered.wait)
+        guard = Guard(PASSWORD, port=1, key=KEY, pause=answered.wait)
         wrong = asyncio.create_task(guard.admits("wrong", address="a"))
         await a_moment()
         right = asyncio.create_task(guard.admits(PASSWORD, address="a"))
@@ -38,7 +40,7 @@ def test_tries_of_one_address_are_looked_at_one_after_another():
 def test_more_tries_at_once_are_not_looked_at():
     async def story():
         answered = asyncio.Event()
-        guard = Guard(PASSWORD, port=1, pause=answered.wait)
+        guard = Guard(PASSWORD, port=1, key=KEY, pause=answered.wait)
         tries = [asyncio.create_task(guard.admits("wrong", address="a")) for _ in range(MOST_TRIES)]
         await a_moment()
         assert await guard.admits(PASSWORD, address="a") is None
@@ -50,8 +52,29 @@ def test_more_tries_at_once_are_not_looked_at():
 
 
 def test_a_ticket_is_no_password_and_ends_with_its_server():
-    guard, again = Guard(PASSWORD, port=1), Guard(PASSWORD, port=1)
+    guard, again = Guard(PASSWORD, port=1, key=KEY), Guard(PASSWORD, port=1, key=KEY)
     assert guard.knows(guard.ticket)
     assert PASSWORD not in guard.ticket
     assert not again.knows(guard.ticket)
-    assert guard.secret == again.secret != Guard("another one", port=1).secret
+    assert guard.secret == again.secret != Guard("another one", port=1, key=KEY).secret
+
+
+def test_the_password_alone_signs_nothing():
+    """Else a guesser would sign a cookie with each guess, and wait at no door."""
+    guard = Guard(PASSWORD, port=1, key=KEY)
+    assert guard.secret != Guard(PASSWORD, port=1, key=b"1" * 32).secret
+
+
+def test_a_users_key_is_kept_and_nobody_elses(tmp_path):
+    key = kept_key(tmp_path)
+    assert len(key) == KEY_BYTES
+    assert kept_key(tmp_path) == key != kept_key(tmp_path / "another")
+    (path,) = (each for each in tmp_path.iterdir() if each.is_file())
+    assert path.stat().st_mode & 0o077 == 0
+    path.chmod(0o644)
+    assert kept_key(tmp_path) != key  # others have read it
+
+
+def test_without_a_place_for_it_each_key_is_a_new_one(tmp_path):
+    (tmp_path / "file").touch()
+    assert kept_key(tmp_path / "file") != kept_key(tmp_path / "file")

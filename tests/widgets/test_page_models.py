@@ -8,7 +8,7 @@ pytest.importorskip("panel", reason="panel is not installed")
 
 from bokeh.document import Document
 from gemini_lab_widgets.library import Library
-from gemini_lab_widgets.page import IDLE_MS, TICK_MS, Page
+from gemini_lab_widgets.page import IDLE_MS, TICK_MS, UNANSWERED, Page
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log.entry import encode_entry
@@ -97,6 +97,22 @@ def test_a_finished_run_is_looked_at_seldom_until_somebody_moves(log: Path) -> N
     page._move(4.0)
     look(page)
     assert paces in ([IDLE_MS, TICK_MS, IDLE_MS], [TICK_MS, IDLE_MS])
+
+
+def test_a_tab_that_answers_no_more_costs_little_until_it_does(log: Path) -> None:
+    page = page_of(log)
+    paces: list[int] = []
+    page.pace = paces.append
+    page._move(4.0)
+    page._pulse.beat = page._pulse.seen + 10
+    for _ in range(UNANSWERED):
+        page.tick()
+    assert IDLE_MS not in paces
+    page.tick()
+    assert paces[-1] == IDLE_MS
+    look(page)
+    page._move(5.0)
+    assert paces[-1] == TICK_MS
 
 
 def test_without_a_run_the_page_waits() -> None:

@@ -23,6 +23,7 @@ from gemini_lab_widgets.frame import Frame
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.login import Guard, headers_for
 from gemini_lab_widgets.page import visit
+from gemini_lab_widgets.signing import KEY_BYTES, kept_key
 
 VISITORS: Final = 20
 STARTED_WITHIN_S: Final = 60.0
@@ -96,6 +97,8 @@ class Dashboard:
         _check(address, password, visitors, public=public)
         self.address = address
         self.password = password or secrets.token_urlsafe(16)
+        # With a password of its own it is not started again, so it leaves no file behind.
+        self._key = kept_key() if password else secrets.token_bytes(KEY_BYTES)
         self.port = port
         self._link = link
         self.url = link_of(address, port, link)
@@ -121,7 +124,7 @@ class Dashboard:
         if self._loop is None:
             self.port = self.port or _free_port(self.address)
             self.url = link_of(self.address, self.port, self._link)
-            self._guard = Guard(self.password, port=self.port)
+            self._guard = Guard(self.password, port=self.port, key=self._key)
             self._thread.start()
             self._wait_until_it_listens()
         return self

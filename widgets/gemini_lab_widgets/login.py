@@ -21,7 +21,6 @@ MOST_TRIES: Final = 5
 """From one address at once; more are not even looked at."""
 MOST_NAMES: Final = 100
 """Under which visitors may have come."""
-SALT: Final = b"gemini_lab dashboard"
 
 LOGIN_PAGE: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>gemini_lab</title>
@@ -67,12 +66,14 @@ class Guard(AuthProvider):  # type: ignore[misc]
     saved with it: `?token=TICKET` opens the page itself in a frame, where browsers drop cookies. A
     websocket comes in with the token that a page got from this server, or with the cookie.
 
-    What signs cookies is made from the password, so that a server that is started again with the
-    same one, on the same port, knows its visitors.
+    What signs cookies is made from the password and a key, so that a server that is started again
+    with the same ones, on the same port, knows its visitors. From the password alone nobody could
+    sign one: else who guesses would sign a cookie with each guess, and no door would make him wait.
 
     Args:
         password: What visitors have to know.
         port: Where the server listens: browsers mix the cookies of a host's ports.
+        key: A secret that cannot be guessed.
         pause: What a wrong password waits for.
 
     Attributes:
@@ -85,10 +86,11 @@ class Guard(AuthProvider):  # type: ignore[misc]
         password: str,
         *,
         port: int,
+        key: bytes,
         pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(PAUSE_S),
     ) -> None:
         self._password = password.encode()
-        self.secret = hashlib.scrypt(self._password, salt=SALT, n=1 << 14, r=8, p=1).hex()
+        self.secret = hmac.new(key, self._password, hashlib.sha256).hexdigest()
         self.ticket = secrets.token_urlsafe(24)
         self._cookie = f"gemini_lab_{port}"
         self._pause = pause

@@ -29,6 +29,8 @@ VIEWS_S: Final = 0.5
 """Between two drawings of all other views."""
 SLIDING_S: Final = 0.1
 """The same while somebody looks for a moment."""
+UNANSWERED: Final = 100
+"""Ticks without an answer from the page, such as in a tab behind others, until there are fewer."""
 OFFER_S: Final = 2.0
 """Between two looks for runs to choose from."""
 SHARE: Final = 10
@@ -62,6 +64,7 @@ class Page:
     def __init__(self, library: Library, document: Document) -> None:
         self.pace: Callable[[int], None] = lambda _: None
         self._period_ms = TICK_MS
+        self._unanswered = 0
         self._library, self._shown = library, library.latest
         self._beside: Follower | None = None
         self._log: Path | None = None
@@ -136,7 +139,11 @@ class Page:
         """Read on, and send what is new, unless the browser has yet to draw earlier news."""
         self._pull()
         if self._pulse.is_behind:
+            self._unanswered += 1
+            if self._unanswered > UNANSWERED:
+                self._keep_pace(IDLE_MS)
             return
+        self._unanswered = 0
         store = self._shown.store
         self._timeline.update(store.traffic, moment_s=self._moment_s)
         now_s = time.monotonic()

@@ -1,23 +1,28 @@
 """Grade a class: everything that is handed in of a lab, into one CSV.
 
-    python -m gemini_lab.exercises.grading LAB [--course FOLDER]
+    python -m gemini_lab.exercises.grading LAB [--course FOLDER] [--jobs N]
 
 The folder is a course for nbgrader, as `make solutions` writes it, with what was handed in under
-`submitted/STUDENT/LAB/LAB.ipynb`. `grades.csv` has the points, `verdicts.csv` the reasons.
+`submitted/STUDENT/LAB/LAB.ipynb`. `grades.csv` has the points, `verdicts.csv` the reasons. What was
+judged is kept in `judged/`: after an interruption the same command goes on.
 """
 
 import argparse
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
+from gemini_lab.errors import ConfigError
+from gemini_lab.exercises.grading.apart import KEPT
 from gemini_lab.exercises.grading.hand_in import MADE_WITH
+from gemini_lab.exercises.grading.whole_class import hand_ins, judge_all, usual_jobs
 
 HEAD: Final = ("student", "lab", "check", "points", "said", "made with", "judged with")
 UNREAD: Final = "nothing that can be graded was handed in"
@@ -71,8 +76,24 @@ def _versions(notebook: dict[str, dict[str, dict[str, str]]], key: str) -> str:
     return "unknown" if not isinstance(found, dict) else " ".join(f"{k} {found[k]}" for k in found)
 
 
-def grade(course: Path, lab: str) -> Path:
-    """Grade all hand-ins of a lab; gives the file with the reasons."""
+def grade(course: Path, lab: str, *, jobs: int | None = None, told: TextIO = sys.stderr) -> Path:
+    """Grade all hand-ins of a lab; gives the file with the reasons.
+
+    Args:
+        course: nbgrader's folder.
+        lab: Such as `03_placement`.
+        jobs: How many to judge at a time; None for as many as the machine has cores, or one after
+            the other where a lab starts nodes.
+        told: Where it is said how far it is.
+
+    Raises:
+        ConfigError: There is no such lab.
+        CalledProcessError: nbgrader failed.
+    """
+    released = course.resolve() / "source" / lab / f"{lab}.ipynb"
+    if not released.exists():
+        raise ConfigError(f"there is no {released}; `make solutions` writes a course")
+    judge_all(list(hand_ins(course.resolve(), lab)), jobs=jobs or usual_jobs(released), told=told)
     nbgrader(course, "generate_assignment", lab, "--force")
     with suppress(subprocess.CalledProcessError):  # it fails if one hand-in cannot be read
         nbgrader(course, "autograde", lab, "--force")
@@ -86,13 +107,23 @@ def grade(course: Path, lab: str) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 1 if nbgrader fails."""
+    """Exit status 1 if nbgrader fails, 130 if interrupted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("lab", help="such as 03_placement")
     parser.add_argument("--course", type=Path, default=Path(), help="the course's folder")
+    parser.add_argument("--jobs", type=int, metavar="N", help="how many to judge at a time")
+    parser.add_argument("--again", action="store_true", help="judge also what was judged before")
     options = parser.parse_args(arguments)
+    if options.again:
+        shutil.rmtree(options.course / KEPT / options.lab, ignore_errors=True)
     try:
-        print(grade(options.course, options.lab))  # noqa: T201 - for who asked
+        print(grade(options.course, options.lab, jobs=options.jobs))  # noqa: T201 - for who asked
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)  # noqa: T201
+        return 130
     except subprocess.CalledProcessError as error:
         print(f"nbgrader {error.cmd[4]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
         return 1

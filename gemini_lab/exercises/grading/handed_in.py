@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -21,14 +23,18 @@ from gemini_lab.exercises.grading.cells import Cell, needed
 from gemini_lab.exercises.grading.plain import OtherError, from_plain
 
 STUDENT: Final = "gemini_lab.exercises.grading.student"
-CELL_S: Final = 900.0
-"""What a cell may take: some start nodes."""
+ANSWER_S: Final = 900.0
+"""What a cell or a call may take: some start nodes."""
 COMPUTING_S: Final = 30.0
-"""What it may compute meanwhile."""
+"""What a cell may compute meanwhile."""
+CALL_COMPUTING_S: Final = 4.0
+"""What a call may compute."""
+STANDSTILL_S: Final = 60.0
+"""How long it may do nothing, with no process of its own at work."""
+NOTHING_S: Final = 0.1
+"""Computing that is nothing: a loop that sleeps."""
 GLANCE_S: Final = 0.5
 """Between two looks at that."""
-CALL_S: Final = 4.0
-"""What a call may take."""
 MOST_BYTES: Final = 64 << 20
 """Of a reply."""
 
@@ -49,6 +55,7 @@ class HandedIn:
         folder: Where it runs.
         hidden: Folders that it must not look into.
         computing_s: What a cell may compute; its nodes, other processes, compute for themselves.
+        standstill_s: How long it may do nothing.
     """
 
     def __init__(
@@ -58,9 +65,11 @@ class HandedIn:
         *,
         hidden: Sequence[Path] = (),
         computing_s: float = COMPUTING_S,
+        standstill_s: float = STANDSTILL_S,
     ) -> None:
         self._cells = [cell for cell in cells if not cell.is_check]
-        self._folder, self._hidden, self._computing_s = folder, hidden, computing_s
+        self._folder, self._hidden = folder, hidden
+        self._computing_s, self._standstill_s = computing_s, standstill_s
         self._process: subprocess.Popen[str] | None = None
         self._ran: dict[int, str] = {}
         self._ended_by: dict[int, str] = {}
@@ -108,7 +117,7 @@ class HandedIn:
         if number in self._ended_by:  # it would again
             raise GoneError(self._ended_by[number])
         try:
-            reply = self.ask({"run": self._cells[number].source}, within_s=CELL_S)
+            reply = self.ask({"run": self._cells[number].source}, computing_s=self._computing_s)
         except GoneError as error:
             self._ended_by[number] = str(error)
             raise
@@ -129,7 +138,9 @@ class HandedIn:
         except (OtherError, RecursionError, TypeError) as error:
             raise NoAnswerError(f"it cannot be read: {error}") from None
 
-    def ask(self, request: dict[str, object], *, within_s: float = CALL_S) -> dict[str, object]:
+    def ask(
+        self, request: dict[str, object], *, computing_s: float = CALL_COMPUTING_S
+    ) -> dict[str, object]:
         """One request and its reply.
 
         Raises:
@@ -144,23 +155,23 @@ class HandedIn:
             self.end()
             raise GoneError("the notebook ended its own process") from None
         try:
-            reply = self._read(process, within_s)
+            reply = self._read(process, min(computing_s, self._computing_s))
         except BaseException:
             self.end()  # what it may still say would be taken for the next reply
             raise
         return reply if isinstance(reply, dict) else {"missing": True}
 
-    def _read(self, process: subprocess.Popen[str], within_s: float) -> object:
+    def _read(self, process: subprocess.Popen[str], computing_s: float) -> object:
         assert process.stdout is not None
-        end_s = time.monotonic() + within_s
+        glance = partial(_glance, process)
+        patience = Patience(
+            glance(), computing_s=computing_s, standstill_s=self._standstill_s, answer_s=ANSWER_S
+        )
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            computed_s = _computed_s(process)
-            while not selector.select(min(GLANCE_S, within_s)):
-                if time.monotonic() > end_s:
-                    raise GoneError(f"there is no answer after {within_s:g} s")
-                if _computed_s(process) > computed_s + self._computing_s:
-                    raise GoneError(f"no answer after {self._computing_s:g} s of computing")
+            while not selector.select(GLANCE_S):
+                if why := patience.ends_with(glance()):
+                    raise GoneError(why)
         line = process.stdout.readline(MOST_BYTES)
         try:
             return json.loads(line)
@@ -177,7 +188,7 @@ class HandedIn:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.ask({"run": ""}, within_s=CELL_S)  # its imports take seconds
+        self.ask({"run": ""}, computing_s=self._computing_s)  # its imports take seconds
         return self._process
 
     def end(self) -> None:
@@ -192,12 +203,57 @@ class HandedIn:
         process.communicate()
 
 
-def _computed_s(process: subprocess.Popen[str]) -> float:
-    try:
-        times = psutil.Process(process.pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """A process as it is at a moment.
+
+    Attributes:
+        at_s: When, on any clock.
+        computed_s: Its processor time so far.
+        is_alone: Whether no process that it started is there.
+    """
+
+    at_s: float
+    computed_s: float
+    is_alone: bool
+
+
+class Patience:
+    """For how long an answer is waited for, whatever else the machine does meanwhile.
+
+    Args:
+        begun: The process when it was asked.
+        computing_s: What it may compute.
+        standstill_s: How long it may do nothing, unless it started others.
+        answer_s: What it may take in all.
+    """
+
+    def __init__(
+        self, begun: Glance, *, computing_s: float, standstill_s: float, answer_s: float
+    ) -> None:
+        self._begun = self._moved = begun
+        self._computing_s, self._standstill_s, self._answer_s = computing_s, standstill_s, answer_s
+
+    def ends_with(self, now: Glance) -> str:
+        """Why no answer is waited for any more; empty as long as it is."""
+        if now.computed_s > self._begun.computed_s + self._computing_s:
+            return f"it came to no end within {self._computing_s:g} s of computing"
+        if now.at_s > self._begun.at_s + self._answer_s:
+            return f"it came to no end within {self._answer_s:g} s"
+        if not now.is_alone or now.computed_s > self._moved.computed_s + NOTHING_S:
+            self._moved = now
+        if now.at_s > self._moved.at_s + self._standstill_s:
+            return f"it did nothing for {self._standstill_s:g} s"
+        return ""
+
+
+def _glance(process: subprocess.Popen[str]) -> Glance:
+    computed_s, is_alone = 0.0, True
+    with suppress(psutil.Error):
+        seen = psutil.Process(process.pid)
+        times = seen.cpu_times()
+        computed_s, is_alone = float(times.user + times.system), not seen.children()
+    return Glance(at_s=time.monotonic(), computed_s=computed_s, is_alone=is_alone)
 
 
 class Function:

@@ -1,6 +1,6 @@
 """Judge a handed-in notebook by the released one's checks, in a process that runs none of its code.
 
-python -m gemini_lab.exercises.grading.judge RELEASED.ipynb HANDED-IN.ipynb [--hide FOLDER]
+python -m gemini_lab.exercises.grading.judge RELEASED.ipynb [--hide FOLDER] < HANDED-IN.ipynb
 """
 
 import argparse
@@ -8,15 +8,21 @@ import contextlib
 import io
 import json
 import platform
+import resource
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
+from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.exercises.grading.cells import Cell, code_cells, needed
 from gemini_lab.exercises.grading.handed_in import HandedIn, NoAnswerError
 from gemini_lab.exercises.verdict import WrongAnswerError, in_short
+
+UNJUDGED: Final = "could not be judged"
+"""How a sentence begins that is no verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ class Judge:
         except WrongAnswerError as error:
             return Judged(check=check.grade_id, is_right=False, said=str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the check itself could not run
-            why = f"could not be judged: {in_short(error)}"
+            why = f"{UNJUDGED}: {in_short(error)}"
             return Judged(check=check.grade_id, is_right=False, said=why)
         return Judged(check=check.grade_id, is_right=True, said=said.getvalue().strip())
 
@@ -86,10 +92,16 @@ class Judge:
                 self._ran.add(each)
 
 
-def judge(released: Path, handed_in: Path, *, hidden: Sequence[Path] = ()) -> list[Judged]:
-    """What is said of each exercise; what is handed in cannot look into the `hidden` folders."""
+def judge(released: Path, handed_in: str, *, hidden: Sequence[Path] = ()) -> list[Judged]:
+    """What is said of each exercise.
+
+    Args:
+        released: The notebook that was handed out.
+        handed_in: The text of the one that was handed in.
+        hidden: Folders that it cannot look into.
+    """
     mine = code_cells(json.loads(released.read_text(encoding="utf-8")))
-    theirs = code_cells(json.loads(handed_in.read_text(encoding="utf-8")))
+    theirs = code_cells(json.loads(handed_in))
     with (
         tempfile.TemporaryDirectory(prefix="handed-in-") as folder,
         HandedIn(theirs, Path(folder), hidden=hidden) as answers,
@@ -106,16 +118,26 @@ def made_with() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
+def _computed_s() -> float:
+    """Processor time of this process and of those that it has seen end."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, who))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print what is said as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("released", type=Path)
-    parser.add_argument("handed_in", type=Path)
     parser.add_argument("--hide", type=Path, action="append", default=[], help="a folder")
     options = parser.parse_args(arguments)
     hidden = [folder.resolve() for folder in options.hide]
-    found = judge(options.released.resolve(), options.handed_in.resolve(), hidden=hidden)
-    said = {"judged": [asdict(each) for each in found], "versions": made_with()}
+    die_with_parent()
+    found = judge(options.released.resolve(), sys.stdin.read(), hidden=hidden)
+    said = {
+        "judged": [asdict(each) for each in found],
+        "versions": made_with(),
+        "computed_s": _computed_s(),
+    }
     print(json.dumps(said))  # noqa: T201 - for who asked
     return 0
 

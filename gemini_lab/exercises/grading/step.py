@@ -4,10 +4,6 @@ The course's configuration puts `JudgeApart` in the place of nbgrader's `Execute
 an answer stands below its check, an error where it is not right: nbgrader counts points by that.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +11,16 @@ import nbformat
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer
 
-import gemini_lab
+from gemini_lab.exercises.grading.apart import LIMIT_S, Paper, UnjudgedError, verdict
+from gemini_lab.exercises.grading.cells import code_cells
 
 
 class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
     """Judges a hand-in in a process that runs none of its code."""
 
-    limit_s = Integer(1800, help="how long the judge may take for one notebook").tag(config=True)
+    limit_s = Integer(int(LIMIT_S), help="how long the judge may take for one notebook").tag(
+        config=True
+    )
 
     def preprocess(
         self, nb: nbformat.NotebookNode, resources: dict[str, Any]
@@ -43,30 +42,12 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
         return nb, resources
 
     def _judged(self, released: Path, nb: nbformat.NotebookNode) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(prefix="to-judge-") as folder:
-            path = Path(folder) / "handed-in.ipynb"
-            nbformat.write(nb, path)
-            command = [sys.executable, "-P", "-m", "gemini_lab.exercises.grading.judge"]
-            command += [part for each in _hidden(released) for part in ("--hide", str(each))]
-            try:
-                done = subprocess.run(
-                    [*command, str(released), str(path)],
-                    capture_output=True,
-                    text=True,
-                    timeout=self.limit_s,
-                    check=True,
-                )
-                judged: dict[str, Any] = json.loads(done.stdout)
-            except (subprocess.SubprocessError, ValueError) as error:
-                self.log.exception("%s could not be judged", released.stem)
-                return {"lost": f"could not be judged: {type(error).__name__}"}
-        return judged
-
-
-def _hidden(released: Path) -> list[Path]:
-    """Where solutions lie: in the course, and in a checkout that made it."""
-    course, checkout = released.resolve().parents[2], Path(gemini_lab.__file__).parents[1]
-    return [course, checkout / "notebooks"]
+        paper = Paper(released=released.resolve(), handed_in=code_cells(nb))
+        try:
+            return verdict(paper, limit_s=self.limit_s)
+        except UnjudgedError as error:
+            self.log.error("%s %s", released.stem, error)  # noqa: TRY400 - it says all
+            return {"lost": str(error)}
 
 
 def _output(said: str, *, is_right: bool) -> nbformat.NotebookNode:

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import pickle
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.plain import to_plain
 from gemini_lab.exercises.grading.walls import hide
@@ -28,6 +30,8 @@ from gemini_lab.node.own_root import packed
 Reply = dict[str, object]
 LONGEST: Final = 300
 """Of what is said of an error."""
+MOST_DATA_BYTES: Final = 8 << 30
+"""What each of its processes may take."""
 
 
 class Student:
@@ -96,6 +100,9 @@ def serve(requests: TextIO, replies: TextIO) -> None:
 
 def main() -> None:
     """Keep this process's standard streams for the judge; cells read and write none."""
+    die_with_parent()
+    if sys.platform == "linux":  # a cell that asks for ever more raises MemoryError
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):

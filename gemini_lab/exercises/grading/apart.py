@@ -1,0 +1,152 @@
+"""Judge hand-ins, each in processes of its own, and keep what was said of them.
+
+A kept verdict is found by all that it depends on: the checks, the answers, this package's code and
+the versions. So who grades a class again, or goes on after an interruption, judges what is new.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import gemini_lab
+from gemini_lab.errors import GeminiError
+from gemini_lab.exercises.grading.cells import Cell, Notebook, code_cells, needed
+from gemini_lab.exercises.grading.judge import UNJUDGED, made_with
+
+LIMIT_S: Final = 1800.0
+"""How long the judge may take for one notebook."""
+KEPT: Final = "judged"
+"""The course's folder of verdicts."""
+
+
+class UnjudgedError(GeminiError):
+    """There is no verdict; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """A hand-in to be judged.
+
+    Attributes:
+        released: The notebook that was handed out, with its checks, in its course.
+        handed_in: The cells that were handed in.
+    """
+
+    released: Path
+    handed_in: Sequence[Cell]
+
+    @property
+    def key(self) -> str:
+        """The same for hand-ins of which the same is said."""
+        answers = [asdict(each) for each in self.handed_in if not each.is_check]
+        checks = [asdict(each) for each in cells_of(self.released)]
+        told = json.dumps([checks, answers, made_with(), _package()], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    @property
+    def kept(self) -> Path:
+        """Where its verdict is, once it has one."""
+        course = self.released.parents[2]
+        return course / KEPT / self.released.stem / f"{self.key}.json"
+
+
+def cells_of(notebook: Path) -> list[Cell]:
+    """The cells with code of a notebook's file.
+
+    Raises:
+        ValueError: It is no notebook.
+        OSError: It cannot be read.
+    """
+    content: Notebook = json.loads(notebook.read_text(encoding="utf-8"))
+    try:
+        return code_cells(content)
+    except (AttributeError, TypeError):
+        raise ValueError(f"{notebook} is no notebook") from None
+
+
+def starts_nodes(released: Path) -> bool:
+    """Whether a lab's checks need cells that start nodes."""
+    cells = cells_of(released)
+    names = {name for cell in cells if cell.is_check for name in cell.used}
+    return any("Lab" in cells[number].used for number in needed(cells, names))
+
+
+def verdict(paper: Paper, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """What is said of a hand-in: the kept verdict if there is one, else a new one, which is kept.
+
+    Raises:
+        UnjudgedError: The judge came to no end.
+    """
+    kept = paper.kept
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    said = _judge(paper, limit_s)
+    if not any(each["said"].startswith(UNJUDGED) for each in said["judged"]):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(said), encoding="utf-8")
+        unfinished.replace(kept)
+    return said
+
+
+def _judge(paper: Paper, limit_s: float) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", "gemini_lab.exercises.grading.judge"]
+    command += [part for each in _hidden(paper.released) for part in ("--hide", str(each))]
+    judge = subprocess.Popen(
+        [*command, str(paper.released)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = judge.communicate(_as_notebook(paper.handed_in), timeout=limit_s)
+        said: dict[str, Any] = json.loads(out)
+    except subprocess.TimeoutExpired:
+        raise UnjudgedError(f"{UNJUDGED}: no end after {limit_s:g} s") from None
+    except ValueError:
+        raise UnjudgedError(f"{UNJUDGED}: the judge ended with {judge.returncode}") from None
+    finally:
+        with suppress(ProcessLookupError):  # its own end takes all of it along
+            os.killpg(judge.pid, signal.SIGKILL)
+        judge.wait()
+    return said
+
+
+def _as_notebook(cells: Sequence[Cell]) -> str:
+    made = [
+        {
+            "cell_type": "code",
+            "source": e.source,
+            "metadata": {"nbgrader": {"grade_id": e.grade_id}},
+        }
+        for e in cells
+    ]
+    return json.dumps({"cells": made})
+
+
+def _hidden(released: Path) -> list[Path]:
+    """Where solutions lie: in the course, and in a checkout that made it."""
+    course, checkout = released.resolve().parents[2], Path(gemini_lab.__file__).parents[1]
+    return [course, checkout / "notebooks"]
+
+
+@cache
+def _package() -> str:
+    """What tells this package's code from any other."""
+    folder = Path(gemini_lab.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
