@@ -7,10 +7,10 @@ when the connection below it is closed.
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _OPEN: Final = Path("/proc/self/fd")
 _SOCKET: Final = re.compile(r"socket:\[\d+\]")
@@ -35,6 +35,19 @@ class Connections:
             _shut(fd, name)
 
 
+def own_ends() -> list[str]:
+    """The addresses at which this process's connections over IP end here."""
+    return [here for here, _, _ in _over_ip()]
+
+
+def shut_those_to(ends: Collection[str]) -> int:
+    """Shut this process's connections whose other end is at one of these addresses; how many."""
+    found = [one for _, there, one in _over_ip() if there in ends]
+    for fd, name in found:
+        _shut(fd, name)
+    return len(found)
+
+
 def can_be_found() -> bool:
     """Whether this system tells a process its connections."""
     return _OPEN.is_dir()
@@ -49,6 +62,20 @@ def _sockets() -> set[tuple[int, str]]:
             if _SOCKET.fullmatch(name):
                 found.add((int(file.name), name))
     return found
+
+
+def _over_ip() -> Iterator[tuple[str, str, tuple[int, str]]]:
+    """This process's connections over IP: address here, address there, and the socket."""
+    for fd, name in _sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
+            if ours.family in {socket.AF_INET, socket.AF_INET6}:
+                yield _address(ours.getsockname()), _address(ours.getpeername()), (fd, name)
+
+
+def _address(name: tuple[Any, ...]) -> str:
+    """Host and port; a host is written alike where IPv6 carries IPv4, and where it does not."""
+    host = str(name[0]).removeprefix("::ffff:")
+    return f"{host} {name[1]}"
 
 
 def _shut(fd: int, name: str) -> None:
