@@ -7,12 +7,14 @@ when the connection below it is closed.
 import os
 import re
 import socket
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 _OPEN: Final = Path("/proc/self/fd")
+LOOK_S: Final = 0.005
 _SOCKET: Final = re.compile(r"socket:\[\d+\]")
 
 
@@ -33,6 +35,24 @@ class Connections:
         """Close them, below whoever uses them; any thread may."""
         for fd, name in self._sockets:
             _shut(fd, name)
+
+    def are_whole(self) -> bool:
+        """Whether who opened them has closed none."""
+        return all(_is_there(fd, name) for fd, name in self._sockets)
+
+    def wait_until_closed(self, until_s: float) -> bool:
+        """Wait, after `cut`, until who opened them has let go of all; whether they did by then.
+
+        What came before the cut may be read until then.
+
+        Args:
+            until_s: On the clock of `time.monotonic`.
+        """
+        while any(_is_open(fd, name) for fd, name in self._sockets):
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(LOOK_S)
+        return True
 
 
 def own_ends() -> list[str]:
@@ -78,10 +98,26 @@ def _address(name: tuple[Any, ...]) -> str:
     return f"{host} {name[1]}"
 
 
+def _is_there(fd: int, name: str) -> bool:
+    """Whether a descriptor is still this socket's."""
+    with suppress(OSError):
+        return str((_OPEN / str(fd)).readlink()) == name
+    return False
+
+
+def _is_open(fd: int, name: str) -> bool:
+    """Whether a connection is still somebody's in this process; one that listens is none."""
+    if not _is_there(fd, name):
+        return False
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
+        return not ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return False
+
+
 def _shut(fd: int, name: str) -> None:
     """Shut one, unless its number is another file's by now; one that listens is left alone."""
     with suppress(OSError):
-        if str((_OPEN / str(fd)).readlink()) == name:
+        if _is_there(fd, name):
             with socket.socket(fileno=os.dup(fd)) as ours:
                 ours.getpeername()
                 ours.shutdown(socket.SHUT_RDWR)

@@ -28,6 +28,9 @@ ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
 TELL_S: Final = 0.2
 """The same, until it is told: nobody may be lost."""
+LOOK: Final = timedelta(milliseconds=100)
+"""Between two looks of a rank that waits in a collective: Gloo does not tell who waits for the rest
+of a message that was half sent or received when its connection was closed."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
 _Work: Any = c10d.Work
@@ -58,6 +61,8 @@ _COLLECTIVES: Final = (
     "recv_anysource",
     "barrier",
 )
+
+_MESSAGES: Final = frozenset({"send", "recv", "recv_anysource"})
 
 
 class Mode(Enum):
@@ -163,6 +168,9 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._groups = groups
         self._timeout = timeout
         self._group: Any = None
+        self._left: list[Any] = []
+        self._promised: set[_Promise] = set()
+        self._promising = threading.Lock()
         self._connections = Connections()
         kind = _Group.BackendType.GLOO
         self._set_default_backend(kind)
@@ -171,7 +179,13 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             self.connect(store)
 
     def connect(self, store: Any) -> None:
-        """Make the real group; all of its ranks call it together."""
+        """Make the real group; all of its ranks call it together.
+
+        One from before stays: a thread of its own may wait for what will not come, and whoever lets
+        go of it would wait for that thread.
+        """
+        if self._group is not None:
+            self._left.append(self._group)
         with self._connections.opened():
             gloo = _GLOO(store, self.rank(), self.size(), self._timeout)
         kind = _Group.BackendType.GLOO
@@ -183,6 +197,59 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
     def cut(self) -> None:
         """Close the connections: what waits for another rank fails, on every thread."""
         self._connections.cut()
+        with self._promising:
+            promised, self._promised = self._promised, set()
+        for promise in promised:
+            promise.keep(promise.otherwise)
+
+    def wait_for(self, work: Any) -> None:
+        """Wait for a collective under way.
+
+        Raises:
+            RuntimeError: It failed, all are broken off, or a connection is closed.
+        """
+        while True:
+            try:
+                work.wait(LOOK)
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                if self._groups.is_broken or not self._connections.are_whole():
+                    raise RuntimeError("a connection to another rank was closed") from None
+            else:
+                return
+
+    def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
+        """A future of a collective under way, which comes at once when all are broken off.
+
+        Args:
+            work: The collective.
+            otherwise: What it gives then, and where it fails since a rank is lost.
+        """
+        promise = _Promise(otherwise)
+
+        def end(done: Any) -> None:
+            with self._promising:
+                self._promised.discard(promise)
+            try:
+                promise.keep(self._value(done, otherwise))
+            except RuntimeError as error:
+                promise.fail(error)
+
+        with self._promising:
+            self._promised.add(promise)
+        work.get_future().then(end)
+        if self._groups.is_broken:
+            promise.keep(otherwise)
+        return promise.future
+
+    def _value(self, done: Any, otherwise: list[torch.Tensor]) -> Any:
+        """What a future gives: DDP waits for that alone, and could not go on after an error."""
+        try:
+            return done.value()
+        except RuntimeError as error:
+            self.fail(error)
+            return otherwise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """A collective of that name, as torch's functions call it."""
@@ -198,7 +265,13 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         except RuntimeError as error:
             self.fail(error)
             return _Done(args)
-        return _Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
+        return _Watched(
+            work,
+            self,
+            args,
+            lambda: record.fill(entry, results_of(name, args)),
+            is_message=name in _MESSAGES,
+        )
 
     def fail(self, error: RuntimeError) -> None:
         """Go on if a rank is lost, otherwise raise the error."""
@@ -274,14 +347,26 @@ class _Watched(_Work):  # type: ignore[misc]
     """A collective under way, whose failure is the group's to judge."""
 
     def __init__(
-        self, work: Any, group: StandingGroup, args: Sequence[Any], done: Callable[[], None]
+        self,
+        work: Any,
+        group: StandingGroup,
+        args: Sequence[Any],
+        done: Callable[[], None],
+        *,
+        is_message: bool,
     ) -> None:
         super().__init__()
         self._work, self._group, self._args, self._done = work, group, args, done
+        self._is_message = is_message
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
-            self._work.wait() if timeout is None else self._work.wait(timeout)
+            if timeout is not None:
+                self._work.wait(timeout)
+            elif self._is_message:  # whose whole group Gloo closes when a wait is not over in time
+                self._work.wait()
+            else:
+                self._group.wait_for(self._work)
         except RuntimeError as error:
             self._group.fail(error)
         else:
@@ -298,18 +383,35 @@ class _Watched(_Work):  # type: ignore[misc]
         return self._work.exception()
 
     def get_future(self) -> Any:
-        return self._work.get_future().then(self._outcome)
+        return self._group.promise(self._work, _results(self._args))
 
-    def _outcome(self, future: Any) -> Any:
-        """What a future gives: DDP waits for that alone, and could not go on after an error."""
-        try:
-            return future.value()
-        except RuntimeError as error:
-            self._group.fail(error)
-            return _results(self._args)
+
+class _Promise:
+    """A future that is fulfilled once.
+
+    Args:
+        otherwise: Its value where none comes.
+    """
+
+    def __init__(self, otherwise: Any) -> None:
+        self.future: Any = torch.futures.Future()
+        self.otherwise = otherwise
+        self._is_over = threading.Lock()
+
+    def keep(self, value: Any) -> None:
+        """Fulfil it, unless it is over."""
+        if self._is_over.acquire(blocking=False):
+            self.future.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Have who waits for it get the error, unless it is over."""
+        if self._is_over.acquire(blocking=False):
+            self.future.set_exception(error)
 
 
 def _results(args: Sequence[Any]) -> list[torch.Tensor]:
     """What the future of a collective gives, of the arguments that it was called with."""
     first = args[0] if args else []
-    return [first] if isinstance(first, torch.Tensor) else list(first)
+    if isinstance(first, torch.Tensor):
+        return [first]
+    return list(first) if isinstance(first, list | tuple) else []
