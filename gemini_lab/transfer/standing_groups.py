@@ -11,7 +11,7 @@ answered during its set-up is played from a record that they made of their own (
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum, auto
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from gemini_lab.transfer.set_up_record import SetUpRecord, results_of
 from gemini_lab.transfer.sockets import Connections
+from gemini_lab.transfer.standing_works import Done, Promise, Watched
 
 ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
@@ -33,7 +34,6 @@ LOOK: Final = timedelta(milliseconds=100)
 of a message that was half sent or received when its connection was closed."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
-_Work: Any = c10d.Work
 _NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
 _COLLECTIVES: Final = (
     "allreduce",
@@ -169,7 +169,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._timeout = timeout
         self._group: Any = None
         self._left: list[Any] = []
-        self._promised: set[_Promise] = set()
+        self._promised: set[Promise] = set()
         self._promising = threading.Lock()
         self._connections = Connections()
         kind = _Group.BackendType.GLOO
@@ -226,7 +226,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             work: The collective.
             otherwise: What it gives then, and where it fails since a rank is lost.
         """
-        promise = _Promise(otherwise)
+        promise = Promise(otherwise)
 
         def end(done: Any) -> None:
             with self._promising:
@@ -255,17 +255,17 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         """A collective of that name, as torch's functions call it."""
         groups, record = self._groups, self._groups.record
         if groups.mode is Mode.BROKEN:
-            return _Done(args)
+            return Done(args)
         entry = record.next(name, args) if self.size() > 1 else None
         if groups.mode is Mode.ALONE and self.size() > 1:
             record.play(name, args)
-            return _Done(args)
+            return Done(args)
         try:
             work = getattr(self._group, name)(*args, **kwargs)
         except RuntimeError as error:
             self.fail(error)
-            return _Done(args)
-        return _Watched(
+            return Done(args)
+        return Watched(
             work,
             self,
             args,
@@ -318,100 +318,3 @@ def _collective(name: str) -> Callable[..., Any]:
 
 for _name in _COLLECTIVES:
     setattr(StandingGroup, _name, _collective(_name))
-
-
-class _Done(_Work):  # type: ignore[misc]
-    """A collective that is over, and has left its tensors as they were."""
-
-    def __init__(self, args: Sequence[Any]) -> None:
-        super().__init__()
-        self._args = args
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        del timeout
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result(_results(self._args))
-        return future
-
-
-class _Watched(_Work):  # type: ignore[misc]
-    """A collective under way, whose failure is the group's to judge."""
-
-    def __init__(
-        self,
-        work: Any,
-        group: StandingGroup,
-        args: Sequence[Any],
-        done: Callable[[], None],
-        *,
-        is_message: bool,
-    ) -> None:
-        super().__init__()
-        self._work, self._group, self._args, self._done = work, group, args, done
-        self._is_message = is_message
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        try:
-            if timeout is not None:
-                self._work.wait(timeout)
-            elif self._is_message:  # whose whole group Gloo closes when a wait is not over in time
-                self._work.wait()
-            else:
-                self._group.wait_for(self._work)
-        except RuntimeError as error:
-            self._group.fail(error)
-        else:
-            self._done()
-        return True
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def get_future(self) -> Any:
-        return self._group.promise(self._work, _results(self._args))
-
-
-class _Promise:
-    """A future that is fulfilled once.
-
-    Args:
-        otherwise: Its value where none comes.
-    """
-
-    def __init__(self, otherwise: Any) -> None:
-        self.future: Any = torch.futures.Future()
-        self.otherwise = otherwise
-        self._is_over = threading.Lock()
-
-    def keep(self, value: Any) -> None:
-        """Fulfil it, unless it is over."""
-        if self._is_over.acquire(blocking=False):
-            self.future.set_result(value)
-
-    def fail(self, error: Exception) -> None:
-        """Have who waits for it get the error, unless it is over."""
-        if self._is_over.acquire(blocking=False):
-            self.future.set_exception(error)
-
-
-def _results(args: Sequence[Any]) -> list[torch.Tensor]:
-    """What the future of a collective gives, of the arguments that it was called with."""
-    first = args[0] if args else []
-    if isinstance(first, torch.Tensor):
-        return [first]
-    return list(first) if isinstance(first, list | tuple) else []
