@@ -24,7 +24,7 @@ def cut_link(rendezvous: str, rank: int, other: int) -> int:
         other: The one at the link's other end.
 
     Returns:
-        How many there were.
+        How many it shut; the other end may have been first.
 
     Raises:
         RuntimeError: The other rank does not say where its connections end, or the store is gone.

@@ -291,11 +291,10 @@ class WorkerSession:
         ours = self.start.rank
         for rank in order.ranks:
             try:
-                flaw = "" if cut_link(self.start.rendezvous, ours, rank) else "there are none"
+                cut_link(self.start.rendezvous, ours, rank)
             except RuntimeError as error:
-                flaw = str(error)
-            if flaw:
-                self.emit(Note(text=f"connections of ranks {ours} and {rank} were not cut: {flaw}"))
+                text = f"rank {ours} has not cut its connections to rank {rank}: {error}"
+                self.emit(Note(text=text))
 
     def outlast(self) -> None:
         """Return when the node's agent lets this worker go."""
