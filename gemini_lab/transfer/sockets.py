@@ -36,10 +36,6 @@ class Connections:
         for fd, name in self._sockets:
             _shut(fd, name)
 
-    def are_whole(self) -> bool:
-        """Whether who opened them has closed none."""
-        return all(_is_there(fd, name) for fd, name in self._sockets)
-
     def wait_until_closed(self, until_s: float) -> bool:
         """Wait, after `cut`, until who opened them has let go of all; whether they did by then.
 

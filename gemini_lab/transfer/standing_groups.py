@@ -206,7 +206,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         """Wait for a collective under way.
 
         Raises:
-            RuntimeError: It failed, all are broken off, or a connection is closed.
+            RuntimeError: It failed, or all are broken off.
         """
         while True:
             try:
@@ -214,8 +214,8 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             except RuntimeError:
                 if work.is_completed():
                     raise
-                if self._groups.is_broken or not self._connections.are_whole():
-                    raise RuntimeError("a connection to another rank was closed") from None
+                if self._groups.is_broken:
+                    raise RuntimeError("collectives are broken off: a rank is lost") from None
             else:
                 return
 
