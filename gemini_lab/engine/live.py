@@ -243,7 +243,13 @@ class LiveProtection:
         if self._rewinder is not None and self._rewinder.guard is not None:
             require_loop(is_in_loop=self._is_in_loop)
         self._iterations.end(version, waited_s=waited_s)
-        if self._traffic.end_iteration(version) or self._is_to_hold:
+        try:
+            is_to_be_sent = self._traffic.end_iteration(version)
+        except RuntimeError as error:  # ranks may speak here of how they send versions
+            if not self._is_lost_with_a_rank(error):
+                raise
+            return
+        if is_to_be_sent or self._is_to_hold:
             self._unsealed = Unsealed(drawn=None)
             if not self._top_is_told:
                 self._keep_drawn()

@@ -10,13 +10,15 @@ from typing import Any, Final, NoReturn
 import msgspec
 from torch.distributed import DistStoreError
 
+from gemini_lab.engine.cut_link import cut_link
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.standing import Standing
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import AnyEvent, OfWorker, Unprotected
+from gemini_lab.log.events import AnyEvent, Note, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
+    Cut,
     EventSaid,
     Flawed,
     GoBack,
@@ -175,7 +177,7 @@ class WorkerSession:
         """What the node's agent answers; before this session listens to it."""
         self._channel.send(request)
         answer = self._channel.receive()
-        while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed | Stand):
+        while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed | Cut | Stand):
             if isinstance(answer[0], Stand):
                 self._stand(answer[0].epoch)
             else:
@@ -220,7 +222,7 @@ class WorkerSession:
     def _hear(self) -> None:
         while (answer := self._channel.receive()) is not None:
             match answer[0]:
-                case Hold() | GoBack() | Flawed() as order:
+                case Hold() | GoBack() | Flawed() | Cut() as order:
                     self._obey(order)
                 case Stand(epoch=epoch):
                     self._stand(epoch)
@@ -269,8 +271,12 @@ class WorkerSession:
         self.wants_hold, self.order_back, self._held = False, None, None
         return self.start
 
-    def _obey(self, order: Hold | GoBack | Flawed) -> None:
+    def _obey(self, order: Hold | GoBack | Flawed | Cut) -> None:
         """What is asked of all ranks is done where they agree on it."""
+        if isinstance(order, Cut):
+            cutting = threading.Thread(target=self._cut, args=(order,), daemon=True)
+            cutting.start()  # it waits for the other end
+            return
         if isinstance(order, Flawed):
             self.flaws.append(order)
             return
@@ -280,6 +286,15 @@ class WorkerSession:
         self.wants_hold = True
         if self._held is not None:  # another root asks
             self._channel.send(self._held)
+
+    def _cut(self, order: Cut) -> None:
+        ours = self.start.rank
+        for rank in order.ranks:
+            try:
+                cut_link(self.start.rendezvous, ours, rank)
+            except RuntimeError as error:
+                text = f"rank {ours} has not cut its connections to rank {rank}: {error}"
+                self.emit(Note(text=text))
 
     def outlast(self) -> None:
         """Return when the node's agent lets this worker go."""

@@ -38,7 +38,7 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
     ),
     "restart": (
         "gemini_lab.experiments.benches.restart:bench",
-        "failure to the next finished iteration, warm and cold in turn",
+        "failure to the next finished iteration, warm, kept and cold in turn; beside NVRx",
     ),
     "imports": (
         "gemini_lab.experiments.benches.imports:bench",

@@ -8,7 +8,7 @@
     ├── RootLoss      the machine with the root agent goes
     ├── NodesLoss     several machines go at once
     ├── RackLoss      all machines of a rack go at once
-    ├── LinkCut       a node's connections close
+    ├── LinkCut       connections close: a node's to the root agent, or two nodes' workers'
     ├── BitFlip       a bit of a replica in memory turns
     ├── WrongSums     a machine computes wrong: bits turn in its gradients, activations or updates
     └── StoreFull     the persistent tier takes no more bytes
@@ -186,9 +186,25 @@ class RackLoss(Failure):
 
 @dataclass(frozen=True, slots=True)
 class LinkCut(_AtNode):
-    """All connections between a node's agent and the root agent close once."""
+    """Connections close once, and nobody dies.
+
+    Attributes:
+        to: Another node's place: all between the workers of the two close. None: those between the
+            node's agent and the root agent.
+    """
 
     kind: ClassVar[str] = "link_cut"
+    to: str | None = None
+
+    def __post_init__(self) -> None:
+        check_place(self.node)
+        if self.to is not None:
+            check_place(self.to)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The link's ends."""
+        return (self.node,) if self.to is None else (self.node, self.to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +306,8 @@ def read_failure(
         record["nodes"] = list(places)
     elif kind == "rack_loss":
         record["rack"] = " ".join(places)
+    elif kind == LinkCut.kind and len(places) == 2:
+        record["node"], record["to"] = places
     elif len(places) == 1:
         record["node"] = places[0]
     elif places:

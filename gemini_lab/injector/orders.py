@@ -9,6 +9,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import (
     BitFlip,
     Failure,
+    LinkCut,
     NodesLoss,
     RackLoss,
     RootLoss,
@@ -62,6 +63,17 @@ class Cast:
             raise ConfigError(f"no node {place!r} is there; there are {', '.join(self.nodes)}")
         return place
 
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """The ranks that a node runs.
+
+        Raises:
+            ConfigError: It runs none.
+        """
+        if node not in self.members:
+            raise ConfigError(f"no worker runs on {node}; {', '.join(self.members)} run some")
+        first = list(self.members).index(node) * self.workers_per_node
+        return tuple(range(first, first + self.workers_per_node))
+
 
 ActionKind = Literal[
     "worker_crash",
@@ -86,6 +98,7 @@ class Action:
         where: What is computed wrong; `None` for nothing.
         lasts: Whether it is each time, or once.
         shard: Whose copy a bit flips in; `None` leaves the choice to `seed`.
+        others: Of a link, the ranks at its other end; none for the root agent.
         seed: Decides what is left open.
     """
 
@@ -94,6 +107,7 @@ class Action:
     shard: int | None = None
     where: Where | None = None
     lasts: bool = False
+    others: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -124,6 +138,8 @@ def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
                 known = ", ".join(cast.racks) or "none"
                 raise ConfigError(f"no rack {rack!r} is there; there are: {known}")
             return _losses(node for node in cast.racks[rack] if node in cast.nodes)
+        case LinkCut(node=node, to=str() as to):
+            return _cuts(cast, cast.node_at(node), cast.node_at(to))
         case StoreFull():
             return [Order(node=node, action=Action(kind="store_full")) for node in cast.nodes]
     return [Order(node=cast.node_at(failure.places[0]), action=_action(failure, seed))]
@@ -139,6 +155,20 @@ def _action(failure: Failure, seed: int) -> Action:
             chosen = seed if own is None else own
             return Action(kind=kind, rank=rank, where=where, lasts=lasts, seed=chosen)
     return Action(kind=kind, rank=rank, seed=seed)
+
+
+def _cuts(cast: Cast, node: str, to: str) -> list[Order]:
+    """Both ends of a link between two nodes' workers close it.
+
+    Raises:
+        ConfigError: They are one node, or a node has no workers.
+    """
+    if node == to:
+        raise ConfigError(f"{node} has no link to itself; name two nodes")
+    return [
+        Order(node=one, action=Action(kind="link_cut", others=cast.ranks_on(other)))
+        for one, other in ((node, to), (to, node))
+    ]
 
 
 def _losses(nodes: Iterable[str]) -> list[Order]:

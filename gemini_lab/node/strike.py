@@ -1,6 +1,7 @@
 """The acting half of the injector: an agent does to its own node what a failure does.
 
-Nothing is pretended: a crash is a SIGKILL, a hang a SIGSTOP, a flipped bit is flipped.
+Nothing is pretended: a crash is a SIGKILL, a hang a SIGSTOP, a flipped bit is flipped, a link that
+is cut is a socket that is shut.
 """
 
 import os
@@ -19,7 +20,7 @@ from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
-from gemini_lab.recovery.messages import Flawed
+from gemini_lab.recovery.messages import Cut, Flawed
 
 
 class Victim(Protocol):
@@ -55,6 +56,8 @@ async def strike(node: Victim, action: Action, config: AgentConfig) -> None:
         case "node_freeze":
             stand_guard(os.getpid(), config.prefix, config.etcd)
             await _signal_node(node, action, signal.SIGSTOP)
+        case "link_cut" if action.others:
+            _cut_workers(node, action)
         case "link_cut":
             node.root.cut()
             _said(node, action)
@@ -100,6 +103,15 @@ def _compute_wrong(node: Victim, action: Action) -> None:
     ranks = node.flaw(Flawed(where=action.where, is_lasting=action.lasts, seed=action.seed))
     if ranks:
         _said(node, action, rank=ranks[0])
+    else:
+        node.lab.emit(Note(text=f"{action.kind}: no worker runs on {node.name}"))
+
+
+def _cut_workers(node: Victim, action: Action) -> None:
+    order = Cut(ranks=[*action.others])
+    told = [worker.channel.send(order) for worker in node.host.workers.values()]
+    if any(told):
+        _said(node, action)
     else:
         node.lab.emit(Note(text=f"{action.kind}: no worker runs on {node.name}"))
 

@@ -423,6 +423,15 @@ class Flawed(Message, frozen=True, kw_only=True):
     seed: int
 
 
+class Cut(Message, frozen=True, kw_only=True):
+    """Close your connections to these ranks' workers, which are told the same; agent to worker.
+
+    An injected failure.
+    """
+
+    ranks: list[Rank]
+
+
 class Settle(RootOrder, frozen=True, kw_only=True):
     """Let the memory go that versions of other numbers of ranks than this take."""
 

@@ -24,7 +24,7 @@ from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab.transfer.route import BackgroundRoute, Route, finish
+from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
     Chunks,
     Filled,
@@ -260,5 +260,5 @@ class Differences:
         answers = {peer: torch.zeros(1, dtype=torch.int64) for peer in peers.sends_to}
         works = [group.isend(torch.tensor([int(rank in reasons)]), rank) for rank in self._makers]
         works += [group.irecv(answer, peer) for peer, answer in answers.items()]
-        finish(works)
+        group.finish(works)
         return tuple(peer for peer in peers.sends_to if int(answers[peer]))

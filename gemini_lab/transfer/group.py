@@ -1,7 +1,9 @@
 """The process group of checkpoint traffic, apart from all of training's groups."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +34,9 @@ class CheckpointGroup:
         self.world_size = world_size
         self.messages = 0
         torch_distributed: Any = dist  # its stubs leave out what this class stands on
+        self._is_cut = False
+        self._changed = threading.Condition()
+        self._at_work: set[int] = set()  # threads in `used`, but for those that wait
         self._connections = Connections()
         with self._connections.opened() if can_be_found() else nullcontext():
             self._group: Any = torch_distributed.ProcessGroupGloo(
@@ -41,35 +46,116 @@ class CheckpointGroup:
                 timedelta(seconds=timeout_s),
             )
 
-    def cut(self) -> None:
-        """Close the connections: what waits for another rank fails, on every thread."""
+    # -- to be broken off --------------------------------------------------------------------------
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """In it, this thread writes memory, with what it gets here: see `cut`.
+
+        Raises:
+            RuntimeError: The group was cut.
+        """
+        thread = threading.get_ident()
+        self._note(thread, is_at_work=True)
+        try:
+            self.require_whole()
+            yield
+        finally:
+            self._note(thread, is_at_work=False)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In it, this thread only waits, and goes no further if the group is cut meanwhile.
+
+        Raises:
+            RuntimeError: It was.
+        """
+        thread = threading.get_ident()
+        was_at_work = thread in self._at_work
+        self._note(thread, is_at_work=False)
+        try:
+            yield
+        finally:
+            self._note(thread, is_at_work=was_at_work)
+        self.require_whole()
+
+    def finish(self, works: Sequence[Any]) -> None:
+        """Wait for all of these sends and receives.
+
+        Raises:
+            RuntimeError: One failed, or the group was cut.
+        """
+        with self.waiting():
+            for work in works:
+                work.wait()
+
+    def require_whole(self) -> None:
+        """Refuse to go on where the group was cut.
+
+        Raises:
+            RuntimeError: It was.
+        """
+        if self._is_cut:
+            raise RuntimeError("the connections of checkpoint traffic were closed")
+
+    def cut(self, within_s: float = 0.0) -> bool:
+        """Close the connections, and begin nothing more; any thread may call it.
+
+        What waits for another rank fails, but for who waits for the rest of a message that was half
+        sent or received: Gloo tells nobody of that, until the group's time is out. So a thread that
+        waits may go on waiting; it touches nothing any more.
+
+        Args:
+            within_s: For threads in `used` to wait or to leave, and for the connections to close.
+
+        Returns:
+            Whether they did: nothing of this group writes any memory from then on.
+        """
+        give_up_s = time.monotonic() + within_s
+        with self._changed:
+            self._is_cut = True
         self._connections.cut()
+        with self._changed:
+            is_left = self._changed.wait_for(lambda: not self._at_work, within_s)
+        return is_left and self._connections.wait_until_closed(give_up_s)
+
+    def _note(self, thread: int, *, is_at_work: bool) -> None:
+        with self._changed:
+            if is_at_work:
+                self._at_work.add(thread)
+            else:
+                self._at_work.discard(thread)
+            self._changed.notify_all()
+
+    # -- messages ----------------------------------------------------------------------------------
 
     def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:
-        """Begin to send; `wait()` ends it. Messages of a tag between two ranks keep order."""
+        """Begin to send; `finish` waits for it. Messages of a tag between two ranks keep order."""
+        self.require_whole()
         self.messages += 1
         return self._group.send([tensor], to, tag)
 
     def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Any:
         """Begin to receive into `tensor`."""
+        self.require_whole()
         self.messages += 1
         return self._group.recv([tensor], source, tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send and wait."""
-        self.isend(tensor, to).wait()
+        self.finish([self.isend(tensor, to)])
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Receive and wait."""
-        self.irecv(tensor, source).wait()
+        self.finish([self.irecv(tensor, source)])
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self._group.barrier().wait()
+        self.finish([self._group.barrier()])
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's `values` (equally many, 64-bit), in rank order."""
         ours = torch.tensor(values, dtype=torch.int64)
         theirs = [torch.zeros_like(ours) for _ in range(self.world_size)]
-        self._group.allgather([theirs], [ours]).wait()
+        self.finish([self._group.allgather([theirs], [ours])])
         return [one.tolist() for one in theirs]

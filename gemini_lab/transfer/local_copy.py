@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ class LocalCopy:
         own: Where to.
         lanes: The device's, if the tensors are on one; the next chunk is then copied by its local
             lane while threads of this copy's own seal those before.
+        may_go_on: Called before each chunk; raises where the copy is to be broken off.
 
     Attributes:
         payload_bytes: Size of the whole payload.
@@ -32,7 +33,12 @@ class LocalCopy:
     """
 
     def __init__(
-        self, version: OutgoingVersion, own: WriteBuffer, *, lanes: Lanes | None = None
+        self,
+        version: OutgoingVersion,
+        own: WriteBuffer,
+        *,
+        lanes: Lanes | None = None,
+        may_go_on: Callable[[], None] = lambda: None,
     ) -> None:
         self.payload_bytes = version.payload_bytes
         self.elapsed_s = 0.0
@@ -40,6 +46,7 @@ class LocalCopy:
         self._own = own
         self._chunk_bytes = own.chunk(0).nbytes
         self._lanes = lanes
+        self._may_go_on = may_go_on
         self._ahead = 1 if lanes is None else 2
         self._filled: deque[tuple[Bytes, Any]] = deque()  # chunks, each with its lane's mark
         self._next_piece = 0
@@ -62,6 +69,7 @@ class LocalCopy:
     def _arrived(self, last: int) -> Iterator[tuple[int, Bytes]]:
         """The chunks before number `last` that are missing, each when it has been copied."""
         while self._done < last:
+            self._may_go_on()
             while self._done + len(self._filled) < min(last, self._done + self._ahead):
                 self._filled.append(self._begin(self._done + len(self._filled)))
             chunk, mark = self._filled[0]

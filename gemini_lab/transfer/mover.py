@@ -15,7 +15,7 @@ from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
-from gemini_lab.transfer.route import BackgroundRoute, Route, finish
+from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
     MovedVersion,
     OutgoingVersion,
@@ -86,6 +86,7 @@ class VersionMover:
         self._under_way: Future[None] | None = None
         self._starting = threading.Lock()
         self._is_stopped = False
+        self._stopped: Future[None] = Future()
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +130,7 @@ class VersionMover:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(self._move, version, buffers, write_counts(version))
+        self._under_way = self._thread.submit(self._use, version, buffers, write_counts(version))
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -142,12 +143,20 @@ class VersionMover:
             RuntimeError: The transfer broke, as it does when a peer dies.
         """
         started_s = time.perf_counter()
-        error = None if self._under_way is None else self._under_way.exception()
+        error = self._error()
         if isinstance(error, IntegrityError):
             raise error
         if error is not None:
             raise RuntimeError("sending the checkpoint failed; a peer may be gone") from error
         return time.perf_counter() - started_s
+
+    def _error(self) -> BaseException | None:
+        """Of the version under way, once it is over, or broken off."""
+        if self._under_way is None:
+            return None
+        either = {self._under_way, self._stopped}
+        over = futures.wait(either, return_when=futures.FIRST_COMPLETED).done
+        return (self._under_way if self._under_way in over else self._stopped).exception()
 
     def exchange(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's `values` (equally many), in rank order; no version may be on its way."""
@@ -170,24 +179,36 @@ class VersionMover:
     def stop(self, within_s: float) -> bool:
         """Break off what is under way, and begin nothing more; any thread may call it.
 
+        The mover's thread may go on waiting for what will not come: see `CheckpointGroup.cut`.
+
         Returns:
             Whether nothing of this writes to the slab any more, by that time.
         """
         with self._starting:
+            is_first = not self._is_stopped
             self._is_stopped = True
-        self._wire.group.cut()
-        if self._under_way is None:
-            return True
-        return bool(futures.wait([self._under_way], within_s).done)
+        is_over = self._wire.group.cut(within_s)
+        if is_first:
+            self._stopped.set_exception(RuntimeError("the version was broken off"))
+        return is_over
 
     def close(self) -> None:
         """Finish what is under way and end the thread."""
-        self._thread.shutdown()
+        self._thread.shutdown(wait=not self._is_stopped)  # it may wait for long: see `stop`
         self._route.close()
         if self._differences is not None:
             self._differences.close()
 
     # -- the mover's thread ----------------------------------------------------------------------
+
+    def _use(
+        self,
+        version: OutgoingVersion,
+        buffers: VersionBuffers[WriteBuffer],
+        counts: Sequence[int],
+    ) -> None:
+        with self._wire.group.used():
+            self._move(version, buffers, counts)
 
     def _move(
         self,
@@ -196,7 +217,10 @@ class VersionMover:
         counts: Sequence[int],
     ) -> None:
         started_s = time.perf_counter()
-        local = LocalCopy(version, buffers.own, lanes=self._wire.lanes)
+        wire = self._wire
+        local = LocalCopy(
+            version, buffers.own, lanes=wire.lanes, may_go_on=wire.group.require_whole
+        )
         differences = self._differences
         sends_differences = differences is not None and differences.agree(version)
         differing: dict[int, str] = {}
@@ -209,6 +233,7 @@ class VersionMover:
         else:
             sent = self._exchange_shards(version, local, buffers)
             tables = self._digests(version, local, buffers, counts)
+        wire.group.require_whole()
         for rank, buffer in buffers.incoming.items():
             for index, digest in enumerate(tables[rank]):
                 buffer.seal_chunk(index, int(digest))
@@ -306,4 +331,4 @@ class VersionMover:
         group = self._wire.group
         works = [group.isend(ours, rank) for rank in self._peers.sends_to]
         works += [group.irecv(room, rank) for rank, room in theirs.items()]
-        finish(works)
+        group.finish(works)

@@ -92,9 +92,9 @@ class BackgroundRoute:
                 works += self._send(index, local, buffers.own)
             under_way.append(works)
             while len(under_way) > WINDOW_CHUNKS:
-                finish(under_way.popleft())
+                self._group.finish(under_way.popleft())
         for works in under_way:
-            finish(works)
+            self._group.finish(works)
         end_s = time.time()
         size_bytes = local.payload_bytes
         return tuple(
@@ -118,7 +118,8 @@ class BackgroundRoute:
         chunk = trimmed_chunk(own, index, local.payload_bytes)
         local.up_to(index * own.chunk(0).nbytes + chunk.nbytes)
         if self._carry is not None:
-            self._carry(chunk.nbytes * len(self._peers.sends_to))
+            with self._group.waiting():
+                self._carry(chunk.nbytes * len(self._peers.sends_to))
         return [self._group.isend(torch.from_numpy(chunk), rank) for rank in self._peers.sends_to]
 
 
@@ -126,9 +127,3 @@ def trimmed_chunk(buffer: Chunks, index: int, payload_bytes: int) -> Bytes:
     """The bytes of a chunk that belong to a payload of that size."""
     start = buffer.chunk(0).nbytes * index
     return buffer.chunk(index)[: payload_bytes - start]
-
-
-def finish(works: list[Any]) -> None:
-    """Wait for all of these sends and receives."""
-    for work in works:
-        work.wait()

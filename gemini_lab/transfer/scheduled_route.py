@@ -20,7 +20,6 @@ from typing import Any, Final
 import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.transfer.route import finish
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -91,7 +90,8 @@ class ScheduledRoute:
         """
         first = self._schedule.chunks[:1]
         if first and first[0].span is not None:
-            self._wait_for_span(first[0].span)
+            with self._group.waiting():
+                self._wait_for_span(first[0].span)
 
     def exchange(
         self, local: Source, buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
@@ -99,9 +99,10 @@ class ScheduledRoute:
         """Send and receive one version's chunks; returns what left in which span."""
         # Sending waits for spans, and its receivers' answers for chunks of their own schedules, so
         # receiving must go on meanwhile: it has a thread.
-        received: Future[None] = self._receiver.submit(self._receive, buffers.incoming)
+        received: Future[None] = self._receiver.submit(self._receive_all, buffers.incoming)
         sent = self._send(local, torch.from_numpy(buffers.own.data))
-        received.result()
+        with self._group.waiting():
+            received.result()
         return sent
 
     def _send(self, local: Source, payload: torch.Tensor) -> tuple[SentBytes, ...]:
@@ -113,16 +114,21 @@ class ScheduledRoute:
             end = chunk.offset_bytes + chunk.size_bytes
             local.up_to(end)
             if len(freed[peer]) >= self._window:
-                freed[peer].popleft().wait()
-            self._wait_for_span(chunk.span)
-            start_s = time.time()
-            if self._carry is not None:
-                self._carry(chunk.size_bytes)
+                self._group.finish([freed[peer].popleft()])
+            with self._group.waiting():
+                self._wait_for_span(chunk.span)
+                start_s = time.time()
+                if self._carry is not None:
+                    self._carry(chunk.size_bytes)
             works.append(self._group.isend(payload[chunk.offset_bytes : end], peer))
             freed[peer].append(self._group.irecv(torch.zeros(1), peer, tag=_FREED))
             _note(sent, chunk, peer, start_s)
-        finish([*works, *(one for waiting in freed.values() for one in waiting)])
+        self._group.finish([*works, *(one for waiting in freed.values() for one in waiting)])
         return tuple(sent)
+
+    def _receive_all(self, incoming: Mapping[int, Chunks]) -> None:
+        with self._group.used():
+            self._receive(incoming)
 
     def _receive(self, incoming: Mapping[int, Chunks]) -> None:
         under_way: deque[tuple[IncomingChunk, torch.Tensor, Any]] = deque()
@@ -134,7 +140,7 @@ class ScheduledRoute:
             under_way.append((one, room, self._group.irecv(room, one.source)))
         while under_way:
             freed.append(self._take(*under_way.popleft(), incoming))
-        finish(freed)
+        self._group.finish(freed)
 
     def _room(self, number: int, chunk: Chunk, buffer: Chunks) -> torch.Tensor:
         if self._rooms:
@@ -145,7 +151,7 @@ class ScheduledRoute:
         self, one: IncomingChunk, room: torch.Tensor, work: Any, incoming: Mapping[int, Chunks]
     ) -> Any:
         """Wait for a chunk, empty its sub-buffer, and begin to say that it is free."""
-        work.wait()
+        self._group.finish([work])
         if self._empty is not None:
             _part(incoming[one.source], one.chunk).copy_(room)
             self._empty(one.chunk.size_bytes)

@@ -11,7 +11,7 @@ answered during its set-up is played from a record that they made of their own (
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum, auto
 from types import SimpleNamespace
@@ -23,14 +23,17 @@ from torch.distributed import distributed_c10d as c10d
 
 from gemini_lab.transfer.set_up_record import SetUpRecord, results_of
 from gemini_lab.transfer.sockets import Connections
+from gemini_lab.transfer.standing_works import Done, Promise, Watched
 
 ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
 TELL_S: Final = 0.2
 """The same, until it is told: nobody may be lost."""
+LOOK: Final = timedelta(milliseconds=100)
+"""Between two looks of a rank that waits in a collective: Gloo does not tell who waits for the rest
+of a message that was half sent or received when its connection was closed."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
-_Work: Any = c10d.Work
 _NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
 _COLLECTIVES: Final = (
     "allreduce",
@@ -58,6 +61,8 @@ _COLLECTIVES: Final = (
     "recv_anysource",
     "barrier",
 )
+
+_MESSAGES: Final = frozenset({"send", "recv", "recv_anysource"})
 
 
 class Mode(Enum):
@@ -163,6 +168,9 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._groups = groups
         self._timeout = timeout
         self._group: Any = None
+        self._left: list[Any] = []
+        self._promised: set[Promise] = set()
+        self._promising = threading.Lock()
         self._connections = Connections()
         kind = _Group.BackendType.GLOO
         self._set_default_backend(kind)
@@ -171,7 +179,13 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             self.connect(store)
 
     def connect(self, store: Any) -> None:
-        """Make the real group; all of its ranks call it together."""
+        """Make the real group; all of its ranks call it together.
+
+        One from before stays: a thread of its own may wait for what will not come, and whoever lets
+        go of it would wait for that thread.
+        """
+        if self._group is not None:
+            self._left.append(self._group)
         with self._connections.opened():
             gloo = _GLOO(store, self.rank(), self.size(), self._timeout)
         kind = _Group.BackendType.GLOO
@@ -183,22 +197,81 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
     def cut(self) -> None:
         """Close the connections: what waits for another rank fails, on every thread."""
         self._connections.cut()
+        with self._promising:
+            promised, self._promised = self._promised, set()
+        for promise in promised:
+            promise.keep(promise.otherwise)
+
+    def wait_for(self, work: Any) -> None:
+        """Wait for a collective under way.
+
+        Raises:
+            RuntimeError: It failed, or all are broken off.
+        """
+        while True:
+            try:
+                work.wait(LOOK)
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                if self._groups.is_broken:
+                    raise RuntimeError("collectives are broken off: a rank is lost") from None
+            else:
+                return
+
+    def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
+        """A future of a collective under way, which comes at once when all are broken off.
+
+        Args:
+            work: The collective.
+            otherwise: What it gives then, and where it fails since a rank is lost.
+        """
+        promise = Promise(otherwise)
+
+        def end(done: Any) -> None:
+            with self._promising:
+                self._promised.discard(promise)
+            try:
+                promise.keep(self._value(done, otherwise))
+            except RuntimeError as error:
+                promise.fail(error)
+
+        with self._promising:
+            self._promised.add(promise)
+        work.get_future().then(end)
+        if self._groups.is_broken:
+            promise.keep(otherwise)
+        return promise.future
+
+    def _value(self, done: Any, otherwise: list[torch.Tensor]) -> Any:
+        """What a future gives: DDP waits for that alone, and could not go on after an error."""
+        try:
+            return done.value()
+        except RuntimeError as error:
+            self.fail(error)
+            return otherwise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """A collective of that name, as torch's functions call it."""
         groups, record = self._groups, self._groups.record
         if groups.mode is Mode.BROKEN:
-            return _Done(args)
+            return Done(args)
         entry = record.next(name, args) if self.size() > 1 else None
         if groups.mode is Mode.ALONE and self.size() > 1:
             record.play(name, args)
-            return _Done(args)
+            return Done(args)
         try:
             work = getattr(self._group, name)(*args, **kwargs)
         except RuntimeError as error:
             self.fail(error)
-            return _Done(args)
-        return _Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
+            return Done(args)
+        return Watched(
+            work,
+            self,
+            args,
+            lambda: record.fill(entry, results_of(name, args)),
+            is_message=name in _MESSAGES,
+        )
 
     def fail(self, error: RuntimeError) -> None:
         """Go on if a rank is lost, otherwise raise the error."""
@@ -245,71 +318,3 @@ def _collective(name: str) -> Callable[..., Any]:
 
 for _name in _COLLECTIVES:
     setattr(StandingGroup, _name, _collective(_name))
-
-
-class _Done(_Work):  # type: ignore[misc]
-    """A collective that is over, and has left its tensors as they were."""
-
-    def __init__(self, args: Sequence[Any]) -> None:
-        super().__init__()
-        self._args = args
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        del timeout
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result(_results(self._args))
-        return future
-
-
-class _Watched(_Work):  # type: ignore[misc]
-    """A collective under way, whose failure is the group's to judge."""
-
-    def __init__(
-        self, work: Any, group: StandingGroup, args: Sequence[Any], done: Callable[[], None]
-    ) -> None:
-        super().__init__()
-        self._work, self._group, self._args, self._done = work, group, args, done
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        try:
-            self._work.wait() if timeout is None else self._work.wait(timeout)
-        except RuntimeError as error:
-            self._group.fail(error)
-        else:
-            self._done()
-        return True
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def get_future(self) -> Any:
-        return self._work.get_future().then(self._outcome)
-
-    def _outcome(self, future: Any) -> Any:
-        """What a future gives: DDP waits for that alone, and could not go on after an error."""
-        try:
-            return future.value()
-        except RuntimeError as error:
-            self._group.fail(error)
-            return _results(self._args)
-
-
-def _results(args: Sequence[Any]) -> list[torch.Tensor]:
-    """What the future of a collective gives, of the arguments that it was called with."""
-    first = args[0] if args else []
-    return [first] if isinstance(first, torch.Tensor) else list(first)

@@ -3,7 +3,14 @@
 import pytest
 
 from gemini_lab import Job
-from gemini_lab.injector.failures import NodeFreeze, NodeLoss, RootLoss, WorkerCrash, WorkerHang
+from gemini_lab.injector.failures import (
+    LinkCut,
+    NodeFreeze,
+    NodeLoss,
+    RootLoss,
+    WorkerCrash,
+    WorkerHang,
+)
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
 
@@ -140,31 +147,20 @@ def test_plain_pytorch_keeps_processes_too(lab, script, kind):
     assert run.report().divergences == ()
 
 
-CUT = """
-    if step == 12 and os.environ["RANK"] == "2" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # in this process, once
-        from gemini_lab.transfer.sockets import Connections
-        import gc
-        for one in gc.get_objects():
-            if isinstance(one, Connections):
-                one.cut()
-"""
-
-
 @pytest.mark.parametrize("kind", ["DeepSpeed", "DDP"])
-def test_where_connections_break_and_nobody_dies_no_process_starts_anew(lab, script, kind):
+def test_where_a_link_is_cut_and_nobody_dies_no_process_starts_anew(lab, script, kind):
     lab.wait_until_ready()
-    text = SCRIPT if kind == "DeepSpeed" else TORCH
-    place = "    protected.log("
-    assert place in text
+    path = str(script(SCRIPT if kind == "DeepSpeed" else TORCH))
     stage = 3 if kind == "DeepSpeed" else kind
-    quiet = train(lab, str(script(text)), stage=stage).report()
-    path = str(script(text.replace(place, CUT + place)))
-    run = train(lab, path, stage=stage, **KEEP)
+    quiet = train(lab, path, stage=stage).report()
+    scenario = Scenario().add(LinkCut("rank-2", to="rank-1"), iteration=12.5)
+    run = train(lab, path, scenario, stage=stage, **KEEP)
     assert [one.cause for one in run.report().recoveries] == ["link_cut"]
     assert kept(run) == [{0, 1, 2, 3}]
     assert starts(run) == [1, 1, 1, 1]
     assert run.report().losses_match(quiet)
+    said = [entry.event.failure for entry in run.events("injected")]
+    assert said == ["link_cut"] * 2  # both ends
 
 
 def test_who_waits_in_a_collective_for_a_hung_rank_keeps_its_process(lab, script):

@@ -36,6 +36,7 @@ EVERY_KIND = (
     NodesLoss(("node-0", "rank-1")),
     RackLoss("rack-a"),
     LinkCut("root"),
+    LinkCut("rank-1", to="node-2"),
     BitFlip("node-1", 3),
     WrongSums("rank-1", "optimizer", lasts=False),
     StoreFull(),

@@ -6,6 +6,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.injector import (
     BitFlip,
     Cast,
+    LinkCut,
     NodeLoss,
     NodesLoss,
     RackLoss,
@@ -50,6 +51,14 @@ def test_nodes_meant_twice_are_lost_once():
 
 def test_of_a_rack_only_the_nodes_that_are_left_are_lost():
     assert [node for node, _ in _told(RackLoss("a"))] == ["node-0"]
+
+
+def test_both_ends_of_two_nodes_link_cut_it_and_a_lone_node_cuts_its_own_to_the_root():
+    assert _told(LinkCut("rank-1", to="node-2")) == [
+        ("node-0", Action(kind="link_cut", others=(4, 5))),
+        ("node-2", Action(kind="link_cut", others=(0, 1))),
+    ]
+    assert _told(LinkCut("node-4")) == [("node-4", Action(kind="link_cut", seed=9))]
 
 
 def test_wrong_sums_have_a_seed_of_their_own_or_the_scenarios():

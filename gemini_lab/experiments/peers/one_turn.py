@@ -8,7 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,12 +63,8 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
         flips: How many bits to flip.
         seed: Draws them.
     """
-    with tempfile.TemporaryDirectory(prefix="gemini-lab-peers-", dir=memory_folder()) as name:
-        folder = Path(name)
-        (folder / "path").mkdir()
-        (folder / "path" / "gemini_lab").symlink_to(source_folder())
-        (folder / "data").mkdir()
-        port = _free_port()
+    with workplace("gemini-lab-peers-") as folder:
+        port = free_port()
         processes = [
             _start(
                 Task(
@@ -78,7 +75,7 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
                     seed=seed,
                     size_bytes=conditions.size_bytes,
                     iteration_s=conditions.iteration_s,
-                    folder=folder / "data",
+                    folder=folder,
                 ),
                 python,
                 port,
@@ -86,11 +83,11 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
             for rank in range(conditions.ranks)
         ]
         try:
-            peak_bytes = _watch(processes, folder / "data")
+            peak_bytes = _watch(processes, folder)
         finally:
-            _end(processes)
-            _sweep(f"{folder.name}-")
-        found = collect(folder / "data", conditions.ranks)
+            end_ranks(processes)
+            _sweep(f"{folder.parent.name}-")
+        found = collect(folder, conditions.ranks)
     return Turn(findings=combine(found), peak_bytes=peak_bytes)
 
 
@@ -146,32 +143,70 @@ def _most(counts: Sequence[int | None]) -> int | None:
 def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:
     """A rank, as the only one of a node of its own."""
     values = {name: getattr(task, name) for name in task.__slots__} | {"folder": str(task.folder)}
-    threads = max(1, (os.cpu_count() or 1) // task.ranks)
     environment = {
-        "RANK": task.rank,
-        "WORLD_SIZE": task.ranks,
         "LOCAL_RANK": 0,
         "LOCAL_WORLD_SIZE": 1,
         "GROUP_RANK": task.rank,
         "GROUP_WORLD_SIZE": task.ranks,
         "NODE_RANK": task.rank,
+        "TORCHELASTIC_RUN_ID": f"{task.folder.parent.name}-{task.rank}",
+    }
+    command = [str(python), "-m", "gemini_lab.experiments.peers.turn", json.dumps(values)]
+    return start_rank(
+        command, task.rank, task.ranks, folder=task.folder, port=port, environment=environment
+    )
+
+
+def start_rank(
+    command: Sequence[str],
+    rank: int,
+    ranks: int,
+    *,
+    folder: Path,
+    port: int,
+    environment: Mapping[str, object] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A process with a rank's environment, in a session of its own.
+
+    Args:
+        command: What it runs.
+        rank: Its number.
+        ranks: How many there are.
+        folder: It works there; beside it, `path` is what it imports from, and its log is written.
+        port: Where the ranks meet.
+        environment: Further variables.
+    """
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
-        "OMP_NUM_THREADS": threads,
-        "TORCHELASTIC_RUN_ID": f"{task.folder.parent.name}-{task.rank}",
-        "PYTHONPATH": task.folder.parent / "path",
+        "OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // ranks),
+        "PYTHONPATH": folder.parent / "path",
         "DS_ACCELERATOR": "cpu",
+        **(environment or {}),
     }
-    with (task.folder.parent / f"log-{task.rank}").open("wb") as log:
+    with (folder.parent / f"log-{rank}").open("wb") as log:
         return subprocess.Popen(
-            [str(python), "-m", "gemini_lab.experiments.peers.turn", json.dumps(values)],
-            env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+            command,
+            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=task.folder,
+            cwd=folder,
             start_new_session=True,
         )
+
+
+@contextmanager
+def workplace(prefix: str) -> Iterator[Path]:
+    """A folder for ranks to work in, in memory where there is such; see `start_rank`."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=memory_folder()) as name:
+        folder = Path(name)
+        (folder / "path").mkdir()
+        (folder / "path" / "gemini_lab").symlink_to(source_folder())
+        (folder / "data").mkdir()
+        yield folder / "data"
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:
@@ -199,7 +234,7 @@ def _has_error(answer: Path) -> bool:
     return answer.exists() and bool(json.loads(answer.read_text(encoding="utf-8"))["error"])
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_ranks(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End the ranks and the helpers that they started."""
     for process in processes:
         try:
@@ -220,7 +255,8 @@ def _sweep(prefix: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

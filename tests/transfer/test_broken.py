@@ -1,0 +1,47 @@
+"""What waits for the rest of a message is broken off, too: of that Gloo tells nobody."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemini_lab.transfer.sockets import can_be_found
+
+FILE = Path(__file__).parent / "broken_rank.py"
+pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
+
+
+@pytest.fixture
+def told():
+    """What the first rank says, in the order in which it does."""
+    ranks = []
+
+    def tell(kind):
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            port = held.getsockname()[1]
+        for rank in (0, 1):
+            words = [sys.executable, FILE, kind, str(rank), str(port)]
+            ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        output, _ = ranks[0].communicate(timeout=150)
+        half, *said = [json.loads(line) for line in output.splitlines()]
+        assert half == {"is_half": True}
+        return said
+
+    yield tell
+    for process in ranks:
+        process.kill()
+        process.communicate()
+
+
+def test_a_version_of_which_a_chunk_was_half_received(told):
+    done, wait, left = told("version")
+    assert done == {"broken_off": True}
+    assert "a peer may be gone" in wait["error"]
+    assert left == {"whole": []}
+
+
+def test_a_collective_that_was_half_done(told):
+    assert told("collective") == [{"broken": True}]
