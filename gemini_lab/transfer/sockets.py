@@ -23,13 +23,25 @@ class Connections:
 
     def __init__(self) -> None:
         self._sockets: set[tuple[int, str]] = set()
+        self._links: list[tuple[int, str]] = []
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """What is opened inside the block; nobody else may open any meanwhile."""
+    def opened(self, *, links: int = 0) -> Iterator[None]:
+        """What is opened inside the block; nobody else may open any meanwhile.
+
+        Args:
+            links: How many of them lead to other ranks. Where so many lead anywhere, it is these.
+        """
         before = _sockets()
         yield
         self._sockets = _sockets() - before
+        found = [one for _, _, one in _over_ip() if one in self._sockets]
+        self._links = found if len(found) == links else []
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether who opened them has closed none that leads to another rank, as far as known."""
+        return all(_is_there(fd, name) for fd, name in self._links)
 
     def cut(self) -> None:
         """Close them, below whoever uses them; any thread may."""

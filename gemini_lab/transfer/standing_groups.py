@@ -32,6 +32,8 @@ TELL_S: Final = 0.2
 LOOK: Final = timedelta(milliseconds=100)
 """Between two looks of a rank that waits in a collective: Gloo does not tell who waits for the rest
 of a message that was half sent or received when its connection was closed."""
+CLOSED_S: Final = 0.5
+"""For a collective to end after a connection was closed: a rank that is done closes its own."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
 _NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
@@ -186,7 +188,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         """
         if self._group is not None:
             self._left.append(self._group)
-        with self._connections.opened():
+        with self._connections.opened(links=self.size() - 1):
             gloo = _GLOO(store, self.rank(), self.size(), self._timeout)
         kind = _Group.BackendType.GLOO
         group = _Group(store, self.rank(), self.size())
@@ -205,10 +207,13 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
     def wait_for(self, work: Any) -> None:
         """Wait for a collective under way.
 
+        Gloo tells nobody of a connection that breaks in the midst of a message, and closes it.
+
         Raises:
-            RuntimeError: It failed, or all are broken off.
+            RuntimeError: It failed, all are broken off, or a connection has been closed.
         """
-        while True:
+        closed_s = 0.0
+        while closed_s < CLOSED_S:
             try:
                 work.wait(LOOK)
             except RuntimeError:
@@ -216,8 +221,10 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
                     raise
                 if self._groups.is_broken:
                     raise RuntimeError("collectives are broken off: a rank is lost") from None
+                closed_s = 0.0 if self._connections.are_whole else closed_s + LOOK.total_seconds()
             else:
                 return
+        raise RuntimeError("a connection to another rank was closed")
 
     def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
         """A future of a collective under way, which comes at once when all are broken off.
