@@ -32,7 +32,9 @@ SHIM: Final = re.compile(r'<script[^>]* src="[^"]*/es-module-shims[^"]*"[^>]*></
 """What an imported Panel adds to every page, inline or not; nothing here needs it."""
 
 
-def save(run: Path | Iterable[Entry], path: Path, *, window: Window | None = None) -> Path:
+def save(
+    run: Path | str | Iterable[Entry], path: Path | str, *, window: Window | None = None
+) -> Path:
     """Write all views of a run to one file, beside the newest earlier run of the same job.
 
     Args:
@@ -47,10 +49,12 @@ def save(run: Path | Iterable[Entry], path: Path, *, window: Window | None = Non
     Raises:
         ConfigError: There is no log, the file cannot be written, or the window has too many bars.
     """
+    path = Path(path)
     with TemporaryDirectory() as folder:
-        store = (
-            _loaded(log_of(run)) if isinstance(run, Path) else _store(run, Path(folder) / LOG_FILE)
-        )
+        if isinstance(run, str | Path):
+            store = _loaded(log_of(Path(run)))
+        else:
+            store = _store(run, Path(folder) / LOG_FILE)
         text = page(store, window=window)
     try:
         path.write_text(text, encoding="utf-8")
