@@ -21,7 +21,7 @@ BEAT_S: Final = 1.0
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
 _C10D: Final = "torch.distributed.distributed_c10d"
-_STANDING: Final = "gemini_lab.transfer.standing_groups"
+_STANDING: Final = {"gemini_lab.transfer.standing_groups", "gemini_lab.transfer.standing_works"}
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
 _OWN_WAITS: Final = {
     "gemini_lab.transfer.calls": "a collective",
@@ -167,7 +167,7 @@ def _collective(frames: list[FrameType]) -> str:
             return _OWN_WAITS[module]
         if module == _OWN_GROUP or (module == _C10D and name in public):
             return name
-        if module == _STANDING:  # of a handle that a library waits for; else its call has a name
+        if module in _STANDING:  # of a handle that a library waits for; else its call has a name
             found = "a collective"
     return found
 

@@ -155,7 +155,9 @@ def test_where_a_link_is_cut_and_nobody_dies_no_process_starts_anew(lab, script,
     quiet = train(lab, path, stage=stage).report()
     scenario = Scenario().add(LinkCut("rank-2", to="rank-1"), iteration=12.5)
     run = train(lab, path, scenario, stage=stage, **KEEP)
-    assert [one.cause for one in run.report().recoveries] == ["link_cut"]
+    (recovery,) = run.report().recoveries
+    # Within a message Gloo tells nobody, and where torch itself waits, as DDP does, nobody looks.
+    assert recovery.cause in {"link_cut", *(["worker_hung"] if kind == "DDP" else [])}
     assert kept(run) == [{0, 1, 2, 3}]
     assert starts(run) == [1, 1, 1, 1]
     assert run.report().losses_match(quiet)

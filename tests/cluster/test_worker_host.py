@@ -19,11 +19,14 @@ from gemini_lab.recovery.messages import (
     Inventory,
     JobOrder,
     Message,
+    SlabRequest,
+    SlotWanted,
     TakeInventory,
     WorkerStart,
 )
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
+from gemini_lab.shard.layout import ShardLayout, lay_out
 
 PATIENCE_S = 120.0
 
@@ -180,6 +183,7 @@ def test_a_fence_is_answered_while_memory_is_read():
         node = a_supervisor(said)
         try:
             await node.bulk.warm_up()
+            await node.keeper.slab(0, a_slab())
             node.bulk.signal_all(signal.SIGSTOP)
             for order in (TakeInventory(epoch=1, run=1), Fence(epoch=2)):
                 await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)
@@ -218,6 +222,26 @@ def a_supervisor(said: Said) -> Supervisor:
         tasks=Tasks(on_failure=print),
         leave=lambda: None,
     )
+
+
+def a_slab() -> SlabRequest:
+    layout = ShardLayout(
+        rank=0,
+        world_size=1,
+        stage=3,
+        optimizer="Adam",
+        tensors=lay_out([("weights", "float32", (16,))], start_bytes=64),
+        small_offset_bytes=0,
+        small_capacity_bytes=64,
+        payload_bytes=128,
+        weights={"w": (16,)},
+        pieces=(),
+        aliases={},
+        frozen=(),
+        frozen_digest="",
+    )
+    slots = [SlotWanted(0, layout.payload_bytes)]
+    return SlabRequest(slots=slots, chunk_bytes=4096, layout=layout)
 
 
 def a_start(port: int, *, epoch: int) -> WorkerStart:

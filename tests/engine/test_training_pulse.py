@@ -89,8 +89,7 @@ def test_a_pause_ends_with_an_error_inside_it(pulse):
 
 def test_who_waits_for_a_handle_waits_in_a_collective():
     """As DeepSpeed does, outside of torch's own functions."""
-    from gemini_lab.transfer.set_up_record import SetUpRecord
-    from gemini_lab.transfer.standing_groups import StandingGroups, _Watched
+    from gemini_lab.transfer.standing_works import Watched
 
     reached, go_on = threading.Event(), threading.Event()
 
@@ -99,11 +98,9 @@ def test_who_waits_for_a_handle_waits_in_a_collective():
             reached.set()
             assert go_on.wait(20)
 
-    group = StandingGroups(record=SetUpRecord())
-
     def train():
         pulses.append(Pulse(print, rank=0, epoch=1))
-        _Watched(Work(), group, (), lambda: None).wait()
+        Watched(Work(), None, (), lambda: None, is_message=True).wait()
 
     pulses = []
     thread = threading.Thread(target=train)
