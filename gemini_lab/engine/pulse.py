@@ -107,6 +107,15 @@ class Pulse:
             self._say(self.look())
             time.sleep(BEAT_S)
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which training's thread has done nothing at all; 0 where it is paused."""
+        return 0.0 if self._pauses else self._clock() - self._worked_s
+
+    def place(self) -> str:
+        """Where in the script it is, such as `train.py:88 in evaluate`."""
+        return _place([*_frames(sys._current_frames().get(self._thread_id))])  # noqa: SLF001
+
     def look(self) -> WorkerPulse:
         """What the training thread does now, and since when it has not got on."""
         now = self._clock()

@@ -1,6 +1,7 @@
 """The tie between a worker and its agent: who we are in the job, and whom to tell what happens."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,8 @@ from gemini_lab.wire.local import LocalChannel
 HOLD_S: Final = 600.0
 FENCE_S: Final = 120.0
 MEET_S: Final = 1800.0
+IDLE_S: Final = 30.0
+"""For training's thread, once other ranks go on, without any work of its own."""
 NOT_ASKED: Final = "the launcher was not told to keep processes"
 _ARRIVED: Final = "gemini_lab/protect/arrived"
 _ALL: Final = "gemini_lab/protect/all"
@@ -231,6 +234,17 @@ class WorkerSession:
                     self._channel.send(Serving(rank=self.start.rank, epoch=epoch, port=port))
                 case GoOn(start=start) if self.standing is not None:
                     self.standing.go_on(start)
+                    threading.Thread(target=self._see_it_go_on, daemon=True).start()
+
+    def _see_it_go_on(self) -> None:
+        """End this process if training's thread waits for good and comes to no loop's top."""
+        assert self.standing is not None
+        while self.standing.is_awaited:
+            if self.pulse.idle_s >= IDLE_S:
+                text = f"rank {self.start.rank} does not go on, and does nothing, at {{}}; it ends"
+                self.emit(Note(text=text.format(self.pulse.place())))
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1.0)
 
     def _stand(self, epoch: int) -> None:
         standing = self.standing

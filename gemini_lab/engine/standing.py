@@ -166,6 +166,11 @@ class Standing:
 
     # -- the thread that hears the agent ---------------------------------------------------------
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the word to go on has come, and training's thread does not know it yet."""
+        return self._told.is_set()
+
     def stand(self) -> str:
         """Break off what waits for a lost rank.
 

@@ -1,7 +1,6 @@
 """The process group of checkpoint traffic, apart from all of training's groups."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -106,18 +105,16 @@ class CheckpointGroup:
         waits may go on waiting; it touches nothing any more.
 
         Args:
-            within_s: For threads in `used` to wait or to leave, and for the connections to close.
+            within_s: For threads in `used` to wait or to leave.
 
         Returns:
             Whether they did: nothing of this group writes any memory from then on.
         """
-        give_up_s = time.monotonic() + within_s
         with self._changed:
             self._is_cut = True
         self._connections.cut()
         with self._changed:
-            is_left = self._changed.wait_for(lambda: not self._at_work, within_s)
-        return is_left and self._connections.wait_until_closed(give_up_s)
+            return self._changed.wait_for(lambda: not self._at_work, within_s)
 
     def _note(self, thread: int, *, is_at_work: bool) -> None:
         with self._changed:

@@ -7,14 +7,18 @@ when the connection below it is closed.
 import os
 import re
 import socket
-import time
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from gemini_lab.transfer.dead_sockets import look_once_more
+
 _OPEN: Final = Path("/proc/self/fd")
-LOOK_S: Final = 0.005
+REST_S: Final = 0.5
+"""After a cut: for who opened the connections to see that they are, and to close them."""
+_READ_BYTES: Final = 1 << 20
 _SOCKET: Final = re.compile(r"socket:\[\d+\]")
 
 
@@ -44,23 +48,18 @@ class Connections:
         return all(_is_there(fd, name) for fd, name in self._links)
 
     def cut(self) -> None:
-        """Close them, below whoever uses them; any thread may."""
-        for fd, name in self._sockets:
-            _shut(fd, name)
+        """Shut them, below whoever uses them; any thread may.
 
-    def wait_until_closed(self, until_s: float) -> bool:
-        """Wait, after `cut`, until who opened them has let go of all; whether they did by then.
-
-        What came before the cut may be read until then.
-
-        Args:
-            until_s: On the clock of `time.monotonic`.
+        Nothing that came over them is read from then on.
         """
-        while any(_is_open(fd, name) for fd, name in self._sockets):
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(LOOK_S)
-        return True
+        sockets = tuple(self._sockets)
+        for fd, name in sockets:
+            _shut(fd, name)
+        for fd, name in sockets:
+            _empty(fd, name)
+        rest = threading.Timer(REST_S, _let_rest, [sockets])
+        rest.daemon = True
+        rest.start()
 
 
 def own_ends() -> list[str]:
@@ -113,19 +112,35 @@ def _is_there(fd: int, name: str) -> bool:
     return False
 
 
-def _is_open(fd: int, name: str) -> bool:
-    """Whether a connection is still somebody's in this process; one that listens is none."""
+@contextmanager
+def _connection(fd: int, name: str) -> Iterator[socket.socket]:
+    """One of these, to be used beside whoever opened it.
+
+    Raises:
+        OSError: It listens, or is closed; its number may be another file's by now.
+    """
     if not _is_there(fd, name):
-        return False
-    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
-        return not ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    return False
+        raise ConnectionError(f"{name} is closed")
+    with socket.socket(fileno=os.dup(fd)) as ours:
+        if ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ConnectionError(f"{name} listens")
+        yield ours
+
+
+def _let_rest(sockets: Collection[tuple[int, str]]) -> None:
+    """What is still open will stay so; nobody is to be busy with it."""
+    for fd, name in sockets:
+        with suppress(OSError), _connection(fd, name):
+            look_once_more(fd)
 
 
 def _shut(fd: int, name: str) -> None:
-    """Shut one, unless its number is another file's by now; one that listens is left alone."""
-    with suppress(OSError):
-        if _is_there(fd, name):
-            with socket.socket(fileno=os.dup(fd)) as ours:
-                ours.getpeername()
-                ours.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError), _connection(fd, name) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
+
+
+def _empty(fd: int, name: str) -> None:
+    """Take what has come over one that is shut: no more comes, and so nobody else reads any."""
+    with suppress(OSError), _connection(fd, name) as ours:
+        while ours.recv(_READ_BYTES, socket.MSG_DONTWAIT):
+            pass

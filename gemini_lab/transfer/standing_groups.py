@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from gemini_lab.transfer.set_up_record import SetUpRecord, results_of
 from gemini_lab.transfer.sockets import Connections
-from gemini_lab.transfer.standing_works import Done, Promise, Watched
+from gemini_lab.transfer.standing_works import Apart, Done, Promise, Watched
 
 ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
@@ -64,7 +64,19 @@ _COLLECTIVES: Final = (
     "barrier",
 )
 
-_MESSAGES: Final = frozenset({"send", "recv", "recv_anysource"})
+_KNOW_NO_LIMIT: Final = frozenset(
+    {
+        "send",  # Gloo closes the whole group when it is not over in time
+        "recv",
+        "recv_anysource",
+        "_reduce_scatter_base",  # its handle takes no notice of a time-out
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single",
+        "reduce_scatter_single_coalesced",
+    }
+)
+SETTLE_S: Final = 1.0
+"""For what is broken off to have written what it had received."""
 
 
 class Mode(Enum):
@@ -171,6 +183,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._timeout = timeout
         self._group: Any = None
         self._left: list[Any] = []
+        self._apart: Apart | None = None  # the newest
         self._promised: set[Promise] = set()
         self._promising = threading.Lock()
         self._connections = Connections()
@@ -188,6 +201,8 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         """
         if self._group is not None:
             self._left.append(self._group)
+        if self._apart is not None:
+            self._apart.settle(SETTLE_S)
         with self._connections.opened(links=self.size() - 1):
             gloo = _GLOO(store, self.rank(), self.size(), self._timeout)
         kind = _Group.BackendType.GLOO
@@ -272,13 +287,9 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         except RuntimeError as error:
             self.fail(error)
             return Done(args)
-        return Watched(
-            work,
-            self,
-            args,
-            lambda: record.fill(entry, results_of(name, args)),
-            is_message=name in _MESSAGES,
-        )
+        if name in _KNOW_NO_LIMIT:
+            work = self._apart = Apart(work)
+        return Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
 
     def fail(self, error: RuntimeError) -> None:
         """Go on if a rank is lost, otherwise raise the error."""

@@ -47,28 +47,66 @@ class Done(_Work):  # type: ignore[misc]
         return future
 
 
+class Apart:
+    """A handle whose `wait` knows no time-out: a thread of its own waits for it.
+
+    It may wait for long after nobody else does; then it touches nothing any more.
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._is_over = threading.Event()
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def wait(self, timeout: timedelta) -> bool:
+        """As the backend's handle.
+
+        Raises:
+            RuntimeError: It failed, or is not over within the time.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait, daemon=True)
+            self._thread.start()
+        if not self._is_over.wait(timeout.total_seconds()):
+            raise RuntimeError(f"the collective is not over within {timeout.total_seconds():g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether `wait` is over."""
+        return self._is_over.is_set()
+
+    def settle(self, within_s: float) -> None:
+        """Return when it writes nothing more: once it is over, or has long had nothing to write."""
+        if self._thread is not None:
+            self._is_over.wait(within_s)
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._is_over.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
 class Watched(_Work):  # type: ignore[misc]
     """A collective under way, whose failure is the group's to judge."""
 
     def __init__(
-        self,
-        work: Any,
-        group: Judge,
-        args: Sequence[Any],
-        done: Callable[[], None],
-        *,
-        is_message: bool,
+        self, work: Any, group: Judge, args: Sequence[Any], done: Callable[[], None]
     ) -> None:
         super().__init__()
         self._work, self._group, self._args, self._done = work, group, args, done
-        self._is_message = is_message
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             if timeout:  # none is 0 where C++ waits
                 self._work.wait(timeout)
-            elif self._is_message:  # whose whole group Gloo closes when a wait is not over in time
-                self._work.wait()
             else:
                 self._group.wait_for(self._work)
         except RuntimeError as error:

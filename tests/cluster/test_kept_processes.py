@@ -178,6 +178,30 @@ def test_who_waits_in_a_collective_for_a_hung_rank_keeps_its_process(lab, script
 
 
 @pytest.mark.long
+def test_a_kept_process_whose_script_waits_for_good_is_ended(lab, script):
+    lab.wait_until_ready()
+    once = """
+    if step == 9 and os.environ["RANK"] == "0" and not os.path.exists(__file__ + ".waited"):
+        import threading
+        open(__file__ + ".waited", "w").close()
+        threading.Event().wait()
+"""
+    loop = "for step in protected.steps(steps):"
+    path = script(SCRIPT.replace(loop, loop + once))
+    waited = path.with_name("train.py.waited")
+    waited.touch()
+    quiet = train(lab, str(path)).report()
+    waited.unlink()
+    scenario = Scenario().add(WorkerCrash("rank-1"), iteration=9.5)
+    run = train(lab, str(path), scenario, **KEEP)
+    assert [one.cause for one in run.report().recoveries] == ["worker_exited"]
+    assert starts(run)[0] == 2
+    assert run.report().losses_match(quiet)
+    said = [one.event.text for one in run.events("note")]
+    assert [True for text in said if "rank 0 does not go on" in text] == [True]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_same_holds_for_other_stages_a_lost_root_and_a_silent_node(lab, script, stage):
     lab.wait_until_ready()

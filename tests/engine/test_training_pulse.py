@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -94,13 +95,13 @@ def test_who_waits_for_a_handle_waits_in_a_collective():
     reached, go_on = threading.Event(), threading.Event()
 
     class Work:
-        def wait(self):
+        def wait(self, timeout):
             reached.set()
-            assert go_on.wait(20)
+            assert go_on.wait(timeout.total_seconds())
 
     def train():
         pulses.append(Pulse(print, rank=0, epoch=1))
-        Watched(Work(), None, (), lambda: None, is_message=True).wait()
+        Watched(Work(), None, (), lambda: None).wait(timedelta(seconds=20))
 
     pulses = []
     thread = threading.Thread(target=train)

@@ -5,11 +5,14 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gemini_lab.transfer.sockets import can_be_found
+from gemini_lab.transfer.standing_works import Apart
 
 HERE = Path(__file__).parent
 SIZE = 3
@@ -81,3 +84,34 @@ def test_where_a_connection_breaks_and_nobody_dies_it_is_told_and_all_go_on(begi
     assert [one["broken"] for one in told] == [True] * SIZE
     assert ["broken"] in [one["told"] for one in told]
     assert [one["after"] for one in told] == [33.0] * SIZE
+
+
+class Work:
+    """A handle that waits for its time, whatever it is told."""
+
+    def __init__(self, error=None):
+        self.is_due = threading.Event()
+        self.error = error
+
+    def wait(self):
+        assert self.is_due.wait(60)
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_handle_that_takes_no_notice_of_a_time_out_is_waited_for_apart():
+    work = Work()
+    apart = Apart(work)
+    with pytest.raises(RuntimeError, match=r"not over within 0\.01 s"):
+        apart.wait(timedelta(seconds=0.01))
+    assert not apart.is_completed()
+    work.is_due.set()
+    assert apart.wait(timedelta(seconds=60))
+    assert apart.is_completed()
+
+
+def test_what_went_wrong_there_is_told():
+    work = Work(RuntimeError("the peer is gone"))
+    work.is_due.set()
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        Apart(work).wait(timedelta(seconds=60))
