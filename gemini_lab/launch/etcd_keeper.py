@@ -13,7 +13,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -135,12 +134,12 @@ def start_keeper(member: Member, prefix: str) -> subprocess.Popen[bytes]:
 
 def keep(member: Member, prefix: str, hung_s: float = HUNG_S) -> None:
     """Run etcd until standard input closes, or until the lab is over of which that told."""
-    is_over = threading.Event()
+    told: list[int] = []  # an event's lock would be taken twice where two signals come at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     server = _Server(member, hung_s)
     said, is_open, lab = b"", True, None
-    while is_open or (lab is not None and lab.lasts(is_over=is_over.is_set())):
+    while is_open or (lab is not None and lab.lasts(is_over=bool(told))):
         server.look()
         if is_open:
             more = _read(0, within_s=LOOK_S)

@@ -124,6 +124,17 @@ def test_members_end_when_an_agent_here_says_so_and_all_agents_here_have_ended(p
     until(lambda: not keepers(prefix))
 
 
+def test_keepers_end_where_many_agents_say_so_at_once(prefix):
+    """Each says it to all: a signal comes while another one is heeded."""
+    start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    with stand_in_agent(prefix) as agent:
+        told = [keeper.pid for keeper in keepers(prefix).values()] * 3000
+        for pid in told:
+            os.kill(pid, signal.SIGTERM)
+        agent.kill()
+    until(lambda: not keepers(prefix))
+
+
 def stand_in_agent(prefix) -> subprocess.Popen[bytes]:
     """A process that looks like an agent of the lab."""
     code = "import sys; sys.stdin.read()"
