@@ -401,10 +401,8 @@ report = run.wait().report()
 # %% tags=["nodes"]
 for each in report.recoveries:
     anew = report.ranks - len(each.kept)
-    print(
-        f"{each.cause:14} {each.duration_s:4.1f} s, {each.lost_by_any} iterations again, ", end=""
-    )
-    print(f"{anew} processes started (measured)")
+    again = f"iterations again: {each.lost_by_any}, processes started: {anew}"
+    print(f"{each.cause:14} {each.duration_s:4.1f} s, {again} (measured)")
 for each in report.rewinds:
     print(f"rewind         {each.duration_s:4.2f} s to version {each.version} (measured)")
 
