@@ -70,7 +70,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="N,N...",
         help="micro-batches, counted from 0, whose losses are made NaN: to see a guard at work",
     )
-    parser.add_argument("--times", type=Path, help="write when iterations ended here, as JSON")
+    parser.add_argument(
+        "--times",
+        type=Path,
+        help="write when iterations ended, and the processor time until then, here, as JSON",
+    )
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser.parse_args(arguments)
 
@@ -100,6 +104,15 @@ def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, 
         },
         "gemini": options.gemini,
         "steps_per_print": sys.maxsize,
+    }
+
+
+def now() -> dict[str, float]:
+    """The clock, and the processor time that this process and this thread of it have taken."""
+    return {
+        "clock_s": time.monotonic(),
+        "process_s": time.process_time(),
+        "thread_s": time.thread_time(),
     }
 
 
@@ -135,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     emulate(model.blocks, layer_s=options.layer_s, link_bytes_per_s=options.link_bytes_per_s)
     protected = gemini_lab.protect(engine, data=batches)
-    ended_s = [time.monotonic()]
+    ended = [now()]
     for step in protected.steps(options.iterations):
         for _ in range(options.accumulate):
             is_bad = batches.position in options.bad_batches
@@ -144,11 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             engine.backward(loss)
             protected.log(loss=loss.item())
             engine.step()  # updates after the last micro-batch
-        ended_s.append(time.monotonic())
+        ended.append(now())
         if rank == 0:
             print(f"iteration {step + 1} loss {loss.item()!r}", flush=True)  # noqa: T201
     if rank == 0 and options.times:
-        options.times.write_text(json.dumps(ended_s), encoding="utf-8")
+        options.times.write_text(json.dumps(ended), encoding="utf-8")
     comm.barrier()
     comm.destroy_process_group()
     return 0

@@ -21,6 +21,8 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
+from bokeh.protocol import Protocol
+from bokeh.util.token import generate_jwt_token, generate_session_id, get_token_payload
 from gemini_lab_widgets.dashboard import Dashboard
 from gemini_lab_widgets.frame import live_html
 from gemini_lab_widgets.serve import log_of
@@ -67,18 +69,43 @@ def session_token(dashboard: Dashboard, *, host: str = "") -> str:
     return found[1]
 
 
-def connect(dashboard: Dashboard, *, token: str, origin: str) -> None:
-    """Open the page's websocket as a browser would."""
+def connect(dashboard: Dashboard, *, token: str, origin: str) -> str:
+    """Open the page's websocket as a browser would; returns all that its views are made of."""
 
-    async def opened() -> None:
+    async def opened() -> str:
         url = dashboard.url.replace("http", "ws") + "ws"
         request = HTTPRequest(url, headers={"Origin": origin}, follow_redirects=False)
         socket = await websocket_connect(request, subprotocols=["bokeh", token])
-        assert await socket.read_message() is not None
+        said = [await socket.read_message() for _ in range(3)]  # header, metadata, content
+        asked = Protocol().create("PULL-DOC-REQ")
+        for part in (asked.header_json, asked.metadata_json, asked.content_json):
+            await socket.write_message(part)
+        while '"PULL-DOC-REPLY"' not in (said[-1] or "close"):
+            assert said[-1] is not None
+            said.append(await socket.read_message())
+        said = [await socket.read_message() for _ in range(2)]
         socket.close()
+        return str(said[-1])
 
     with ThreadPoolExecutor(1) as aside:  # Playwright's loop runs in this thread
-        aside.submit(asyncio.run, opened()).result()
+        return aside.submit(asyncio.run, opened()).result()
+
+
+def test_a_page_whose_session_was_let_go_before_its_websocket_came_asks_no_other_host(
+    dashboard: Dashboard,
+) -> None:
+    """As of a browser that takes long: after 15 s a session without one is let go."""
+    assert dashboard._guard is not None
+    key = dashboard._guard.secret.encode()
+    known = session_token(dashboard)
+    gone = generate_session_id(secret_key=key, signed=True)
+    token = generate_jwt_token(
+        gone, secret_key=key, signed=True, extra_payload=get_token_payload(known)
+    )
+    for one in (known, token):
+        text = connect(dashboard, token=one, origin=dashboard.url.rstrip("/"))
+        assert "static/extensions/panel/css/loading.css" in text
+        assert "cdn.holoviz.org" not in text
 
 
 def test_without_the_password_there_is_only_the_form(dashboard: Dashboard) -> None:

@@ -54,12 +54,18 @@ def plan_of(predicted_s: float, iteration_s: float, *, profile: Profile = PROFIL
 
 def test_a_ratio_is_that_of_two_runs_of_the_same_turn() -> None:
     turns = [
-        {"plain": TimedRun(iteration_s=2.0), "gemini": TimedRun(iteration_s=3.0)},
-        {"plain": TimedRun(iteration_s=4.0), "gemini": TimedRun(iteration_s=5.0)},
+        {"plain": TimedRun(iteration_s=2.0), "gemini": TimedRun(iteration_s=3.0, process_s=0.2)},
+        {
+            "plain": TimedRun(iteration_s=4.0, process_s=0.5, thread_s=0.5),
+            "gemini": TimedRun(iteration_s=5.0, process_s=0.75, thread_s=0.5),
+        },
     ]
     by_name = {row.name: row for row in compare(turns, IDLE, name="here")}
     assert by_name["here, gemini / plain"].values == pytest.approx((1.5, 1.25))
     assert by_name["here, plain"].values == (2.0, 4.0)
+    added = "here, gemini: processor time added"
+    assert by_name[f"{added}, the whole process"].values == pytest.approx((0.2, 0.25))
+    assert by_name[f"{added}, its training thread"].values == (0.0, 0.0)
     assert by_name["here, plain"].settings["link_bytes_per_s"] == IDLE.link_bytes_per_s
 
 

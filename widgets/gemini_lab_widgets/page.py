@@ -9,6 +9,7 @@ from typing import Final
 
 import panel as pn
 from bokeh.document import Document
+from panel.io.resources import LOCAL_DIST
 
 from gemini_lab.report.moments import Moments, Way
 from gemini_lab.report.tables import Tables
@@ -70,6 +71,9 @@ class Page:
         self._log: Path | None = None
         self._at_s: float | None = None  # since the run's start; None for the newest moment
         self._way: tuple[Moments, Way] | None = None
+        # Panel says only when a page is asked for where its style sheets are. A websocket that comes
+        # when its session was let go gets another one, which would take them from another host.
+        document.template_variables["dist_url"] = LOCAL_DIST
         self._sheet, self._pulse, self._timeline = Sheet(), Pulse(margin=0), Timeline()
         self._pulse.sizing_mode = "stretch_width"
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)

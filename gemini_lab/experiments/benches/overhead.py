@@ -58,7 +58,10 @@ def bench(repeats: int) -> list[Row]:
 
 
 def compare(turns: list[dict[str, TimedRun]], workload: Workload, *, name: str) -> list[Row]:
-    """Iteration times of each arm, and their ratios to the first arm of the same turn.
+    """Iteration times of each arm, and what they are beside those of the first arm, turn by turn.
+
+    The processor time is what rank 0's process takes more of in an iteration: what no idle time of
+    a network hides.
 
     Args:
         turns: For each repeat, the arms by name; the first one is what the others are held against.
@@ -81,6 +84,14 @@ def compare(turns: list[dict[str, TimedRun]], workload: Workload, *, name: str) 
             unit="",
         )
         for arm in others
+    ]
+    rows += [
+        Row(
+            name=f"{name}, {arm}: processor time added, {where}",
+            values=tuple(getattr(turn[arm], of) - getattr(turn[base], of) for turn in turns),
+        )
+        for arm in others
+        for where, of in (("the whole process", "process_s"), ("its training thread", "thread_s"))
     ]
     return rows
 

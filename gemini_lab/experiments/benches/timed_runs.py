@@ -96,6 +96,8 @@ class TimedRun:
 
     Attributes:
         iteration_s: Median duration of the counted iterations.
+        process_s: Processor time of rank 0's process in them, of all its threads. Mean.
+        thread_s: The same of its training thread alone.
         plan: What its chunks followed at last, if anything.
         idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
         idle_left_s: The same in the counted iterations, which carried versions in those spans: what
@@ -108,6 +110,8 @@ class TimedRun:
     """
 
     iteration_s: float
+    process_s: float = 0.0
+    thread_s: float = 0.0
     plan: TrafficPlan | None = None
     idle_s: float = 0.0
     idle_left_s: float = 0.0
@@ -125,23 +129,23 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
         run = lab.train(
             job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
         ).wait()
-        iteration_s = _median_s(times, workload)
+        measured = _measured(times, workload)
     named = ", ".join(f"{name} {value}" for name, value in settings.items())
-    say(f"{format_seconds(iteration_s)} an iteration: {named or 'the defaults'}")
+    say(f"{format_seconds(measured.iteration_s)} an iteration: {named or 'the defaults'}")
     return _timed(
-        RunReducer.load(run.folder, keep=replace(FOR_REPORT, bars=1_000_000)), workload, iteration_s
+        RunReducer.load(run.folder, keep=replace(FOR_REPORT, bars=1_000_000)), workload, measured
     )
 
 
-def _timed(run: RunReducer, workload: Workload, iteration_s: float) -> TimedRun:
+def _timed(run: RunReducer, workload: Workload, measured: TimedRun) -> TimedRun:
     """What the log of a run says, beside how long its iterations took."""
     report = report_of(run)
     plan = report.plans[-1] if report.plans else None
     before = workload.iterations - workload.counted
     left_s, taken_s = network_times(run.traffic, after=before) if plan else (0.0, 0.0)
     waits = [each.waited_s for each in report.iterations if each.rank == 0]
-    return TimedRun(
-        iteration_s=iteration_s,
+    return replace(
+        measured,
         plan=plan,
         idle_s=sum(span.duration_s for span in plan.profile.idle_spans) if plan else 0.0,
         idle_left_s=left_s,
@@ -185,9 +189,9 @@ def under_torchrun(workload: Workload) -> TimedRun:
                 torchrun.terminate()  # where this was interrupted: it ends its workers too
         if torchrun.returncode:
             raise RunFailedError(f"the script failed under torchrun:\n{said[-2000:]}")
-        iteration_s = _median_s(times, workload)
-    say(f"{format_seconds(iteration_s)} an iteration: under torchrun")
-    return TimedRun(iteration_s=iteration_s)
+        measured = _measured(times, workload)
+    say(f"{format_seconds(measured.iteration_s)} an iteration: under torchrun")
+    return measured
 
 
 def network_times(traffic: Traffic, *, after: int = 0) -> tuple[float, float]:
@@ -223,7 +227,15 @@ def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) ->
     return free + max(0.0, end_s - at_s)
 
 
-def _median_s(times: Path, workload: Workload) -> float:
-    ended_s = json.loads(times.read_text(encoding="utf-8"))
-    durations = [after - before for before, after in pairwise(ended_s)]
-    return float(statistics.median(durations[-workload.counted :]))
+def _measured(times: Path, workload: Workload) -> TimedRun:
+    """What the job itself wrote into `times`."""
+    ended = json.loads(times.read_text(encoding="utf-8"))[-workload.counted - 1 :]
+
+    def spent_s(what: str) -> list[float]:
+        return [after[what] - before[what] for before, after in pairwise(ended)]
+
+    return TimedRun(
+        iteration_s=statistics.median(spent_s("clock_s")),
+        process_s=statistics.mean(spent_s("process_s")),
+        thread_s=statistics.mean(spent_s("thread_s")),
+    )
