@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
@@ -232,6 +232,8 @@ class Run(FollowedRun):
 
     def take(self, entry: Entry) -> None:
         """Add an entry to the log."""
+        if isinstance(entry.event, events.RunFinished):
+            self._tell_of_what_never_came()
         with self._lock:
             is_wanted = not self.is_over or isinstance(entry.event, events.LabClosed)
             before = self._log.waiting
@@ -282,8 +284,7 @@ class Run(FollowedRun):
             try:
                 self.inject(failure)
             except ConfigError as error:
-                text = f"{failure} did not happen: {error}"
-                self.take(Entry(at_s=time.time(), node="lab", event=events.Note(text=text)))
+                self._say(f"{failure} did not happen: {error}")
 
     def close(self) -> None:
         """Close the log."""
@@ -304,6 +305,14 @@ class Run(FollowedRun):
             text = f"the log waits in memory until {self.folder} takes it again: {reason}"
         else:
             text = f"the log is written again; {before} entries had to wait for room on its disk"
+        self._say(text)
+
+    def _tell_of_what_never_came(self) -> None:
+        left, self._scenario = self._scenario.planned, replace(self._scenario, planned=())
+        for planned in left:
+            self._say(f"{planned.failure} did not happen: training ended before {planned.when}")
+
+    def _say(self, text: str) -> None:
         self.take(Entry(at_s=time.time(), node="lab", event=events.Note(text=text)))
 
     def _cast(self) -> Cast:

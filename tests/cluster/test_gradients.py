@@ -42,7 +42,7 @@ FSDP2 = """
         optimizer.step()
 """
 TRAINING = f"""
-    import gc, os, torch, gemini_lab
+    import gc, os, time, torch, gemini_lab
     import torch.distributed as dist
     from gemini_lab.engine.version_maker import VersionMaker
 
@@ -55,6 +55,8 @@ TRAINING = f"""
             with protected.pause("what makes versions imports"):
                 for maker in [one for one in gc.get_objects() if isinstance(one, VersionMaker)]:
                     maker.wait_until_ready(300)
+        if step >= {LOST_AT}:
+            time.sleep(0.7)  # training must not end before the node does
         update(torch.randn(4, 16))
 """
 ENGINES = {

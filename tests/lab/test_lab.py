@@ -174,6 +174,16 @@ def test_a_scenario_strikes_by_the_clock_without_being_asked(lab, cluster, job):
     assert cluster.orders[0].node == "node-1"
 
 
+def test_a_failure_that_came_too_late_for_its_run_is_told_of(lab, cluster, job):
+    run = lab.train(job, scenario=Scenario().add(NodeLoss("node-1"), iteration=9))
+    begin(run)
+    tell(run, RunFinished(iteration=3), RunFinished(iteration=3))
+    assert cluster.orders == []
+    assert [entry.event.text for entry in run.events("note")] == [
+        "node loss node-1 did not happen: training ended before iteration 9"
+    ]
+
+
 def test_a_lab_says_what_it_is_in_a_cell_without_markup_of_others(tmp_path):
     with lab_on(ClusterStandIn(members=("<b>node",)), tmp_path) as lab:
         assert "&lt;b&gt;node" in lab._repr_html_()
