@@ -71,8 +71,8 @@ class Page:
         self._log: Path | None = None
         self._at_s: float | None = None  # since the run's start; None for the newest moment
         self._way: tuple[Moments, Way] | None = None
-        # Panel says only when a page is asked for where its style sheets are; a websocket that comes
-        # when its session was let go gets another one, which would take them from another host.
+        # Panel says where its style sheets are when a page is asked for. A websocket that comes
+        # after its session was let go gets another one, which would take them from another host.
         document.template_variables["dist_url"] = LOCAL_DIST
         self._sheet, self._pulse, self._timeline = Sheet(), Pulse(margin=0), Timeline()
         self._pulse.sizing_mode = "stretch_width"
