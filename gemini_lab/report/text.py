@@ -159,7 +159,9 @@ def _exits(exits: Sequence[WorkerExit], said: Sequence[str]) -> Iterator[str]:
     """Who ended, and the last lines of whom the others followed where they were not `said`."""
     yield from culprits(exits)
     first = culprit_of(exits)
-    if first is not None and first.error != error_line(said):
+    if first is None or first.is_from_outside:
+        return
+    if first.error != error_line(said):
         yield from (f"    | {line}" for line in last_lines(first.output))
 
 

@@ -88,8 +88,15 @@ class WorkerExit:
         """The line in which Python says what was raised, or the last one that was printed."""
         return error_line(self.output)
 
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a signal ended it that others send: nothing that it printed says why."""
+        return self.how in {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
+
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.node}: {self.error or self.how}"
+        said = "" if self.is_from_outside else self.error
+        how = self.how if self.how.startswith("SIG") or not said else ""
+        return f"rank {self.rank} on {self.node}: {': '.join(filter(None, (how, said)))}"
 
 
 STEPS: Final = {

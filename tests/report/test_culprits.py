@@ -31,6 +31,13 @@ def test_a_worker_that_was_killed_comes_before_those_that_lost_it():
     assert culprit_of([exit_of(0, PEER_GONE, at_s=4.9), killed]) is killed
 
 
+def test_what_a_worker_printed_says_nothing_of_a_signal_from_outside():
+    warning, native = "[WARNING] scheduler called early", "terminate called: bad_alloc"
+    assert str(exit_of(1, warning, at_s=1.0, how="SIGKILL")) == "rank 1 on node-1: SIGKILL"
+    assert str(exit_of(1, native, at_s=1.0, how="SIGABRT")).endswith(f": SIGABRT: {native}")
+    assert str(exit_of(1, "", at_s=1.0, how="exit code 3")) == "rank 1 on node-1: exit code 3"
+
+
 def test_of_several_that_raised_the_first_is_marked():
     first = exit_of(3, "KeyError: 'a'", at_s=1.0)
     table = list(culprits([exit_of(1, "KeyError: 'a'", at_s=1.1), first]))

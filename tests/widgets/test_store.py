@@ -17,6 +17,8 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.events import AnyEvent
 from gemini_lab.log.file import EventLog
+from gemini_lab.report import build_report
+from gemini_lab.report.text import render
 
 
 def stored(entries: list[Entry]) -> EventStore:
@@ -91,6 +93,18 @@ def test_a_run_given_up_says_why_and_what_its_worker_printed_last() -> None:
     assert status.output == TRACEBACK
     row = store.tables().recoveries.rows[0]
     assert (row.error, row.output) == (status.error, TRACEBACK)
+
+
+def test_a_killed_worker_is_not_explained_by_what_it_or_another_one_printed() -> None:
+    warning, reset = "[WARNING] scheduler called early", "RuntimeError: Connection reset by peer"
+    run = ToldRun().protect().train(1, 3).exit(0, output=(reset,))
+    run.say_worker(
+        events.WorkerExited, 1, pid=7, signal="SIGKILL", exit_code=None, output=(warning,)
+    )
+    run.fail(known=3, cause="worker_exited").plan(3).resume(3)
+    (row,) = stored(run.entries).tables().recoveries.rows
+    assert (row.error, row.output) == ("rank 1 on node-1: SIGKILL", ())
+    assert warning not in render(build_report(run.entries))
 
 
 def test_the_node_of_a_worker_that_failed_is_not_said_to_train() -> None:

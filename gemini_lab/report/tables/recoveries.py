@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final, TypeVar
 
+from gemini_lab.report.culprits import culprit_of
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.now import Origin
 from gemini_lab.report.tables.past import Recoveries, RecoveryRow, StepRow, Wasted, WastedRow
@@ -66,6 +67,7 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
     if recovery.duration_s is not None and recovery.lost_progress_s:
         redo_s = (recovery.duration_s, recovery.duration_s + recovery.lost_progress_s)
         steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=redo_s[0], end_s=redo_s[1]))
+    gone = culprit_of(recovery.exits)
     causes = (
         ", ".join(map(str, recovery.injections)) or recovery.cause.replace("_", " ") or "a failure"
     )
@@ -78,8 +80,8 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
         wasted_s=recovery.wasted_s,
         lost_iterations=recovery.lost_iterations,
         source=_source(recovery),
-        error=", ".join(map(str, recovery.exits[:1])),
-        output=recovery.exits[0].output if recovery.exits else (),
+        error="" if gone is None else str(gone),
+        output=() if gone is None or gone.is_from_outside else gone.output,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from gemini_lab.report.culprits import culprit_of
 from gemini_lab.report.output import error_line
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
@@ -96,9 +97,11 @@ def _error(run: RunReducer, losses: Losses) -> tuple[str, tuple[str, ...]]:
     exits = [one for recovery in under_way for one in recovery.exits]
     if run.course.phase == "failed":
         exits = [one for one in run.recoveries.exits if one.output][-1:]
-    output = run.course.output or (exits[0].output if exits else ())
-    error = str(exits[0]) if exits else error_line(output)
-    return error, output
+    gone = culprit_of(exits)
+    output = run.course.output
+    if gone is not None and not gone.is_from_outside:
+        output = output or gone.output
+    return error_line(output) if gone is None else str(gone), output
 
 
 def seated(run: RunReducer) -> tuple[NodeRow, ...]:
