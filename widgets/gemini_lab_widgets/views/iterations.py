@@ -44,7 +44,7 @@ class IterationsView(View):
 
     def _every_one(self) -> Any:
         plot = self._figure(height=320)
-        plot.min_width = 280
+        plot.min_width = 310
         plot.xaxis.axis_label, plot.yaxis.axis_label = "iteration", "seconds"
         plot.xaxis.ticker.desired_num_ticks = FEW_TICKS
         lines = plot.segment(
@@ -80,8 +80,8 @@ class IterationsView(View):
 
     def _middles(self) -> Any:
         plot = self._figure(height=100, y=FactorRange(factors=[]))
-        plot.min_width = 280
-        plot.xaxis.axis_label = "median, 95 % interval (s)"
+        plot.min_width = 310
+        plot.xaxis.axis_label = "median, 95 % (s)"
         plot.xaxis.ticker.desired_num_ticks = FEW_TICKS
         plot.ygrid.visible = False
         bars = plot.segment(
@@ -142,7 +142,7 @@ class IterationsView(View):
         put(
             self.medians,
             {
-                "name": [_name(one) for one, *_ in known],
+                "name": [_stacked(one) for one, *_ in known],
                 "median": [median_s for _, median_s, _, _ in known],
                 "low": [low_s for *_, low_s, _ in known],
                 "high": [high_s for *_, high_s in known],
@@ -152,7 +152,7 @@ class IterationsView(View):
                 "count": [one.count for one, *_ in known],
             },
         )
-        names = [_name(one) for one, *_ in known][::-1]
+        names = [_stacked(one) for one, *_ in known][::-1]
         if self.side.y_range.factors != names:
             self.side.y_range.factors = names
             self.side.height = 64 + 48 * max(1, len(names))
@@ -170,6 +170,12 @@ def _chosen(table: Iterations) -> list[IterationSeries]:
 
 def _name(series: IterationSeries) -> str:
     return shown(series.name, longest=30)
+
+
+def _stacked(series: IterationSeries) -> str:
+    """The name beside an axis, where another run's stands above what is measured of it."""
+    run, _, kind = series.name.partition(": ")
+    return f"{shown(run, longest=24)}\n{shown(kind, longest=30)}" if kind else _name(series)
 
 
 def _top(series: Sequence[IterationSeries]) -> float:
