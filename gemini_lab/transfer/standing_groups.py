@@ -232,8 +232,9 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             try:
                 work.wait(LOOK)
             except RuntimeError:
-                if work.is_completed():
-                    raise
+                if work.is_completed():  # it failed, or was done just after the look
+                    work.wait(LOOK)
+                    return
                 if self._groups.is_broken:
                     raise RuntimeError("collectives are broken off: a rank is lost") from None
                 closed_s = 0.0 if self._connections.are_whole else closed_s + LOOK.total_seconds()

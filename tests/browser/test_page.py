@@ -50,6 +50,26 @@ def test_news_arrives_while_the_log_grows(log: Path, page: Any) -> None:
         assert not page.get_by_text("could not be read").count()
 
 
+def test_the_sliders_keys_go_to_the_start_and_to_the_newest_moment(log: Path, page: Any) -> None:
+    """The end is where the run is now, not where it was when the page was loaded."""
+    lines = lines_of_a_run()
+    half = len(lines) // 2
+    write(log, lines[:half])
+    with shown(log, page):
+        wait_for(page, "Who keeps whose replica")
+        slider = page.get_by_role("slider", name="Moment of the run")
+        first_s = float(slider.get_attribute("aria-valuemax"))
+        slider.press("Home")
+        page.wait_for_url("**?at=0.000*")
+        assert float(slider.get_attribute("aria-valuenow")) == 0
+        write(log, lines[half:])
+        slider.press("End")
+        page.wait_for_url(lambda url: "at=" not in url)
+        wait_for(page, "this is the whole run")
+        at_s, end_s = (float(slider.get_attribute(f"aria-value{name}")) for name in ("now", "max"))
+        assert at_s == end_s > first_s
+
+
 def test_the_page_goes_on_to_the_next_run(tmp_path: Path, page: Any) -> None:
     lines = lines_of_a_run()
     logs = [write(tmp_path / "first" / "events.jsonl", lines)]

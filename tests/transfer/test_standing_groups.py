@@ -10,8 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.sockets import can_be_found
+from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups
 from gemini_lab.transfer.standing_works import Apart
 
 HERE = Path(__file__).parent
@@ -115,3 +118,29 @@ def test_what_went_wrong_there_is_told():
     work.is_due.set()
     with pytest.raises(RuntimeError, match="the peer is gone"):
         Apart(work).wait(timedelta(seconds=60))
+
+
+class OverJustAfterALook:
+    """A handle of a collective that comes to its end between a look's time-out and what follows."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.looks = 0
+
+    def is_completed(self):
+        return self.looks > 0
+
+    def wait(self, timeout):
+        self.looks += 1
+        if self.looks == 1:
+            raise RuntimeError(f"Operation timed out after {timeout}")
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_collective_that_is_done_just_after_a_look_has_not_failed():
+    groups = StandingGroups(record=SetUpRecord(), is_alone=True)
+    group = StandingGroup(groups, dist.HashStore(), 0, 2, timedelta(seconds=60))
+    group.wait_for(OverJustAfterALook())
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        group.wait_for(OverJustAfterALook(RuntimeError("the peer is gone")))

@@ -57,6 +57,16 @@ def test_the_slider_stays_at_the_end_of_a_run_that_goes_on(tools, chosen):
     assert chosen == []
 
 
+def test_a_page_that_left_the_newest_moment_is_told_once_where_it_is(tools):
+    tools.reach(10.0, [], at_s=None)
+    tools.slider.value = 4.0
+    told = []
+    tools.slider.on_change("value", lambda _, __, value: told.append(value))
+    tools.reach(11.0, [], at_s=4.0)
+    tools.reach(12.0, [], at_s=4.0)
+    assert told == [4.0]
+
+
 def test_offering_the_same_again_sends_nothing(tools, chosen):
     def offer():
         tools.offer(["a", "b"], run="", beside="b")

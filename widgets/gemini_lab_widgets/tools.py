@@ -70,8 +70,11 @@ class MomentParts:
             self.slider.update(end=end_s, step=end_s / STEPS)
         stretch(self.slider, 0, end_s)
         value = end_s if at_s is None else min(at_s, end_s)
+        left_newest = at_s is not None and self.newest.disabled
         if self.slider.value != value:
             self.slider.value = value
+        elif left_newest:  # the page may have been told of a newer end while it was left
+            self.slider.trigger("value", value, value)
         self.newest.disabled = at_s is None
 
     def in_row(self, *others: Any) -> Any:

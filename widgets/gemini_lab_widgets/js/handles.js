@@ -1,8 +1,28 @@
-// Bokeh's sliders give their handle no name; the page's is named here.
+// Bokeh's slider gives its handle no name, and its End key goes to where the range ended when the
+// page was loaded; the page's handle is named here, and End is the button for the newest moment.
 
-export function nameHandles(root = document.querySelector("header .tools")) {
+function* within(root) {
   for (const element of root?.querySelectorAll("*") ?? []) {
-    if (element.matches(".noUi-handle")) element.setAttribute("aria-label", "Moment of the run");
-    nameHandles(element.shadowRoot);
+    yield element;
+    yield* within(element.shadowRoot);
+  }
+}
+
+const tools = () => within(document.querySelector("header .tools"));
+
+function goToEnd(event) {
+  if (event.key !== "End") return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  for (const element of tools()) {
+    if (element.matches("button") && element.textContent.startsWith("newest")) element.click();
+  }
+}
+
+export function nameHandles() {
+  for (const element of tools()) {
+    if (!element.matches(".noUi-handle")) continue;
+    element.setAttribute("aria-label", "Moment of the run");
+    element.addEventListener("keydown", goToEnd, true); // the same one again changes nothing
   }
 }
