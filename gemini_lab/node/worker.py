@@ -30,6 +30,8 @@ from gemini_lab.wire.local import LocalChannel
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+SWITCH_S: Final = 0.001
+"""For so long at most a thread beside training's computes in Python while training waits for it."""
 _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
@@ -99,6 +101,15 @@ def settle_imports() -> None:
     """Take what is there, which stays for good, out of what the collector looks at from now on."""
     gc.freeze()
     gc.enable()
+
+
+def give_way_soon() -> None:
+    """Have threads take turns in Python more often than every 5 ms, as they do by themselves.
+
+    Training's thread comes back from every collective and waits for its turn, and threads that send
+    checkpoints have one now and then.
+    """
+    sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
 
 
 def run_script(job: Job, *, local_rank: int) -> None:
@@ -174,6 +185,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     try:
         avoid_shared_memory_collectives()
         settle_imports()
+        give_way_soon()
         store = join_rendezvous(start.rendezvous, listen_fd)
         standing = Standing.of(start, store) if keeps_process(start) else None
         session.current = session.WorkerSession(

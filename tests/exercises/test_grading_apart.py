@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -359,7 +360,9 @@ def test_a_cell_that_never_ends_ends_with_its_judge(tmp_path):
     told = tmp_path / "told"
     endless = f"import os\nopen('{told}', 'w').write(str(os.getpid()))\nwhile True: five = 1"
     command = [sys.executable, "-m", "gemini_lab.exercises.grading.judge", str(released)]
-    judging = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    judging = subprocess.Popen(
+        command, stdin=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
     judging.stdin.write(json.dumps(notebook(("exercise-1", endless))))
     judging.stdin.close()
     while not (told.exists() and told.read_text()):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tempfile
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_what_is_no_verdict_is_not_kept(course):
     with pytest.raises(UnjudgedError, match=r"no end after 0\.01 s"):
         verdict(ada.paper, limit_s=0.01)
     assert not ada.paper.kept.exists()
+
+
+def test_a_judge_that_is_ended_leaves_no_folder(course, tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    hand_in(course, "ada", "while True: pass")
+    (ada,) = hand_ins(course, LAB)
+    with pytest.raises(UnjudgedError, match="no end after 8 s"):
+        verdict(ada.paper, limit_s=8.0)
+    assert not [*scratch.iterdir()]
 
 
 def test_labs_that_start_nodes_are_judged_one_after_the_other(course):

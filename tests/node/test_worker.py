@@ -182,3 +182,22 @@ def test_a_workers_ranks_are_those_of_its_position():
 
 def test_what_is_imported_ahead_is_so_without_a_rank():
     assert changed_environment({}, distributed_environment(start_of(3))) == {}
+
+
+GIVING_WAY = """
+    import sys
+    from gemini_lab.node.worker import SWITCH_S, give_way_soon
+
+    assert sys.getswitchinterval() > SWITCH_S
+    give_way_soon()
+    print(sys.getswitchinterval() == SWITCH_S)
+    sys.setswitchinterval(SWITCH_S / 10)
+    give_way_soon()
+    print(sys.getswitchinterval() < SWITCH_S)
+"""
+
+
+def test_threads_take_turns_sooner_unless_they_do_already():
+    command = [sys.executable, "-c", textwrap.dedent(GIVING_WAY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\nTrue\n", done.stderr

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -102,25 +103,27 @@ def verdict(paper: Paper, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
 def _judge(paper: Paper, limit_s: float) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", "gemini_lab.exercises.grading.judge"]
     command += [part for each in _hidden(paper.released) for part in ("--hide", str(each))]
-    judge = subprocess.Popen(
-        [*command, str(paper.released)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, _ = judge.communicate(_as_notebook(paper.handed_in), timeout=limit_s)
-        said: dict[str, Any] = json.loads(out)
-    except subprocess.TimeoutExpired:
-        raise UnjudgedError(f"{UNJUDGED}: no end after {limit_s:g} s") from None
-    except ValueError:
-        raise UnjudgedError(f"{UNJUDGED}: the judge ended with {judge.returncode}") from None
-    finally:
-        with suppress(ProcessLookupError):  # its own end takes all of it along
-            os.killpg(judge.pid, signal.SIGKILL)
-        judge.wait()
+    with tempfile.TemporaryDirectory(prefix="judging-", ignore_cleanup_errors=True) as scratch:
+        judge = subprocess.Popen(
+            [*command, str(paper.released)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"TMPDIR": scratch},
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, _ = judge.communicate(_as_notebook(paper.handed_in), timeout=limit_s)
+            said: dict[str, Any] = json.loads(out)
+        except subprocess.TimeoutExpired:
+            raise UnjudgedError(f"{UNJUDGED}: no end after {limit_s:g} s") from None
+        except ValueError:
+            raise UnjudgedError(f"{UNJUDGED}: the judge ended with {judge.returncode}") from None
+        finally:
+            with suppress(ProcessLookupError):  # its own end takes all of it along
+                os.killpg(judge.pid, signal.SIGKILL)
+            judge.wait()
     return said
 
 
