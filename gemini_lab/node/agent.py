@@ -249,7 +249,7 @@ class Agent:
             # be elected while this node's key stands.
             self._reign.begin(self.membership, record)
         self._root_record = record or self._root_record
-        await self.supervisor.end_workers(before=read_epoch(items))
+        self.supervisor.note_epoch(read_epoch(items))
 
     def _watch_lab(self) -> None:
         """End when the lab is gone: its connection is closed, or its key has run out.

@@ -10,6 +10,8 @@ from gemini_lab.recovery.messages import Fence, HoldPort, Serve, Serving, Stand,
 
 STAND_S: Final = 5.0
 """For a worker to let go of the node's memory; one that does not is ended as any other."""
+LOOK_S: Final = 0.05
+"""Between two looks whether one that is asked has ended."""
 
 
 class KeptWorkers:
@@ -38,14 +40,22 @@ class KeptWorkers:
         self._asked = {rank: loop.create_future() for rank in asked}
         for rank in self._asked:
             host.workers[rank].channel.send(Stand(epoch=order.epoch))
-        if self._asked:
-            await asyncio.wait(self._asked.values(), timeout=STAND_S)
-        kept = [rank for rank, answer in self._asked.items() if self._does(rank, answer)]
-        kept = [rank for rank in kept if rank in host.workers]
+        await self._answers(host)
+        kept = [rank for rank in self._asked if self._does(host, rank)]
         for rank in kept:
             host.workers[rank].epoch = order.epoch
         self._asked = {}
         return kept
+
+    async def _answers(self, host: WorkerHost) -> None:
+        """Wait for those that are asked, as long as they live; for `STAND_S` at most."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + STAND_S
+        while loop.time() < deadline_s:
+            asked = [one for rank, one in self._asked.items() if rank in host.workers]
+            if all(one.done() for one in asked):
+                return
+            await asyncio.wait(asked, timeout=LOOK_S)
 
     async def serve(self, host: WorkerHost, order: HoldPort, *, ip: str) -> int | None:
         """Have a worker that stands still serve the rendezvous.
@@ -76,8 +86,14 @@ class KeptWorkers:
         if asked is not None and said.epoch == self._epoch and not asked.done():
             asked.set_result(said)
 
-    def _does(self, rank: int, answer: "asyncio.Future[Stands]") -> bool:
-        reason = answer.result().reason if answer.done() else f"no answer within {STAND_S:.0f} s"
+    def _does(self, host: WorkerHost, rank: int) -> bool:
+        answer = self._asked[rank]
+        if rank not in host.workers:
+            reason = "it has ended"
+        else:
+            reason = (
+                answer.result().reason if answer.done() else f"no answer within {STAND_S:.0f} s"
+            )
         if reason and reason not in self._said:
             self._said.add(reason)
             self._say(f"rank {rank} does not keep its process: {reason}")

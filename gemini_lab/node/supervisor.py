@@ -89,6 +89,8 @@ from gemini_lab.recovery.protocol import HeardEvent
 from gemini_lab.recovery.rewinds import joined, left_of
 
 REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
+FENCE_S: Final = 1.0
+"""For the root agent to say itself that an epoch has begun, and which workers go on in it."""
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
@@ -154,6 +156,7 @@ class Supervisor:
         self._run: int | None = None  # whose those are
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._is_placed = False  # whether the root agent knows the placement
+        self._noted = 0  # the newest epoch that the store said has begun
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
     def joined(self) -> Joined:
@@ -212,6 +215,19 @@ class Supervisor:
                 return
             self.epoch = before
         await self.host.kill_all(epoch=self.epoch)
+
+    def note_epoch(self, epoch: int) -> None:
+        """The store says that an epoch has begun: older workers end if the root agent is not heard.
+
+        The root agent's own fence comes at about the same time, and may let them go on.
+        """
+        if epoch > max(self.epoch, self._noted):
+            self._noted = epoch
+            self._tasks.begin(self._end_older(epoch))
+
+    async def _end_older(self, epoch: int) -> None:
+        await asyncio.sleep(FENCE_S)
+        await self.end_workers(before=epoch)
 
     def flaw(self, order: Flawed) -> list[int]:
         """Have this node's workers compute wrong: those that there are, and later ones if it lasts.

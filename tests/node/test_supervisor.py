@@ -1,13 +1,24 @@
-"""What an agent tells of workers that were started before they are needed."""
+"""What an agent tells of its workers, and when it ends them."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from gemini_lab.log import events
+from gemini_lab.node import kept_workers, supervisor
 from gemini_lab.node.supervisor import Supervisor
-from gemini_lab.recovery.messages import GoOn, StartWorkers, WorkerExited
+from gemini_lab.recovery.messages import (
+    Fence,
+    Fenced,
+    GoOn,
+    Stand,
+    Stands,
+    StartWorkers,
+    WorkerExited,
+)
 from tests.node.test_flaws import Host, first_start
 
 
@@ -74,3 +85,41 @@ def test_one_that_ends_before_that_is_no_end_of_a_worker_in_the_log_and_the_root
     (said,) = agent.to_root
     assert isinstance(said, WorkerExited)
     assert said.output == "why"
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_workers_end_with_an_epoch_of_the_stores_unless_the_root_agent_lets_them_go_on(
+    monkeypatch, is_fenced
+):
+    monkeypatch.setattr(supervisor, "FENCE_S", 0.0)
+    agent, start = Agent(), first_start()
+    agent.obey(start)
+    for _ in range(2):  # it is read again and again
+        agent.node.note_epoch(start.epoch + 1)
+    (ending,) = agent.begun
+    assert list(agent.node.host.workers) == [0]
+    if is_fenced:
+        agent.node.epoch = start.epoch + 1
+    asyncio.run(ending)
+    assert list(agent.node.host.workers) == ([0] if is_fenced else [])
+
+
+@pytest.mark.parametrize("how", ["answers", "ends"])
+def test_a_fence_waits_for_workers_that_live(how):
+    agent, start = Agent(), first_start()
+    agent.obey(start)
+    epoch = start.epoch + 1
+
+    def heed(order):
+        assert isinstance(order, Stand)
+        if how == "ends":
+            agent.node.host.workers.clear()
+        else:
+            agent.node._kept.hear(Stands(rank=0, epoch=epoch))
+
+    agent.worker.channel.send = heed
+    started_s = time.monotonic()
+    agent.obey(Fence(epoch=epoch, keeps=True))
+    assert time.monotonic() - started_s < kept_workers.STAND_S
+    (fenced,) = [said for said in agent.to_root if isinstance(said, Fenced)]
+    assert fenced.kept == ([0] if how == "answers" else [])
