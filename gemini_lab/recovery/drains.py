@@ -57,7 +57,8 @@ def why_not_now(state: RootState, living: Living) -> str:
     if not spares:
         return "no standby is there to take its place"
     if not any(living[node].is_ready for node in spares):
-        return f"{listed(in_order(spares))} still imports what workers need"
+        imports = "imports" if len(spares) == 1 else "import"
+        return f"{listed(in_order(spares))} still {imports} what workers need"
     return ""
 
 

@@ -156,7 +156,9 @@ class Receipt:
 
 def kept_words(ranks: Sequence[int]) -> str:
     """Who went on in a process that there was."""
-    return f"rank {listed(ranks)} went on in {'its' if len(ranks) == 1 else 'their'} process"
+    if len(ranks) == 1:
+        return f"rank {listed(ranks)} went on in its process"
+    return f"ranks {listed(ranks)} went on in their processes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,10 @@ LINES: Final = 12
 """Lines of what happened that stay in sight."""
 HEAD: Final = 500
 """Entries at a log's start among which racks and groups are told, if the run has come so far."""
-PRE: Final = "line-height:1.35;margin:0;white-space:pre-wrap;overflow:hidden"
+PRE: Final = (
+    "line-height:1.35;margin:0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+    "overflow:hidden"
+)
 BETWEEN: Final = " + "
 
 
