@@ -61,6 +61,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="training that stands still for longer hangs (%(default)s)",
     )
+    options.add_argument(
+        "--keep-processes",
+        action="store_true",
+        help="ranks that are not lost keep their process through a recovery",
+    )
     number("--tries", default=6, help="runs to make a failing schedule smaller with (%(default)s)")
     options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
     options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
@@ -103,6 +108,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         tries=options.tries,
         folder=options.folder.absolute(),
         by_time=options.by_time,
+        keeps=options.keep_processes,
         most_s=None if options.minutes is None else options.minutes * 60,
     )
 

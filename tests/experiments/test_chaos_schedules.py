@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from gemini_lab.cli.chaos import parser, plan_of
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.faults import AIMED, KINDS, USUAL, Fault, Schedule, draw
-from gemini_lab.experiments.chaos.owner import job_of
+from gemini_lab.experiments.chaos.owner import job_of, run_command
+from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.shrink import shrink
+from gemini_lab.experiments.chaos.tier import BreakableTier
 
 FORM = Schedule(seed=3, number=0, nodes=4, standbys=1, iterations=60, faults=())
 forms = st.builds(
@@ -79,6 +81,21 @@ def test_a_run_has_the_job_that_its_faults_are_for(kinds, verifies, resizes, tmp
     job = " ".join(job_of(schedule).args)
     assert ('"verify_every": 1' in job) == verifies
     assert ("--global-batch 12 --dropout 0.0" in job) == resizes
+
+
+def test_ranks_of_a_run_keep_their_process_where_that_is_asked_for(tmp_path):
+    kept, anew = (
+        plan_of(parser().parse_args([*asked, "--folder", str(tmp_path)]))
+        for asked in (["--keep-processes"], [])
+    )
+    assert "ranks keep their process" in str(kept)
+    assert "ranks keep" not in str(anew)
+    with BreakableTier(tmp_path) as tier:
+        commands = [
+            " ".join(run_command(next(plan.schedules()), tmp_path, Scene(tier=tier)))
+            for plan in (kept, anew)
+        ]
+    assert ["--set keep_processes=true" in command for command in commands] == [True, False]
 
 
 def test_what_needs_a_job_of_its_own_is_drawn_where_it_is_named():

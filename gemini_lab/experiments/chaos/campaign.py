@@ -41,6 +41,7 @@ class Plan:
         load: Processes that keep the machine busy.
         tries: Runs that may be spent on making a failing schedule smaller.
         folder: Where the runs keep theirs.
+        keeps: Whether ranks that are not lost keep their process through a recovery.
     """
 
     faults: int
@@ -55,6 +56,7 @@ class Plan:
     folder: Path
     by_time: bool = False
     most_s: float | None = None
+    keeps: bool = False
 
     def schedules(self) -> Iterator[Schedule]:
         """One for each run."""
@@ -69,6 +71,7 @@ class Plan:
             f"{self.faults} faults of {len(self.kinds)} kinds, each "
             f"{'for as long' if self.by_time else 'as often'} as any other, seed {self.seed}; "
             f"{self.nodes} nodes and {self.standbys} standbys; {self.load} processes of load{cut}"
+            f"{'; ranks keep their process' if self.keeps else ''}"
         )
 
     def form(self, number: int) -> Schedule:
@@ -83,6 +86,7 @@ class Plan:
             faults=(),
             verifies="verified" in jobs,
             resizes="resizable" in jobs,
+            keeps=self.keeps,
         )
 
 

@@ -139,6 +139,12 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "all_stop": Kind(text="all nodes stopped: they return", place="all", lasts_s=SHORT, costs_s=12),
     "link_cut": Kind(text="the connection of node and root closed", place="rank"),
+    "worker_cut": Kind(
+        text="all connections between two workers closed",
+        place="rank",
+        begins_recovery=True,
+        costs_s=5,
+    ),
     "link_slow": Kind(
         text="all of a node's traffic at 64 KiB/s",
         place="rank",
@@ -284,6 +290,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         faults: In order.
         verifies: Whether the job has every iteration verified.
         resizes: Whether its losses may differ in their last bits once it has been resized.
+        keeps: Whether ranks that are not lost keep their process.
     """
 
     seed: int
@@ -294,6 +301,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     faults: tuple[Fault, ...]
     verifies: bool = False
     resizes: bool = False
+    keeps: bool = False
 
     def __post_init__(self) -> None:
         far = [fault.rank for fault in self.faults if fault.rank >= self.nodes]

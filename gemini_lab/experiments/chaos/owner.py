@@ -64,9 +64,10 @@ def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
     """What `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
     job = job_of(schedule)
     where = ["--hosts", ",".join(scene.hosts.names)] if scene.hosts else []
+    keep = ["--set", "keep_processes=true"] if schedule.keeps else []
     return [
         *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
-        *(*where, "--racks", ",".join(schedule.rack_of.values())),
+        *(*where, *keep, "--racks", ",".join(schedule.rack_of.values())),
         *("--folder", str(folder), "--name", "run", "--persistent-url", str(scene.tier.url)),
         *("--persist-every", str(PERSIST_EVERY), "-m", job.script, *job.args),
     ]

@@ -80,6 +80,9 @@ class Strikes:
             return self._set_clock(fault)
         if fault.kind == "link_cut":
             return self._order(LinkCut(f"rank-{fault.rank}"))
+        if fault.kind == "worker_cut":
+            other = (fault.rank + 1) % self._nodes
+            return self._order(LinkCut(f"rank-{fault.rank}", to=f"rank-{other}"))
         if fault.kind == "bit_flip":
             return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
         if fault.kind == "node_drain":

@@ -119,7 +119,7 @@ def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
     Raises:
         GeminiError: Even without faults it does not finish.
     """
-    form = msgspec.structs.replace(form, faults=(), verifies=False)  # which changes no loss
+    form = msgspec.structs.replace(form, faults=(), verifies=False, keeps=False)  # no loss changes
     kind = "-resizable" if form.resizes else ""
     kept = folder / f"undisturbed-{form.nodes}-{form.iterations}{kind}.json"
     if not kept.exists():
