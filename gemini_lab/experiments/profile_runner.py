@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.process_exit import die_with_parent, leave
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.stepping import next_step_updates
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     options = _parser().parse_args(arguments)
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    avoid_shared_memory_collectives()
     link = None
     if options.link_bytes_per_s:
         path = Path(options.output).with_suffix(f".link{os.environ['RANK']}")

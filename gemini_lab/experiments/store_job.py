@@ -23,6 +23,7 @@ import torch
 from deepspeed import comm
 
 from gemini_lab.engine.process_exit import leave
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.training import gpt_job
 from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, named_size
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, required=True, help="iterations between checkpoints")
     own, others = parser.parse_known_args(arguments)
     options = gpt_job.parse(others)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # not worth a compiler
+    avoid_shared_memory_collectives()
     deepspeed.init_distributed(verbose=False)
     torch.manual_seed(options.seed)
     size = named_size(options.size)

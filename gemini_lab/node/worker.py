@@ -19,6 +19,7 @@ from gemini_lab.engine import session
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import CannotGoOnError, Standing, rendezvous_client
 from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
@@ -84,17 +85,6 @@ def keeps_process(start: WorkerStart) -> bool:
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
 """Files whose functions call a script."""
-
-
-def avoid_shared_memory_collectives() -> None:
-    """Keep DeepSpeed's CPU collectives on the network.
-
-    Its shared-memory helper is compiled at the first start, which fails where no compiler is, and
-    carries traffic past the network that the profiler measures.
-    """
-    import deepspeed.ops  # noqa: PLC0415
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def settle_imports() -> None:

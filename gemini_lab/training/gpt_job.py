@@ -21,6 +21,7 @@ from deepspeed import comm
 import gemini_lab
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.process_exit import leave
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.training.corpus import TokenBatches, load_corpus
 from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, SIZES, named_size
@@ -121,8 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
-        # Not worth a compiler: a helper that carries small collectives between local ranks.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        avoid_shared_memory_collectives()
     deepspeed.init_distributed(verbose=False)
     rank, world_size = comm.get_rank(), comm.get_world_size()
 

@@ -110,10 +110,11 @@ import deepspeed
 from deepspeed.monitor.config import get_monitor_config
 from deepspeed.monitor.monitor import MonitorMaster
 from gemini_lab.engine.monitor import with_monitor
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.log import events
 
 folder, config = sys.argv[1:]
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing is compiled for this
+avoid_shared_memory_collectives()
 deepspeed.init_distributed("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
 monitor = MonitorMaster(get_monitor_config(json.loads(config)))
 engine = SimpleNamespace(global_rank=0, global_samples=0, monitor=monitor)

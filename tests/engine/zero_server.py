@@ -32,6 +32,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.repeater import Repeater
 from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.engine.updates import Step
 from gemini_lab.shard.layout import framed
@@ -379,7 +380,7 @@ def run_rank(request, rank):
             torch_ranks.begin(request, rank)
             torch_ranks.work(request, rank)
             leave(0)
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        avoid_shared_memory_collectives()
         deepspeed.init_distributed(
             "gloo",
             init_method=store,

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.engine_state import framework_of
 from gemini_lab.engine.flaws import Flaws
+from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.engine.verifying import Found, Verifier
 from gemini_lab.errors import GeminiError
@@ -161,7 +162,7 @@ def _meet(rank: int, ranks: int, store: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    avoid_shared_memory_collectives()
     deepspeed.utils.logger.setLevel("ERROR")
     deepspeed.init_distributed(
         "gloo",

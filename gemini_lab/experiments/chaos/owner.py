@@ -18,7 +18,7 @@ from gemini_lab.experiments.chaos.victims import MARK, marked, send
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.job import Job
 
-GONE_S: Final = 30.0  # for what a run started to be gone after its end
+GONE_S: Final = 60.0  # an agent whose lab ended before it had come waits for it for 30 s
 LAYER_S: Final = 0.02  # of emulated accelerator: a pause is no work for a busy machine
 PERSIST_EVERY: Final = 8
 SETTINGS: Final = {"min_progress_s": 10.0, "log_collectives": False}

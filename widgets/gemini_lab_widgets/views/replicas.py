@@ -23,7 +23,7 @@ from gemini_lab_widgets.views.view import CSS, hover, put, source, stretch
 ROUND: Final = 32
 """Nodes that are drawn as a ring, at most."""
 WIDTH: Final = 580
-HEIGHT: Final = 470
+HEIGHT: Final = 490
 """Of the ring, in pixels."""
 STANDBYS: Final = 5
 MARKERS: Final[dict[NodeHealth, str]] = {
@@ -92,7 +92,7 @@ class ReplicasView(CrowdMap):
         self.nodes = source(
             "x y marker colour name position key html touches cells what_if lost comes_from"
         )
-        self.labels = source("x y text align baseline")
+        self.labels = source("x y text align baseline angle")
         self.copies = source("x0 y0 x1 y1 cx cy angle dash colour head shard holder state version")
         self.bands = source("start end")
         self.standbys = source("x y text label_y")
@@ -129,7 +129,7 @@ class ReplicasView(CrowdMap):
         plot.max_width, plot.min_width = WIDTH, 280
         plot.styles = {"flex": "1 1 460px"}
         stretch(plot.x_range, -2.0, 2.0)
-        stretch(plot.y_range, -1.8, 1.42)
+        stretch(plot.y_range, -1.8, 1.56)
         plot.axis.visible = plot.grid.visible = False
         self._groups(plot)
         self._arrows(plot)
@@ -202,6 +202,7 @@ class ReplicasView(CrowdMap):
         around = {
             "text_align": "align",
             "text_baseline": "baseline",
+            "angle": "angle",
             "text_font_size": value("14px"),
         }
         self.names = self._text(plot, "x", "y", self.labels, colour="ink", **around)
@@ -358,14 +359,17 @@ def _strokes(copies: Sequence[CopyRow]) -> dict[str, list[Any]]:
 
 def _labels(table: Replicas, where: dict[int, ring.Place]) -> dict[str, list[Any]]:
     """Names around the ring, growing away from it."""
-    columns: dict[str, list[Any]] = {n: [] for n in ("x", "y", "text", "align", "baseline")}
-    longest = 16 if len(table.nodes) <= ROUND // 2 else 11
-    for node in table.nodes:
-        place = where[node.position or 0]
-        x, y = place.at(ring.LABEL_RADIUS)
-        side = "center" if abs(x) < 0.25 else "left" if x > 0 else "right"
-        level = "middle" if abs(y) < 1.1 else "bottom" if y > 0 else "top"
-        text = shown(node.name, longest=longest) + (" (root)" if node.is_root else "")
-        for name, one in zip(columns, (x, y, text, side, level), strict=True):
-            columns[name].append(one)
-    return columns
+    count = len(table.nodes)
+    longest = 16 if count <= ring.CLOSE else 11
+    at = [ring.label(where[node.position or 0], count) for node in table.nodes]
+    return {
+        "x": [one.x for one in at],
+        "y": [one.y for one in at],
+        "text": [
+            shown(node.name, longest=longest) + (" (root)" if node.is_root else "")
+            for node in table.nodes
+        ],
+        "align": [one.align for one in at],
+        "baseline": [one.baseline for one in at],
+        "angle": [one.angle for one in at],
+    }

@@ -11,6 +11,11 @@ GAP: Final = 0.5
 """Between two groups, as a share of the distance between two nodes."""
 NODE_RADIUS: Final = 0.13
 LABEL_RADIUS: Final = 1.26
+CLOSE: Final = 16
+"""With more nodes than this, names at the ring's top and bottom would cover each other."""
+CLOSE_RADIUS: Final = 1.15
+STEEP: Final = 0.55
+TILT: Final = math.radians(35)
 BEND: Final = 0.16
 """How far an arrow is from a straight line, by its length: so there and back part."""
 PULL: Final = 0.35
@@ -41,6 +46,38 @@ def places(groups: Sequence[Sequence[int]], nodes: int) -> dict[int, Place]:
         angle += step * (1 + GAP if position in starts else 1)
         result[position] = Place(position=position, angle=angle)
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Where a node's name begins, outside of the ring, and which way it is written.
+
+    Attributes:
+        x: Of the point where it begins, or ends if it is on the left.
+        y: Likewise.
+        align: The side of the name that is there.
+        baseline: What of its height is there.
+        angle: How far it is tilted, in radians, counterclockwise.
+    """
+
+    x: float
+    y: float
+    align: str
+    baseline: str
+    angle: float = 0.0
+
+
+def label(place: Place, nodes: int) -> Label:
+    """A name's place; where many stand close above and below the ring, they part like rays."""
+    side = "left" if place.angle < math.pi else "right"
+    if nodes > CLOSE:
+        x, y = place.at(CLOSE_RADIUS)
+        is_steep = abs(math.cos(place.angle)) > STEEP
+        tilt = TILT * is_steep * math.copysign(1.0, x * y)
+        return Label(x=x, y=y, align=side, baseline="middle", angle=tilt)
+    x, y = place.at(LABEL_RADIUS)
+    level = "middle" if abs(y) < 1.1 else "bottom" if y > 0 else "top"
+    return Label(x=x, y=y, align="center" if abs(x) < 0.25 else side, baseline=level)
 
 
 def bands(groups: Sequence[Sequence[int]], where: Mapping[int, Place]) -> dict[str, list[float]]:
