@@ -14,6 +14,7 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Iteration, RecoveryPlanned
+from gemini_lab.log.file import EventLog
 from gemini_lab.recovery.messages import JobOrder, OutputSaid
 from gemini_lab.seats import Seats, node_name
 
@@ -74,13 +75,16 @@ def lab_on(cluster: ClusterStandIn, folder: Path) -> Lab:
     return Lab(folder=folder, start=cluster.start)
 
 
-def run_in(folder: Path, job: Job | None = None) -> Run:
-    """A run that no lab stands behind."""
-    folder.mkdir(parents=True)
-    job = job or Job(script="train.py")
-    return Run(
-        RunOrigin(folder=folder, number=1, job=job, seats=Seats(nodes=len(NODES))), ClusterStandIn()
+def run_in(folder: Path, job: Job | None = None, log: EventLog | None = None) -> Run:
+    """A run that no lab stands behind; it takes over `log`, if there is one."""
+    folder.mkdir(parents=True, exist_ok=log is not None)
+    origin = RunOrigin(
+        folder=folder,
+        number=1,
+        job=job or Job(script="train.py"),
+        seats=Seats(nodes=len(NODES)),
     )
+    return Run(origin, ClusterStandIn(), log)
 
 
 def tell(run: Run | None, *said: AnyEvent) -> None:

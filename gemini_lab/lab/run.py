@@ -51,6 +51,26 @@ class RunOrigin:
     root: str | None = None
 
 
+class Once:
+    """Takes each recovery's start and end once.
+
+    A root agent that is elected says the newest ones again: where its predecessor was cut off as it
+    said them, they have not been heard.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[type[events.AnyEvent], int] = {}
+
+    def takes(self, event: events.AnyEvent) -> bool:
+        """Whether it is to be taken: it was not said before."""
+        if not isinstance(event, events.RecoveryStarted | events.RecoveryFinished):
+            return True
+        is_new = event.recovery > self._newest.get(type(event), 0)
+        if is_new:
+            self._newest[type(event)] = event.recovery
+        return is_new
+
+
 class Run(FollowedRun):
     """A job under way, or one that is over; its log is in `folder`.
 
@@ -76,6 +96,7 @@ class Run(FollowedRun):
         self._log = log or EventLog(self.log)
         self._output = OutputFiles(origin.folder / "output")
         self._lock = threading.Lock()
+        self._once = Once()
         self._training_since_s: float | None = None
         self._pace = Pace()
 
@@ -236,6 +257,7 @@ class Run(FollowedRun):
             self._tell_of_what_never_came()
         with self._lock:
             is_wanted = not self.is_over or isinstance(entry.event, events.LabClosed)
+            is_wanted = is_wanted and self._once.takes(entry.event)
             before = self._log.waiting
             if is_wanted and not self._log.append(entry):
                 return  # it was in the log that was taken over
@@ -255,6 +277,7 @@ class Run(FollowedRun):
     def recall(self) -> None:
         """Know what a log that was taken over tells; failures that were due are not due again."""
         for entry in read_log(self.log):
+            self._once.takes(entry.event)
             self.follow(entry)
         self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=0.0)[1]
 

@@ -48,10 +48,7 @@ from gemini_lab.recovery.rewinds import joined
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.stop import Stop
-from gemini_lab.recovery.telling import (
-    finished_event,
-    rejected_copy,
-)
+from gemini_lab.recovery.telling import beginning, finished_event, rejected_copy
 from gemini_lab.recovery.told import planned
 from gemini_lab.seats import in_order, listed
 
@@ -109,19 +106,12 @@ class PhasedRun:
             state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
             state = replace(state, none_come=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
+        if is_new and trouble is not None:
+            self.state = beginning(self.state, trouble)
         yield from self._enter("fencing", at_s)
         self._waits_for, self._has_run_short = "", False
         if is_new:  # said when it is written: a root that was deposed begins no recovery
-            yield Emit(
-                event=events.RecoveryStarted(
-                    recovery=self.state.recovery,
-                    epoch=self.state.epoch,
-                    cause=cause,
-                    lost=tuple(lost),
-                    failed_at_s=at_s,
-                    iteration=state.iteration,
-                )
-            )
+            yield Emit(event=self.state.said[-1])
         self._plan = None
         self._protected, self._restored, self._finished = set(), set(), set()
         self._saver.cancel()
@@ -312,10 +302,13 @@ class PhasedRun:
         self.state = replace(
             before, phase="running", trouble=None, iteration=iteration, attempts=0, offences=()
         )
-        yield WriteState(state=self.state)
         if before.trouble is not None:
             answers = self._inventory.values()
-            yield finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
+            over = finished_event(before, self._plan, answers, iteration=iteration, at_s=at_s)
+            self.state = replace(self.state, said=(over,))
+        yield WriteState(state=self.state)
+        if before.trouble is not None:
+            yield Emit(event=self.state.said[-1])
         was_drain = before.trouble is not None and before.trouble.cause == events.DRAIN
         yield from self._adopt(self._drains.end(self.state, was_drain=was_drain))
         ended = self._resizes.end(at_s, self.state, self.living)

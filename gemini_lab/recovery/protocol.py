@@ -9,7 +9,13 @@ from typing import Final, Literal
 import msgspec
 
 from gemini_lab.log import events
-from gemini_lab.log.events import AnyEvent, RunFailed, RunFinished
+from gemini_lab.log.events import (
+    AnyEvent,
+    RecoveryFinished,
+    RecoveryStarted,
+    RunFailed,
+    RunFinished,
+)
 from gemini_lab.placement import Placement, Risk
 from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
 from gemini_lab.recovery.plan import Copy, VersionId
@@ -295,6 +301,8 @@ class RootState:
         drains: The last number of a `DrainWanted` that was heard.
         recoveries: Failures so far, this one included.
         trouble: What the recovery under way answers.
+        said: The last recovery's end and the start of the one under way, or the newest of them: a
+            root that is elected says them again, for they may not have been heard.
         iteration: Newest finished iteration of all ranks.
         ending: What is still to be said of the run's end; a root that is elected now says it.
         own: What a root agent of the user's own keeps, as JSON; see `GuidedRoot`.
@@ -343,6 +351,7 @@ class RootState:
     drains: int = 0
     recoveries: int = 0
     trouble: Trouble | None = None
+    said: tuple[RecoveryStarted | RecoveryFinished, ...] = ()
     iteration: int = 0
     ending: RunFinished | RunFailed | None = None
     own: str = ""

@@ -130,9 +130,11 @@ class RootAgent(WatchedRun):
     def take_over(self, at_s: float) -> list[Instruction]:
         """Go on where the previous root stopped; `living` was filled by NodeJoined before."""
         phase = self.state.phase
+        again = [Emit(event=event) for event in self.state.said]
         if phase not in ACTIVE:
-            return list(self._tell_ending())
-        return [*self._go_on(at_s, phase), *self._ask_for_nodes("the last root agent was lost")]
+            return [*again, *self._tell_ending()]
+        goes_on = self._go_on(at_s, phase)
+        return [*again, *goes_on, *self._ask_for_nodes("the last root agent was lost")]
 
     def _go_on(self, at_s: float, phase: Phase) -> list[Instruction]:
         """What an active run needs of a new root agent."""

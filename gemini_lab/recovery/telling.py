@@ -1,12 +1,27 @@
 """What the root agent knows, as the log has it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gemini_lab.log import events
 from gemini_lab.recovery.finite import LOSS
 from gemini_lab.recovery.messages import DamagedCopy, Inventory
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.protocol import Emit, RootState
+from gemini_lab.recovery.protocol import Emit, RootState, Trouble
+
+
+def beginning(state: RootState, trouble: Trouble) -> RootState:
+    """A recovery begins in `state`, and that is to be said."""
+    started = events.RecoveryStarted(
+        recovery=state.recovery,
+        epoch=state.epoch,
+        cause=trouble.cause,
+        lost=trouble.lost,
+        failed_at_s=trouble.at_s,
+        iteration=state.iteration,
+    )
+    ended = [one for one in state.said if isinstance(one, events.RecoveryFinished)]
+    return replace(state, trouble=trouble, said=(*ended, started))
 
 
 def finished_event(
@@ -16,20 +31,18 @@ def finished_event(
     *,
     iteration: int,
     at_s: float,
-) -> Emit:
+) -> events.RecoveryFinished:
     """The end of the recovery that `before` was in; agents know of iterations that no root saw."""
     assert before.trouble is not None
     version = plan.version or 0
     done = max(before.iteration, last_done(answers))
-    return Emit(
-        event=events.RecoveryFinished(
-            recovery=before.recovery,
-            epoch=before.epoch,
-            version=version,
-            iteration=iteration,
-            duration_s=at_s - before.trouble.at_s,
-            lost_iterations=max(0, done - version),
-        )
+    return events.RecoveryFinished(
+        recovery=before.recovery,
+        epoch=before.epoch,
+        version=version,
+        iteration=iteration,
+        duration_s=at_s - before.trouble.at_s,
+        lost_iterations=max(0, done - version),
     )
 
 

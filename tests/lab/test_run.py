@@ -3,9 +3,17 @@
 import pytest
 from full_disk import full_at
 from lab_stand_in import NODES, begin, printed, run_in, seated, step, tell
+from msgspec.structs import replace
 
 from gemini_lab.errors import RunFailedError
-from gemini_lab.log.events import Note, RunFailed, RunFinished
+from gemini_lab.log.events import (
+    Note,
+    RecoveryFinished,
+    RecoveryStarted,
+    RunFailed,
+    RunFinished,
+)
+from gemini_lab.log.file import EventLog, read_log
 
 
 def test_who_waits_gets_the_run_back_at_an_iteration_or_at_the_end(tmp_path):
@@ -29,6 +37,27 @@ def test_a_run_is_shown_while_others_go_on_and_who_waits_says_why_it_was_given_u
     with pytest.raises(RunFailedError, match="no such script"):
         run.wait()
     assert "something odd" in capsys.readouterr().out
+
+
+def test_what_is_said_again_of_a_recovery_stands_in_the_log_once(tmp_path):
+    run = run_in(tmp_path / "run")
+    begin(run)
+    began = RecoveryStarted(
+        recovery=1, epoch=2, cause="node_lost", lost=("node-1",), failed_at_s=5.0, iteration=3
+    )
+    ended = RecoveryFinished(
+        recovery=1, epoch=2, version=3, iteration=4, duration_s=1.5, lost_iterations=0
+    )
+    another = replace(began, recovery=2, epoch=3)
+    tell(run, began, ended, ended, began, another, ended, another)
+    told = [entry.event for entry in read_log(run.log)]
+    kept = [one for one in told if isinstance(one, RecoveryStarted | RecoveryFinished)]
+    assert kept == [began, ended, another]
+    taken_over = run_in(tmp_path / "run", log=EventLog.taken_over(run.log))
+    taken_over.recall()
+    tell(taken_over, ended, another, replace(ended, recovery=2, epoch=3))
+    assert len(taken_over.events("recovery_finished")) == 2
+    assert len(taken_over.events("recovery_started")) == 2
 
 
 def test_a_run_goes_on_when_its_disk_is_full_and_says_so_also_afterwards(tmp_path):

@@ -156,6 +156,23 @@ def test_a_new_root_leaves_a_healthy_run_alone():
     assert second.root.state.phase == "running"
 
 
+def test_a_new_root_says_again_how_the_newest_recovery_began_or_ended():
+    """Its predecessor may have been cut off as it said so: written, but not heard."""
+    first = Story().start()
+    first.exit(0, -9)
+    (began,) = first.of(events.RecoveryStarted)
+    heir = Story(nodes=0, state=RootState.from_text(first.states[-1].to_text()))
+    heir.do(heir.root.take_over(9.0))
+    assert heir.of(events.RecoveryStarted) == [began]
+    first.iterate(4)
+    (ended,) = first.of(events.RecoveryFinished)
+    first.exit(1, -9)
+    began = first.of(events.RecoveryStarted)[-1]
+    heir = Story(nodes=0, state=RootState.from_text(first.states[-1].to_text()))
+    heir.do(heir.root.take_over(9.0))
+    assert heir.events[:2] == [ended, began]
+
+
 def test_a_new_root_restarts_workers_that_died_while_there_was_none():
     first = Story().start()
     left = RootState.from_text(first.states[-1].to_text())

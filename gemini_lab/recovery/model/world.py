@@ -77,10 +77,17 @@ class Shape:
 class Told:
     """What was said of the recoveries, by number."""
 
-    started: set[int] = field(default_factory=set)
-    finished: set[int] = field(default_factory=set)
+    started: dict[int, events.OfRecovery] = field(default_factory=dict)
+    finished: dict[int, events.OfRecovery] = field(default_factory=dict)
     failed: str = ""
     done: bool = False
+
+    def hear(self, known: dict[int, events.OfRecovery], event: events.OfRecovery) -> bool:
+        """A start or an end; whether it is news, as a root that is elected says it again."""
+        is_news = event.recovery not in known
+        if known.setdefault(event.recovery, event) != event:
+            raise BrokenError(f"recovery {event.recovery} has two of {event.kind}")
+        return is_news
 
 
 class World:
@@ -456,14 +463,10 @@ class World:
             return
         match event:
             case events.RecoveryStarted():
-                if event.recovery in self.told.started:
-                    raise BrokenError(f"recovery {event.recovery} starts twice")
-                self.told.started.add(event.recovery)
+                self.told.hear(self.told.started, event)
             case events.RecoveryFinished():
-                if event.recovery in self.told.finished:
-                    raise BrokenError(f"recovery {event.recovery} finishes twice")
-                self.told.finished.add(event.recovery)
-                self.has_given_up = False  # said once, it holds for one recovery
+                if self.told.hear(self.told.finished, event):
+                    self.has_given_up = False  # said once, it holds for one recovery
             case events.RecoveryPlanned():
                 self._check_plan(shell, event)
             case events.RunFailed():
@@ -522,6 +525,8 @@ class World:
 
     def _check_end(self, event: events.RunFinished) -> None:
         self.told.done = True  # a root that dies while it says so leaves it to be said again
+        if untold := self.told.started.keys() ^ self.told.finished.keys():
+            raise BrokenError(f"it was not told how the recoveries {sorted(untold)} went")
         if event.iteration > self.iterations:
             raise BrokenError(f"the run finishes with version {event.iteration}")
 

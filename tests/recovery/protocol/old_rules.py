@@ -42,6 +42,14 @@ class TrustsAnyMemory(RootAgent):
         return reason_to_wait(plan, trusting) or ""
 
 
+class SaysNothingAgain(RootAgent):
+    """What a root was cut off from saying of a recovery's start or end is never said."""
+
+    def take_over(self, at_s: float) -> list[Instruction]:
+        self.state = replace(self.state, said=())
+        return super().take_over(at_s)
+
+
 OLD_RULES = {
     "versions say no history": (Rules(has_lineage=False), 126),
     "returning nodes are not inventoried": (Rules(root=AsksNoReturningNode), 108),
@@ -50,5 +58,6 @@ OLD_RULES = {
     "versions do not count rewinds": (Rules(counts_rewinds=False), 60),
     "agents forget rewinds": (Rules(keeps_rewinds=False), 590),
     "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
+    "nothing is said again": (Rules(root=SaysNothingAgain), 10),
 }
 """The rules, each with a seed from which on a schedule soon breaks the protocol by it."""
