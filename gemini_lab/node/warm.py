@@ -72,6 +72,7 @@ class WarmParent:
         self._warm = warm
         self._children: dict[int, WorkerStart] = {}  # by pid
         self._listener: socket.socket | None = None
+        self._address = ""  # where it listens
 
     def serve(self) -> None:
         """Do what the agent asks until it is gone; then kill the workers."""
@@ -115,17 +116,20 @@ class WarmParent:
             self._listener.close()
         self._listener = socket.create_server((message.host, 0), backlog=1024)
         port = self._listener.getsockname()[1]
+        self._address = f"{message.host}:{port}"
         self._channel.send(Listening(epoch=message.epoch, port=port))
 
     def _fork(self, start: WorkerStart, fds: list[int]) -> None:
         channel_fd, output_fd = fds
-        listen_fd = self._listener.fileno() if self._listener else None
+        # A port may be left from a restart that another failure cut short: all meet elsewhere now.
+        is_meant = self._listener is not None and self._address == start.rendezvous
+        listen_fd = self._listener.fileno() if self._listener and is_meant else None
         pid = os.fork()
         if pid == 0:
             self._become_worker(start, channel_fd, output_fd, listen_fd)
         for fd in fds:
             os.close(fd)
-        if listen_fd is not None and self._listener is not None:
+        if self._listener is not None:
             self._listener.close()
             self._listener = None
         with suppress(OSError):

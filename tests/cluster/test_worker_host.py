@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from gemini_lab.job import Job
 from gemini_lab.node.host import ANSWER_S, Worker, WorkerHost
@@ -29,6 +30,10 @@ from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, lay_out
 
 PATIENCE_S = 120.0
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
 def a_host(
@@ -99,6 +104,28 @@ def test_a_worker_whose_rendezvous_died_with_the_warm_parent_ends_at_once():
             host.close()
 
     assert asyncio.run(start_after_a_death()) == [-signal.SIGKILL]
+
+
+def test_a_port_that_is_left_from_a_restart_that_was_cut_short_is_nobodys():
+    """A worker that was given it while all were to meet on another node ended for that."""
+
+    async def given(*, is_meant: bool) -> str:
+        host = a_host()
+        try:
+            port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=7), PATIENCE_S)
+            host.start(a_start(port if is_meant else port % 65535 + 1, epoch=8))
+            (worker,) = host.workers.values()
+            while worker.pid is None or "gemini_lab.node.cold" not in command_of(worker.pid):
+                await asyncio.sleep(0.01)
+            *_, listen_fd, _ = command_of(worker.pid)
+            return listen_fd
+        finally:
+            host.close()
+
+    asked = [asyncio.wait_for(given(is_meant=each), PATIENCE_S) for each in (True, False)]
+    meant, left = (asyncio.run(each) for each in asked)
+    assert meant.isdecimal()
+    assert left == "None"
 
 
 def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_ends():
