@@ -29,7 +29,7 @@ UNREAD: Final = "nothing that can be graded was handed in"
 
 
 def nbgrader(course: Path, *arguments: str) -> None:
-    """Run it in the course's folder.
+    """Run it in the course's folder; of ten lines a hand-in it says those that tell of trouble.
 
     Raises:
         CalledProcessError: It failed.
@@ -37,7 +37,7 @@ def nbgrader(course: Path, *arguments: str) -> None:
     # nbgrader calls alembic by its name.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     subprocess.run(
-        [sys.executable, "-P", "-m", "nbgrader", *arguments],
+        [sys.executable, "-P", "-W", "ignore", "-m", "nbgrader", *arguments, "--log-level=WARN"],
         cwd=course,
         env=os.environ | {"PATH": path},
         check=True,
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         print("interrupted; the same command goes on from here", file=sys.stderr)  # noqa: T201
         return 130
     except subprocess.CalledProcessError as error:
-        print(f"nbgrader {error.cmd[4]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
+        print(f"nbgrader {error.cmd[6]} failed; its messages stand above", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
