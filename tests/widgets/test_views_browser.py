@@ -13,6 +13,7 @@ from bokeh.embed import file_html
 from bokeh.layouts import column
 from bokeh.resources import INLINE
 from gemini_lab_widgets.views import VIEWS, View
+from gemini_lab_widgets.views.replicas import HEIGHT
 from test_views import HOSTILE, hostile_run, tables
 from told_runs import ToldRun, with_one_loss
 
@@ -94,9 +95,10 @@ def test_choosing_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
 
 def test_tapping_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
     show(page, tmp_path, with_one_loss())
-    place = page.evaluate("""() => {
+    place = page.evaluate(
+        """(height) => {
         const views = [...Bokeh.index.roots].flatMap((root) => [...root.children()])
-        const find = (view) => view.model.type == "Figure" && view.model.height == 470
+        const find = (view) => view.model.type == "Figure" && view.model.height == height
             ? view : [...view.children()].map(find).find((one) => one)
         const plot = views.map(find).find((one) => one)
         const [name] = [...Bokeh.documents[0]._all_models.values()]
@@ -105,7 +107,9 @@ def test_tapping_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
         const box = plot.el.getBoundingClientRect()
         const {x, y} = name.data
         return [box.x + at("x_scale", x[1]), box.y + at("y_scale", y[1])]
-    }""")
+    }""",
+        HEIGHT,
+    )
     page.mouse.click(*place)
     page.get_by_text("If node-1 died now").wait_for()
     assert page.get_by_label("What if this node dies?").locator("option:checked").inner_text() == (

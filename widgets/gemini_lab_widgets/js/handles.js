@@ -10,14 +10,25 @@ function* within(root) {
 
 const tools = () => within(document.querySelector("header .tools"));
 
+let waiting; // for the page to hear that the moment is not the newest any more
+
+function pressNewest(tries) {
+  for (const element of tools()) {
+    if (!element.matches("button") || !element.textContent.startsWith("newest")) continue;
+    if (!element.disabled) element.click();
+    else if (tries > 0) waiting = setTimeout(pressNewest, 50, tries - 1);
+  }
+}
+
 function goToEnd(event) {
+  clearTimeout(waiting);
   if (event.key !== "End") return;
   event.preventDefault();
   event.stopImmediatePropagation();
-  for (const element of tools()) {
-    if (element.matches("button") && element.textContent.startsWith("newest")) element.click();
-  }
+  pressNewest(100);
 }
+
+addEventListener("pointerdown", () => clearTimeout(waiting), true);
 
 export function nameHandles() {
   for (const element of tools()) {
