@@ -12,6 +12,8 @@ const tools = () => within(document.querySelector("header .tools"));
 
 let waiting; // for the page to hear that the moment is not the newest any more
 
+const stopWaiting = () => clearTimeout(waiting);
+
 function pressNewest(tries) {
   for (const element of tools()) {
     if (!element.matches("button") || !element.textContent.startsWith("newest")) continue;
@@ -21,19 +23,18 @@ function pressNewest(tries) {
 }
 
 function goToEnd(event) {
-  clearTimeout(waiting);
+  stopWaiting();
   if (event.key !== "End") return;
   event.preventDefault();
   event.stopImmediatePropagation();
   pressNewest(100);
 }
 
-addEventListener("pointerdown", () => clearTimeout(waiting), true);
-
 export function nameHandles() {
+  addEventListener("pointerdown", stopWaiting, true); // the same one again changes nothing
   for (const element of tools()) {
     if (!element.matches(".noUi-handle")) continue;
     element.setAttribute("aria-label", "Moment of the run");
-    element.addEventListener("keydown", goToEnd, true); // the same one again changes nothing
+    element.addEventListener("keydown", goToEnd, true); // likewise
   }
 }
