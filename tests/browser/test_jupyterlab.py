@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -69,13 +70,15 @@ def write_files(folder: Path) -> None:
 
 
 def address_of(runtime: Path, server: subprocess.Popen[bytes]) -> str:
-    """Where the server listens, once it has written that down."""
+    """Where the server listens, once it has written that down and does."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         assert server.poll() is None, "JupyterLab ended"
         for path in runtime.glob("jpserver-*.json"):
-            with suppress(ValueError):
-                return str(json.loads(path.read_text())["url"])
+            with suppress(ValueError, OSError):
+                told = json.loads(path.read_text())
+                socket.create_connection((told["hostname"], told["port"])).close()
+                return str(told["url"])
         time.sleep(0.1)
     raise TimeoutError("JupyterLab did not start")
 
