@@ -15,6 +15,7 @@ CLOSE: Final = 16
 """With more nodes than this, names at the ring's top and bottom would cover each other."""
 CLOSE_RADIUS: Final = 1.15
 STEEP: Final = 0.55
+"""Where the angle's cosine is beyond this, above and below the ring, names are tilted."""
 TILT: Final = math.radians(35)
 BEND: Final = 0.16
 """How far an arrow is from a straight line, by its length: so there and back part."""
