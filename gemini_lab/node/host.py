@@ -189,6 +189,12 @@ class WorkerHost:
         os.kill(worker.pid, signal_number)
         return worker.pid
 
+    def lives(self, rank: int) -> bool:
+        """Whether a worker is well: it has not ended, nor said that it is about to."""
+        worker = self.workers[rank]
+        self._read_worker(worker)
+        return worker.error is None and (worker.pid is None or _runs(worker.pid))
+
     def close(self) -> None:
         """End the warm parent; it kills the workers."""
         asyncio.get_running_loop().remove_reader(self._parent)

@@ -40,6 +40,8 @@ from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
 from gemini_lab.recovery.distrust import left_by
 from gemini_lab.recovery.messages import (
+    AllLive,
+    CallRoll,
     Commit,
     Drained,
     EventSaid,
@@ -261,9 +263,8 @@ class Supervisor:
                 self.root.send(Fenced(epoch=order.epoch, kept=kept))
             case TakeInventory():  # it may take minutes, and a fence must not wait for it
                 self._inventory = self._tasks.begin(self._take_inventory(order))
-            case Hold() | GoBack():
-                for worker in self.host.workers.values():
-                    worker.channel.send(order)
+            case Hold() | GoBack() | CallRoll():
+                self._ask_workers(order)
             case Settle():
                 self._tasks.begin(self.keeper.settle(order.ranks))
             case Drained() if self._leaves_at_s is not None:
@@ -281,6 +282,14 @@ class Supervisor:
                 self.writer.is_full = False
                 await self.host.kill_all(epoch=self.epoch)
                 await self.keeper.free()
+
+    def _ask_workers(self, order: Hold | GoBack | CallRoll) -> None:
+        """Hand an order on to the workers; whether they live is seen without them."""
+        if not isinstance(order, CallRoll):
+            for worker in self.host.workers.values():
+                worker.channel.send(order)
+        elif all(self.host.lives(rank) for rank in self._seated):
+            self.root.send(AllLive(epoch=order.epoch))
 
     async def _hold_port(self, order: HoldPort) -> None:
         """Beside other orders: a warm parent that still imports must not delay the next fence."""

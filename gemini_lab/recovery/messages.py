@@ -393,6 +393,10 @@ class Hold(RootOrder, frozen=True, kw_only=True):
     """
 
 
+class CallRoll(RootOrder, frozen=True, kw_only=True):
+    """Say whether your workers all live: a connection between workers broke."""
+
+
 class GoBack(RootOrder, frozen=True, kw_only=True):
     """Have training go back; handed on to each of your workers.
 
@@ -907,6 +911,12 @@ class Severed(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class AllLive(Message, frozen=True, kw_only=True):
+    """The answer to `CallRoll`; none comes where a worker has ended, but word of its end."""
+
+    epoch: Epoch
+
+
 class Serve(Message, frozen=True, kw_only=True):
     """Agent to worker, which stands still: serve the rendezvous of those that go on, on `host`."""
 
@@ -994,6 +1004,7 @@ FromAgentMessage = (
     | ScriptFinished
     | Held
     | Severed
+    | AllLive
     | NodeLeaves
     | ReadyToStart
     | ReadyToJoin

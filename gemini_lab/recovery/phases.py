@@ -45,6 +45,7 @@ from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.replicas import Replicas
 from gemini_lab.recovery.resizes import Resizes, if_none_comes, seat_anew
 from gemini_lab.recovery.rewinds import joined
+from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.stop import Stop
@@ -82,6 +83,7 @@ class PhasedRun:
         self._finished: set[int] = set()
         self._saver = Saver(last_s=at_s)
         self._stop = Stop()
+        self._roll_call = RollCall()
         self._ahead = Ahead()
         self._drains, self._resizes = Drains(self._stop, self._ahead), Resizes(self._stop)
         self._keeping = Keeping(self._ahead)
@@ -96,6 +98,7 @@ class PhasedRun:
         self._keeping.begin(self.state, cause, lost, ends=ends)
         state = replace(moving(self.state), is_replacing=False)
         self._stop.restart()
+        self._roll_call.restart()
         is_start = cause == "start"
         trouble = state.trouble
         is_new = trouble is None and not is_start
@@ -180,14 +183,18 @@ class PhasedRun:
     def _needs_storage(self) -> bool:
         """Whether memory does not suffice and nobody has looked into the persistent tier yet.
 
-        A tier that is slow to answer holds up no recovery that can do without it.
+        A tier that is slow to answer holds up no recovery that can do without it. Memory of none
+        but nodes that stood by does not suffice: the tier may have what was made since.
         """
         if self.state.read_settings().persistent_url is None:
             return False
         is_known = any(
             said.persistent is not None or said.unread for said in self._inventory.values()
         )
-        return not is_known and self._make_plan().tier != "memory"
+        if is_known:
+            return False
+        is_witnessed = hopes(self.state, self._inventory).is_witnessed
+        return self._make_plan().tier != "memory" or not is_witnessed
 
     def _ask_storage(self) -> Send:
         """Have one agent answer again, with the versions that the persistent tier has."""

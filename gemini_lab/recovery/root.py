@@ -16,7 +16,9 @@ from typing import Final
 from gemini_lab.log import events
 from gemini_lab.recovery.drains import forgotten
 from gemini_lab.recovery.finite import LossWatch
+from gemini_lab.recovery.keeping import SEVERED
 from gemini_lab.recovery.messages import (
+    AllLive,
     Committed,
     EventSaid,
     Fence,
@@ -200,7 +202,7 @@ class RootAgent(WatchedRun):
         if phase == "running" and self._ahead.is_lost_with(joined):
             yield from self._without_ahead(joined.at_s, f"the connection to {joined.node} broke")
         if phase in {"fencing", "inventory", "rendezvous"}:
-            yield from self._begin(joined.at_s, cause="link_cut", lost=[])
+            yield from self._begin(joined.at_s, cause=SEVERED, lost=[])
         elif phase in {"starting", "running"} and joined.node in self.state.members:
             self._finished |= {r for r, status in joined.workers.items() if status == "finished"}
             if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
@@ -269,8 +271,8 @@ class RootAgent(WatchedRun):
                 yield from self._finish_if_all_did(said.at_s)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
-            case Severed() | RestoreFailed():
-                yield from self._on_trouble(said.at_s, message)
+            case Severed() | AllLive() | RestoreFailed():
+                yield from self._on_trouble(said.at_s, said.node, message)
             case WorkerPulse():
                 self._pulses.hear(message, at_s=said.at_s)
             case Learned():
@@ -394,6 +396,9 @@ class RootAgent(WatchedRun):
             yield from self._check_progress(at_s)
             if late := self._stop.late(at_s, self.state.ranks):
                 yield Emit(event=events.Note(text=late))
+            if self._roll_call.is_late(at_s):
+                yield from self._begin(at_s, cause=SEVERED, lost=[])
+                return
             if self._ahead.is_late(at_s):
                 yield from self._without_ahead(at_s, "they did not come to `protect` in time")
             if self.state.phase == "running":

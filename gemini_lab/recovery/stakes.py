@@ -53,6 +53,11 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
         )
     if hopes.unread and hopes.is_resumed and plan.tier == "start":
         return f"the persistent tier, from which to resume, cannot be read ({hopes.unread})"
+    if hopes.unread and plan.tier == "memory" and not hopes.is_witnessed:
+        return (
+            f"the persistent tier cannot be read ({hopes.unread}), and may have newer versions "
+            f"than {instead}, which none but nodes that stood by have in memory"
+        )
     newest = max(hopes.newest, hopes.unknown if plan.tier == "start" else 0)
     if reached >= newest:
         return None

@@ -15,11 +15,7 @@ from gemini_lab.recovery.faults import (
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
-from gemini_lab.recovery.messages import (
-    RestoreFailed,
-    Severed,
-    WorkerExited,
-)
+from gemini_lab.recovery.messages import AllLive, RestoreFailed, Severed, WorkerExited
 from gemini_lab.recovery.phases import PhasedRun
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import resumes_elsewhere
@@ -193,16 +189,21 @@ class WatchedRun(PhasedRun):
         output = tuple(exited.output.splitlines())
         yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
 
-    def _on_trouble(self, at_s: float, said: Severed | RestoreFailed) -> Iterator[Instruction]:
+    def _on_trouble(
+        self, at_s: float, node: str, said: Severed | AllLive | RestoreFailed
+    ) -> Iterator[Instruction]:
         """A copy could not be used, or a connection between workers broke, and all may be well.
 
         While they start, a connection's error ends the script: one that comes each time is counted
         there.
         """
-        if isinstance(said, RestoreFailed):
-            yield from self._on_failed_restore(at_s, said)
-        elif self.state.phase == "running" and said.rank not in self._finished:
-            yield from self._begin(at_s, cause=SEVERED, lost=[])
+        match said:
+            case RestoreFailed():
+                yield from self._on_failed_restore(at_s, said)
+            case AllLive() if self._roll_call.hear(node):
+                yield from self._begin(at_s, cause=SEVERED, lost=[])
+            case Severed() if self.state.phase == "running" and said.rank not in self._finished:
+                yield from self._roll_call.begin(at_s, self.state, self.living)
 
     def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
         lineage = NO_LINEAGE if self._plan is None else self._plan.lineage

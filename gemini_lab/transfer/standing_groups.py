@@ -27,8 +27,6 @@ from gemini_lab.transfer.standing_works import Apart, Done, Promise, Watched
 
 ORDER_S: Final = 5.0
 """After a collective has failed: until it is known that it did because a rank is lost."""
-TELL_S: Final = 0.2
-"""The same, until it is told: nobody may be lost."""
 LOOK: Final = timedelta(milliseconds=100)
 """Between two looks of a rank that waits in a collective: Gloo does not tell who waits for the rest
 of a message that was half sent or received when its connection was closed."""
@@ -148,7 +146,7 @@ class StandingGroups:
 
     def was_broken_off(self, within_s: float | None = None) -> bool:
         """Wait for the word that ranks end: for a short while, after a transfer has failed."""
-        if within_s is None and not self._broken.wait(TELL_S):
+        if within_s is None and not self.is_broken:
             self.tell()
         return self._broken.wait(self._order_s if within_s is None else within_s)
 

@@ -10,6 +10,8 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import (
+    AllLive,
+    CallRoll,
     EventSaid,
     Fence,
     Fenced,
@@ -179,6 +181,9 @@ class Story:
                     left=self.left.get(sent.to, []),
                 )
                 self.say(sent.to, said)
+            case CallRoll():
+                if not self.ended & {*self.root.state.seats.ranks_on(sent.to)}:
+                    self.say(sent.to, AllLive(epoch=epoch))
             case Settle():
                 kept = self.copies[sent.to]
                 kept[:] = [copy for copy in kept if copy.ranks == sent.order.ranks]

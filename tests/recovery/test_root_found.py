@@ -1,6 +1,7 @@
 """What exploring the protocol's interleavings found, each as the shortest story of it."""
 
 import msgspec
+import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Fence, Fenced, Inventory, PersistFailed, TakeInventory
@@ -156,6 +157,33 @@ def test_an_old_version_on_a_standby_is_no_reason_to_leave_what_silent_nodes_may
     for node in members:
         second.join(node)
     assert (second.plan().version, second.plan().tier) == (7, "memory")
+
+
+@pytest.mark.parametrize("unread", ["", "503"])
+def test_what_was_saved_goes_before_an_old_version_on_standbys_where_all_who_trained_are_dead(
+    unread,
+):
+    first = Story(nodes=6).start(iterations=3, persistent_url="memory://runs")
+    first.lose("node-0", "lease")
+    first.lose("node-2", "lease")
+    first.join("node-0")
+    first.join("node-2")
+    first.protect()
+    first.iterate(4)
+    left, dead = first.states[-1], tuple(first.members())
+    second = successor(first, left, without=dead)
+    second.persistent, second.unread = [6], unread
+    for node in ("node-6", "node-7"):
+        second.join(node)
+    for node in dead:
+        second.lose(node, "dead")
+    if unread:
+        assert second.root.state.phase == "waiting"
+        reason = second.of(events.RecoveryWaiting)[-1].reason
+        assert "cannot be read (503), and may have newer versions than version 3" in reason
+        second.unread = ""
+        second.tick(second.now_s + 60)
+    assert (second.plan().version, second.plan().tier) == (6, "persistent")
 
 
 def test_nobody_starts_anew_because_all_who_knew_of_progress_are_dead():

@@ -4,6 +4,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import (
+    CallRoll,
     Fence,
     Held,
     HoldPort,
@@ -127,11 +128,35 @@ def test_a_connection_that_breaks_while_ranks_start_is_left_to_the_scripts_error
     assert kept(story) == [[]] * 4
 
 
-def test_who_ends_beside_a_broken_connection_starts_anew():
-    """Others may notice a death before its agent does."""
+def called(story: Story) -> list[str]:
+    """The nodes that were asked whether their workers all live."""
+    return [s.to for s in story.orders if isinstance(s.order, CallRoll)]
+
+
+def test_where_others_notice_a_death_before_its_agent_does_the_death_is_told():
     story = Story().start(keep_processes=True)
-    story.ended = {2}
+    before, story.ended = story.epoch, {2}
     sever(story, 3)
+    sever(story, 0)
+    assert called(story) == ["node-0", "node-1", "node-2", "node-3"]
+    assert story.epoch == before
+    story.exit(2, -9)
+    assert [one.cause for one in story.of(events.RecoveryStarted)] == ["worker_exited"]
+    story.tick(story.now_s + 1)
+    assert story.epoch == before + 1
+    assert kept(story) == [[0, 1, 3]] * 4
+    assert host(story) == "node-2"
+
+
+def test_a_node_that_does_not_say_whether_its_workers_live_is_not_waited_for_long():
+    story = Story().start(keep_processes=True)
+    before, story.ended = story.epoch, {2}
+    sever(story, 3)
+    story.tick(story.now_s + 0.4)
+    assert story.epoch == before
+    story.tick(story.now_s + 0.2)
+    assert story.epoch == before + 1
+    assert [one.cause for one in story.of(events.RecoveryStarted)] == ["link_cut"]
     assert kept(story) == [[0, 1, 3]] * 4
     assert host(story) == "node-2"
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.messages import (
+    AllLive,
+    CallRoll,
     Commit,
     Committed,
     DamagedCopy,
@@ -29,6 +31,7 @@ from gemini_lab.recovery.messages import (
     ScriptError,
     ScriptFinished,
     Settle,
+    Severed,
     StartWorkers,
     TakeInventory,
     WorkerExited,
@@ -149,10 +152,8 @@ class Node:
                 self.say(PortHeld(epoch=order.epoch, address=f"{self.name}:{self.world.ports}"))
             case StartWorkers():
                 self._start_worker(order)
-            case Hold() if self.worker is not None:
-                self.worker.wants_hold = True
-                if self.worker.has_held:
-                    self._say_held(self.worker)
+            case Hold() | CallRoll() if self.worker is not None:
+                self._ask(self.worker, order)
             case Persist():
                 self.expected = order
                 self._write_if_complete()
@@ -167,6 +168,14 @@ class Node:
                 self.slab, self.left = None, ()
                 self.aside.clear()
                 self.world.safety.is_excused = True
+
+    def _ask(self, worker: Worker, order: Hold | CallRoll) -> None:
+        if isinstance(order, CallRoll):
+            self.say(AllLive(epoch=order.epoch))
+            return
+        worker.wants_hold = True
+        if worker.has_held:
+            self._say_held(worker)
 
     def _inventory(self, order: TakeInventory) -> Inventory:
         copies = self.copies()
@@ -295,6 +304,11 @@ class Node:
                     rank=worker.rank, epoch=worker.epoch, code=code, output="", error=error
                 )
             )
+
+    def sever_worker(self) -> None:
+        """The worker's connections to others break, and it lives."""
+        if self.worker is not None:
+            self.say(Severed(rank=self.worker.rank, epoch=self.worker.epoch))
 
     def work(self) -> bool:
         """One move of the worker, if it need not wait for the others."""

@@ -311,6 +311,11 @@ class World:
             self.worker_kills += 1
             node.exit_worker(-9)
 
+    def do_sever_worker(self, number: int) -> None:
+        node = self._node(number)
+        if node.can_act:
+            node.sever_worker()
+
     def do_hang_worker(self, number: int) -> None:
         node = self._node(number)
         if node.worker is not None:

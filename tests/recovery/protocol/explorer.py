@@ -60,6 +60,7 @@ _IN_ORDER = (
 DRAINS_EVERY = 3  # schedules, in one some nodes are to go
 RESIZES_EVERY = 4  # schedules, one has a run that goes on with other numbers of nodes
 REWINDS_EVERY = 2  # schedules, one has training go back
+SEVERS_EVERY = 5  # schedules, in one connections between workers break
 RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
 
@@ -79,6 +80,8 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     shape, actions = _failing(seed)
     if seed % RESIZES_EVERY == 1:
         shape, actions = _resizing(random.Random(-2 - seed), shape, actions)
+    if seed % SEVERS_EVERY == 1:
+        actions = _severed(random.Random(-3 - seed), actions)
     if seed % REWINDS_EVERY:
         return shape, actions
     rng, with_rewinds = random.Random(-1 - seed), list(actions)
@@ -121,6 +124,15 @@ def _resizing(
     for _ in range(rng.randint(0, 3)):
         more.insert(rng.randint(1, len(more)), ("resize", rng.randrange(6)))
     return replace(shape, shrinks=rng.random() < 0.7, iterations=20), tuple(more)
+
+
+def _severed(rng: random.Random, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The same where ranks lose their connections to others, and time goes by after some."""
+    more = list(actions)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randint(1, len(more))
+        more[place:place] = [("sever_worker", rng.randrange(6)), ("wait", rng.randrange(10))]
+    return tuple(more)
 
 
 def _returning(rng: random.Random) -> tuple[Action, ...]:
