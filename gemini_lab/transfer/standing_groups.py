@@ -11,6 +11,7 @@ answered during its set-up is played from a record that they made of their own (
 """
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum, auto
@@ -184,6 +185,8 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._apart: Apart | None = None  # the newest
         self._promised: set[Promise] = set()
         self._promising = threading.Lock()
+        self._are_promised = threading.Event()
+        self._lookout: threading.Thread | None = None
         self._connections = Connections()
         kind = _Group.BackendType.GLOO
         self._set_default_backend(kind)
@@ -238,7 +241,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
                 closed_s = 0.0 if self._connections.are_whole else closed_s + LOOK.total_seconds()
             else:
                 return
-        raise RuntimeError("a connection to another rank was closed")
+        raise closed()
 
     def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
         """A future of a collective under way, which comes at once when all are broken off.
@@ -259,10 +262,40 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
 
         with self._promising:
             self._promised.add(promise)
+            self._are_promised.set()
+            if self._lookout is None:
+                self._lookout = threading.Thread(target=self._look_out, daemon=True)
+                self._lookout.start()
         work.get_future().then(end)
         if self._groups.is_broken:
             promise.keep(otherwise)
         return promise.future
+
+    def _look_out(self) -> None:
+        """Look at the connections for those who wait for a future, and look at none."""
+        closed_s = 0.0
+        while self._are_promised.wait():
+            time.sleep(LOOK.total_seconds())
+            with self._promising:
+                promised = [*self._promised]
+                if not promised:
+                    self._are_promised.clear()
+            is_waiting = promised and not self._groups.is_broken
+            are_closed = is_waiting and not self._connections.are_whole
+            closed_s = closed_s + LOOK.total_seconds() if are_closed else 0.0
+            if closed_s >= CLOSED_S:
+                self._end_all(promised)
+
+    def _end_all(self, promised: list[Promise]) -> None:
+        """A connection was closed: none of them may ever come."""
+        try:
+            self.fail(closed())
+        except RuntimeError as error:
+            for promise in promised:
+                promise.fail(error)
+        else:
+            for promise in promised:
+                promise.keep(promise.otherwise)
 
     def _value(self, done: Any, otherwise: list[torch.Tensor]) -> Any:
         """What a future gives: DDP waits for that alone, and could not go on after an error."""
@@ -307,6 +340,11 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         """Not Gloo's: what is of that name, torch takes for its own class."""
         return "standing gloo"
+
+
+def closed() -> RuntimeError:
+    """What a collective fails of that would wait for ever."""
+    return RuntimeError("a connection to another rank was closed")
 
 
 def can_be_made() -> bool:

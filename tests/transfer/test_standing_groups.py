@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from gemini_lab.transfer.set_up_record import SetUpRecord
@@ -144,3 +146,32 @@ def test_a_collective_that_is_done_just_after_a_look_has_not_failed():
     group.wait_for(OverJustAfterALook())
     with pytest.raises(RuntimeError, match="the peer is gone"):
         group.wait_for(OverJustAfterALook(RuntimeError("the peer is gone")))
+
+
+class NeverOver:
+    """A handle of a collective that waits for the rest of a message, as Gloo does then."""
+
+    def get_future(self):
+        return torch.futures.Future()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_future_ends_too_where_a_connection_was_closed(is_lost):
+    groups = StandingGroups(record=SetUpRecord(), is_alone=True, order_s=0.1)
+    group = StandingGroup(groups, dist.HashStore(), 0, 2, timedelta(seconds=60))
+    ours, theirs = socket.socketpair()
+    name = str(Path(f"/proc/self/fd/{ours.fileno()}").readlink())
+    group._connections._links = [(ours.fileno(), name)]
+    tensor = torch.ones(1)
+    future = group.promise(NeverOver(), [tensor])
+    time.sleep(0.8)
+    assert not future.done()
+    if is_lost:
+        groups.tell = groups.break_off
+    ours.close()
+    theirs.close()
+    if is_lost:
+        assert future.wait() == [tensor]
+    else:
+        with pytest.raises(RuntimeError, match="a connection to another rank was closed"):
+            future.wait()
