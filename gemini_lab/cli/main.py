@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Final, NoReturn
 
 from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.hangup import on_hangup
 from gemini_lab.errors import GeminiError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         return Exit.REFUSED
     module, _, function = COMMANDS[name][0].partition(":")
     signal.signal(signal.SIGTERM, _terminated)
+    on_hangup(_terminated)
     try:
         code = int(getattr(importlib.import_module(module), function)(rest))
         sys.stdout.flush()  # here, and not when Python ends: who reads may have left

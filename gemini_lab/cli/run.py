@@ -15,6 +15,7 @@ from typing import Final, NoReturn, Protocol
 
 from gemini_lab.cli.dry_run import describe_decided, find_block
 from gemini_lab.cli.exits import EXIT_OF, Exit
+from gemini_lab.cli.hangup import on_hangup, silent_without_terminal
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
@@ -132,7 +133,8 @@ def _add_run(options: Options) -> None:
         type=float,
         default=NOTICE_S,
         metavar="S",
-        help="on SIGTERM or SIGUSR1: seconds to save a version before the end (%(default).0f)",
+        help="on SIGTERM, SIGUSR1 or a closed terminal: seconds to save a version before the end "
+        "(%(default).0f)",
     )
     options.add_argument(
         "--metrics",
@@ -213,7 +215,8 @@ def follow(run: Run, notice_s: float) -> Exit:
     """Show how a run goes until it ends, or until this process is told to end."""
     with noticed():
         try:
-            show_progress(run, show_output=True)
+            with silent_without_terminal():
+                show_progress(run, show_output=True)
             run.wait()
         except RunFailedError as error:
             print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
@@ -231,10 +234,11 @@ class NoticeGiven(BaseException):
 def noticed() -> Iterator[None]:
     """Raise `NoticeGiven` on the first signal by which batch systems announce the end.
 
-    From then on SIGTERM ends this process at once, and SIGUSR1, which may be sent again, nothing.
+    A terminal that closes announces it, too. From then on SIGTERM ends this process at once, and
+    what may be sent again does nothing: SIGUSR1, and SIGHUP.
     """
-    before = {number: signal.getsignal(number) for number in NOTICES}
-    after = {**before, signal.SIGUSR1: signal.SIG_IGN}
+    before = {number: signal.getsignal(number) for number in (*NOTICES, signal.SIGHUP)}
+    after = {**before, signal.SIGUSR1: signal.SIG_IGN, signal.SIGHUP: signal.SIG_IGN}
 
     def tell(number: int, _frame: object) -> NoReturn:
         for each, handler in after.items():
@@ -243,6 +247,7 @@ def noticed() -> Iterator[None]:
 
     for number in NOTICES:
         signal.signal(number, tell)
+    on_hangup(tell)
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from gemini_lab.cli.screen import screen
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.lab.control import RunGoneError, way_in
+from gemini_lab.lab.control import RunGoneError, owner_listens, way_in
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
@@ -86,8 +86,10 @@ def _row_of(folder: Path) -> Row:
     access = access_in(folder)
     if access is None:
         try:
-            way_in(folder)
+            is_there = owner_listens(way_in(folder))
         except RunGoneError:
+            is_there = False
+        if not is_there:
             return gone
         return folder.name, "under way", "-", "-", str(folder)
     try:
@@ -141,10 +143,12 @@ def beside_of(finder: Finder) -> dict[str, str]:
 
 def _owner(finder: Finder) -> str:
     """Whether there is still somebody who keeps the log."""
+    gone = "gone: the run is over, or whoever owned it was killed"
     try:
-        return f"listens on {finder.way().address}"
+        way = finder.way()
+        return f"listens on {way.address}" if owner_listens(way) else gone
     except RunGoneError:
-        return "gone: the run is over, or whoever owned it was killed"
+        return gone
     except GeminiError as error:
         return f"away: {error}"
 

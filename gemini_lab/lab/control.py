@@ -6,6 +6,7 @@ proves the asker. It is gone when the run is over.
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""
 ANSWER_S: Final = 5.0
 LISTEN_S: Final = 30.0
+LISTENS_S: Final = 1.0
 LOOK_S: Final = 0.1
 BLOCK_BYTES: Final = 1 << 20
 
@@ -204,6 +206,18 @@ def way_in(folder: Path) -> Way:
             f"no live run is in {folder} ({error.strerror}); give the folder of one that is under "
             "way"
         ) from error
+
+
+def owner_listens(way: Way) -> bool:
+    """Whether anybody is at the end of `way`, as far as can be told: a killed owner leaves it."""
+    host, _, port = way.address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=LISTENS_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def ask(folder: Path, request: Request) -> str:

@@ -184,8 +184,10 @@ def test_every_cause_has_an_exit_code_and_the_guide_has_them_all():
 
 @pytest.fixture(autouse=True)
 def _signals():
-    """A process that was told to end minds SIGUSR1 no more."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    """A process that was told to end minds SIGUSR1 and SIGHUP no more."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -223,7 +225,7 @@ def told_to_end(run, number, *events, after_s=0.2):
     threading.Timer(after_s, play).start()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_run_that_is_told_to_end_saves_a_version_first(run, number, capsys):
     done = PersistFinished(version=9, url=TIER, size_bytes=1, duration_s=0.1)
     told_to_end(run, number, PersistStarted(version=9, url=TIER), done)

@@ -1,6 +1,8 @@
 """A job as people have them is told to end soon; the same command with --resume goes on."""
 
+import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -69,8 +71,32 @@ def has_trained(log: Path) -> bool:
     return log.exists() and '"iteration":5,' in log.read_text()
 
 
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, command: list[str], cwd: Path) -> None:
+        self._ours, theirs = os.openpty()
+        os.set_blocking(self._ours, False)
+        self.process = subprocess.Popen(
+            ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(theirs), *command],
+            cwd=cwd,
+            start_new_session=True,  # whose terminal is the first that it opens
+        )
+        os.close(theirs)
+
+    def read(self) -> bytes:
+        """What it has said since; it waits where nobody reads."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._ours, 1 << 16)
+        return b""
+
+    def close(self) -> None:
+        os.close(self._ours)
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP"])
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_run_that_was_told_to_end_goes_on_from_the_version_that_it_saved(tmp_path):
+def test_a_run_that_was_told_to_end_goes_on_from_the_version_that_it_saved(tmp_path, how):
     """The tier stands in the script's own configuration alone, as in the README."""
     package = tmp_path / "pkg"
     package.mkdir()
@@ -90,21 +116,27 @@ def test_a_run_that_was_told_to_end_goes_on_from_the_version_that_it_saved(tmp_p
     job = ["-m", "pkg.train", "--steps", str(STEPS)]
     folder = tmp_path / "gemini-runs" / "one"
 
-    first = subprocess.Popen(
-        [*command, *job], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    terminal = Terminal([*command, *job], tmp_path)
+    first, shown = terminal.process, b""
     give_up_s = time.monotonic() + 120
     while not has_trained(folder / LOG_FILE):
-        assert first.poll() is None, first.communicate()[1]
+        shown += terminal.read()
+        assert first.poll() is None, shown
         assert time.monotonic() < give_up_s
         time.sleep(0.1)
-    first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=90)
-    assert first.returncode == Exit.AGAIN, said
-    saved = re.search(rf"version (\d+) is whole in {re.escape(str(tier))}", said)
-    assert saved, said
-    ended = list(read_log(folder / LOG_FILE))
-    assert [one.event.cause for one in ended if isinstance(one.event, RunFailed)] == ["notice"]
+    if how == "SIGHUP":
+        terminal.close()
+    else:
+        first.send_signal(signal.SIGTERM)
+    assert first.wait(90) == Exit.AGAIN, shown
+    ended = [one.event for one in read_log(folder / LOG_FILE)]
+    (end,) = (one for one in ended if isinstance(one, RunFailed))
+    assert end.cause == "notice"
+    saved = re.fullmatch(rf"{how}: version (\d+) is whole in {re.escape(str(tier))}", end.reason)
+    assert saved, end.reason
+    if how == "SIGTERM":
+        assert end.reason in terminal.read().decode()
+        terminal.close()
 
     second = subprocess.run(
         [*command, "--resume", *job],
