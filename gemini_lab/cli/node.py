@@ -13,6 +13,7 @@ from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
     WAIT_S,
     check_name,
+    check_token,
     find_lab,
     find_token,
     prefix_of,
@@ -67,6 +68,7 @@ def command(arguments: Sequence[str]) -> int:
     record = find_lab(store, options.lab, wait_s=options.wait, tell=say)
     if (reason := why_blind(record.detached)) is not None:
         raise LaunchError(reason)
+    check_token(token, options.lab, record)
     first = int(os.environ.get("SLURM_PROCID", "0"))
     name = take_name(store, socket.gethostname(), machine=options.machine, first=first)
     store.close()

@@ -65,8 +65,6 @@ def translate(given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]
     Raises:
         ConfigError: It cannot be what was meant.
     """
-    from torch.distributed.run import determine_local_world_size  # noqa: PLC0415
-
     require_one_start(given)
     options = argparse.Namespace(**vars(given))
     least, most = nodes_of(given.nnodes)
@@ -88,9 +86,25 @@ def translate(given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]
             "join (--join)"
         )
     options.nodes = least
-    options.workers_per_node = determine_local_world_size(given.nproc_per_node)
+    options.workers_per_node = workers_of(given.nproc_per_node)
     options.script, options.args = given.training_script, given.training_script_args
     return options, remarks
+
+
+def workers_of(asked: str) -> int:
+    """How many workers a node has by `--nproc-per-node`.
+
+    Raises:
+        ConfigError: It cannot be read, or asks for what this machine lacks.
+    """
+    from torch.distributed.run import determine_local_world_size  # noqa: PLC0415
+
+    try:
+        return int(determine_local_world_size(asked))
+    except ValueError as error:
+        raise ConfigError(
+            f"--nproc-per-node {asked}: {str(error).rstrip('.')}; give a number"
+        ) from error
 
 
 def require_one_start(given: argparse.Namespace) -> None:

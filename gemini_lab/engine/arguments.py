@@ -50,7 +50,7 @@ def as_engine(
         given = {(True, False): "a model= alone", (False, True): "an optimizer= alone"}.get(
             is_there, "nothing"
         )
-        raise ConfigError(f"protect was given {given} to protect; {_WAY_OUT}")
+        raise ConfigError(f"protect was given {given}; {_WAY_OUT}")
     if isinstance(model, DeepSpeedEngine):
         raise ConfigError("model= is a DeepSpeed engine; give it alone: protect(engine)")
     return TorchEngine(model, optimizer, settings=settings, step=step)

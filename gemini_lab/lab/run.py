@@ -256,8 +256,9 @@ class Run(FollowedRun):
         if isinstance(entry.event, events.RunFinished):
             self._tell_of_what_never_came()
         with self._lock:
+            if not self._once.takes(entry.event):
+                return
             is_wanted = not self.is_over or isinstance(entry.event, events.LabClosed)
-            is_wanted = is_wanted and self._once.takes(entry.event)
             before = self._log.waiting
             if is_wanted and not self._log.append(entry):
                 return  # it was in the log that was taken over

@@ -179,8 +179,10 @@ def fresh_folder(folder: Path) -> Path:
         ConfigError: It cannot be made.
     """
     numbered = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
-    found = folder if not folder.exists() else next(f for f in numbered if not f.exists())
+    found = folder
     try:
+        if folder.exists():
+            found = next(one for one in numbered if not one.exists())
         found.mkdir(parents=True, mode=OWNERS_FOLDER)
     except OSError as error:
         raise ConfigError(f"cannot make the run's folder {found}: {error.strerror}") from error

@@ -12,7 +12,7 @@ from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.etcd import Embedded, start_etcd
-from gemini_lab.launch.join import JoinOperator, prefix_of
+from gemini_lab.launch.join import JoinOperator, prefix_of, proof_of
 from gemini_lab.launch.members import COUNT, Members, start_members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
@@ -90,13 +90,15 @@ def is_local(config: LabConfig) -> bool:
 def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
     """What a lab says of itself in the store."""
     seats = config.seats
+    identity = secrets.token_hex(8)
     return LabRecord(
-        identity=secrets.token_hex(8),
+        identity=identity,
         machines=seats.machines,
         lease_s=config.lease_s,
         warm=config.warm,
         threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local(config) else None,
         detached=detached,
+        proof=proof_of(config.token, identity) if config.join is not None else "",
     )
 
 

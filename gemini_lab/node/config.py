@@ -55,7 +55,7 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a lab says of itself in the store, under the key `lab`: it stands as long as the lab.
 
     Agents that join by themselves read there what others are told at their start. No secret is in
-    it.
+    it, but what shows whether one has the lab's.
 
     Attributes:
         identity: Random: by it an owner knows its own record.
@@ -64,6 +64,7 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         warm: As in `AgentConfig`.
         threads: As in `AgentConfig`.
         detached: As in `AgentConfig`.
+        proof: `launch.join.proof_of` the token, where agents bring their own; else empty.
     """
 
     identity: str
@@ -72,6 +73,7 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     warm: bool
     threads: int | None
     detached: Detached | None = None
+    proof: str = ""
 
 
 LAB_KEY: Final = "lab"

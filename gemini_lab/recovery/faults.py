@@ -165,9 +165,11 @@ def reason_to_stop_repeating(
     """
     if most is None or times < most:
         return None
+    has_left = exited.error is not None and exited.error.error == "SystemExit"
+    how = f"left with exit status {exited.code}" if has_left else "raised the same error"
     return (
-        f"rank {exited.rank} on {node} raised the same error for the {times}th time in this run, "
-        f"with no other cause: {_said_last(exited)}; mend the script, or raise max_same_errors"
+        f"rank {exited.rank} on {node} {how}, {times} times in this run with no other cause: "
+        f"{_said_last(exited)}; mend the script, or raise max_same_errors"
     )
 
 

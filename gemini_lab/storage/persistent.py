@@ -10,6 +10,7 @@ carry the digest, so writing a version once more never touches the files of one 
 import errno
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ _OWNER: Final = "owner.json"
 _WRITE_BYTES: Final = 16 * MIB
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_MISSING_SLASH: Final = re.compile(r"([a-z][a-z0-9+]+):/?([^/].*)", re.ASCII)
+"""Such as `s3:/bucket`, of which fsspec makes a folder."""
 
 
 class PersistentTier:
@@ -56,6 +59,12 @@ class PersistentTier:
     ) -> None:
         if keep < 1:
             raise ConfigError(f"keep={keep} versions would keep none; keep 1 or more")
+        slip = _MISSING_SLASH.fullmatch(url)
+        if slip and slip[1] in fsspec.available_protocols():
+            raise ConfigError(
+                f"the persistent tier {url!r} would be a folder of that name; write "
+                f"{slip[1]}://{slip[2]} for the store, or ./{url} for the folder"
+            )
         self.url = url
         self.keep = keep
         try:
@@ -219,19 +228,24 @@ class PersistentTier:
 
     def _put(self, path: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """Write a file so that it is there whole or not at all, where the store can do that."""
-        is_local = isinstance(self._fs, LocalFileSystem)  # others show a file when it is closed
-        target = f"{path}.part" if is_local else path
-        with self._fs.open(target, "wb") as file:
-            for part in parts:
-                view = memoryview(part)
-                for start in range(0, view.nbytes, _WRITE_BYTES):
-                    file.write(view[start : start + _WRITE_BYTES])
-            if is_local:
+        if not isinstance(self._fs, LocalFileSystem):  # others show a file when it is closed
+            with self._fs.open(path, "wb") as file:
+                _write(file, parts)
+            return
+        folder, target = path.rpartition("/")[0], f"{path}.part"
+        try:
+            with self._fs.open(target, "wb") as file:
+                _write(file, parts)
                 file.flush()
                 os.fsync(file.fileno())
-        if is_local:
             os.replace(target, path)  # noqa: PTH105 - a path of fsspec's
-            _sync_folder(path.rpartition("/")[0])  # the new name, too, must outlive a power cut
+        except OSError:  # a full disk gets its room back
+            with suppress(OSError):
+                os.unlink(target)  # noqa: PTH108
+                if folder != self._root:
+                    os.rmdir(folder)  # noqa: PTH106 - if nobody else writes there
+            raise
+        _sync_folder(folder)  # the new name, too, must outlive a power cut
 
     def _clean(self, manifests: Mapping[int, Mapping[str, Any]], written: int) -> None:
         """Remove versions beyond `keep`, and what never became a version."""
@@ -428,6 +442,14 @@ def _lineage_of(manifest: Mapping[str, Any]) -> Lineage:
     """The history that a manifest's version is of."""
     told = manifest["meta"].get("lineage")
     return NO_LINEAGE if told is None else Lineage(run=told["run"], epoch=told["epoch"])
+
+
+def _write(file: Any, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    """Write these in pieces, for a driver may copy each."""
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, view.nbytes, _WRITE_BYTES):
+            file.write(view[start : start + _WRITE_BYTES])
 
 
 def _sync_folder(folder: str) -> None:

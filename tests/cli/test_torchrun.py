@@ -1,6 +1,7 @@
 """What torchrun's arguments come to."""
 
 import pytest
+import torch
 
 from gemini_lab.cli.torchrun import nodes_of, parser, translate, without_meaning
 from gemini_lab.errors import ConfigError
@@ -56,6 +57,14 @@ def test_one_node_keeps_one_copy_unless_it_is_told_otherwise():
     options, (remark,), _ = read("--standalone", "--nproc-per-node=2", "train.py")
     assert options.replicas == 1
     assert "not the machine" in remark
+
+
+@pytest.mark.parametrize("asked", ["gpu", "some"])
+def test_a_number_of_workers_that_cannot_be_had_is_refused_in_words(asked):
+    if asked == "gpu" and torch.cuda.is_available():
+        pytest.skip("there are GPUs")
+    with pytest.raises(ConfigError, match=f"--nproc-per-node {asked}: .*; give a number"):
+        read("--standalone", "--nproc-per-node", asked, "train.py")
 
 
 def test_the_options_of_run_stand_beside_them():

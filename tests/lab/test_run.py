@@ -39,7 +39,7 @@ def test_a_run_is_shown_while_others_go_on_and_who_waits_says_why_it_was_given_u
     assert "something odd" in capsys.readouterr().out
 
 
-def test_what_is_said_again_of_a_recovery_stands_in_the_log_once(tmp_path):
+def test_what_is_said_again_of_a_recovery_is_heard_once(tmp_path):
     run = run_in(tmp_path / "run")
     begin(run)
     began = RecoveryStarted(
@@ -49,7 +49,10 @@ def test_what_is_said_again_of_a_recovery_stands_in_the_log_once(tmp_path):
         recovery=1, epoch=2, version=3, iteration=4, duration_s=1.5, lost_iterations=0
     )
     another = replace(began, recovery=2, epoch=3)
+    seen = []
+    run.watch(lambda entry: seen.append(entry.event))
     tell(run, began, ended, ended, began, another, ended, another)
+    assert seen == [began, ended, another]
     told = [entry.event for entry in read_log(run.log)]
     kept = [one for one in told if isinstance(one, RecoveryStarted | RecoveryFinished)]
     assert kept == [began, ended, another]

@@ -29,7 +29,7 @@ def test_the_same_error_over_and_over_ends_the_run_although_it_makes_progress():
             raise_in(story, 0, "ValueError", f"bad row {iteration}", iteration=iteration)
     (ending,) = story.of(events.RunFailed)
     assert len(story.of(events.RecoveryStarted)) == 4
-    assert "raised the same error for the 5th time" in ending.reason
+    assert "raised the same error, 5 times in this run" in ending.reason
     assert "ValueError: bad row 8" in ending.reason
     assert "max_same_errors" in ending.reason
     assert ending.output[-1] == "ValueError: bad row 8"

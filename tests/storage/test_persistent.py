@@ -354,6 +354,15 @@ def mount(tmp_path):
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.parametrize("url", ["s3:/bucket/run", "s3:bucket/run", "memory:/run"])
+def test_a_slash_that_is_missing_makes_no_folder(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"write \w+://\w+.* or \./"):
+        PersistentTier(url)
+    PersistentTier(f"./{url}").check()
+    PersistentTier("lr:0.1").check()
+
+
 def test_a_really_full_disk_loses_only_the_new_version(mount):
     folder = mount("size=256k")
     tier = PersistentTier(str(folder))
@@ -365,6 +374,7 @@ def test_a_really_full_disk_loses_only_the_new_version(mount):
         save(tier, 2)
     assert tier.versions() == [1]
     assert tier.read_shard(1, 1) == payload(1, 1)
+    assert not list(folder.rglob("*.part"))  # their room is free again
     (folder / "ballast").unlink()
     save(tier, 2)
     assert tier.versions() == [1, 2]
