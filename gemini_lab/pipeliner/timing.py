@@ -6,7 +6,7 @@ chunk crosses meanwhile; with one, sending and copying take turns (paper, sectio
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,6 +88,11 @@ class ModelledIteration:
         number = len(self.transfers) % len(self._buffer_free_s)
         return max(self._open_s, self._wire_free_s, self._buffer_free_s[number])
 
+    def feeding_bytes(self) -> int:
+        """The largest chunk that is here before the copies run dry; 0 where they are waiting."""
+        room_s = self._copy_free_s - self.earliest_s() - self._pipeline.alpha_s
+        return max(0, math.floor(room_s * self._pipeline.bandwidth_bytes_per_s))
+
     def send(self, size_bytes: int) -> None:
         """One more chunk, at `earliest_s`."""
         start_s = self.earliest_s()
@@ -108,8 +113,11 @@ class ModelledIteration:
             self.send(size_bytes)
         self.delay_s = self._copy_free_s
 
-    def finish(self, leftover_bytes: Sequence[int]) -> float:
-        """Send these after the last collective, then update; gives the whole delay."""
+    def finish(self, leftover_bytes: Iterable[int]) -> float:
+        """Send these after the last collective, then update; gives the whole delay.
+
+        Each size is asked for when the chunk before it was sent.
+        """
         self._open_s = self.profile.last_collective_end_s + self.delay_s
         for size_bytes in leftover_bytes:
             self.send(size_bytes)
