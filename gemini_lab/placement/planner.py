@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -165,7 +165,7 @@ def plan_placement(
         strategy = "mixed" if nodes % replicas else "group"
     holders = _send_on(groups, shifts, nodes)
     if strategy == "hosted" and nodes % replicas:
-        holders = _hosted(groups, replicas, holders)
+        holders = _hosted(groups[-1], replicas, holders, racks=racks or range(nodes))
     if memory_bytes is not None or shard_bytes is not None:
         fits = shards_that_fit(nodes=nodes, memory_bytes=memory_bytes, shard_bytes=shard_bytes)
         loads = Counter(node for kept in holders for node in kept)
@@ -235,15 +235,28 @@ def _send_on(
 
 
 def _hosted(
-    groups: Sequence[Sequence[int]], replicas: int, holders: Sequence[tuple[int, ...]]
+    last: Sequence[int],
+    replicas: int,
+    holders: Sequence[tuple[int, ...]],
+    *,
+    racks: Sequence[Hashable],
 ) -> tuple[tuple[int, ...], ...]:
-    """Holders where the last group's nodes beyond m share their copies with its first ones."""
-    last = groups[-1]
-    home, guests = last[:replicas], last[replicas:]
+    """Holders where the last group's nodes beyond m, the guests, share copies with some of it.
+
+    Guests come from the racks that most of the group sit in, so that the other m are apart whenever
+    they can be; hosts are those of the m that share a rack with no guest, as far as there are.
+    """
+    home, guests = list(last), list[int]()
+    while len(home) > replicas:
+        sizes = Counter(racks[node] for node in home)
+        guests.append(max(home, key=lambda node: (sizes[racks[node]], home.index(node))))
+        home.remove(guests[-1])
+    guests.sort(key=last.index)
     found = list(holders)
     for owner in home:
         found[owner] = (owner, *(node for node in home if node != owner))
-    hosts = home[: replicas - len(guests)]
+    near = {racks[guest] for guest in guests}
+    hosts = sorted(home, key=lambda node: racks[node] in near)[: replicas - len(guests)]
     for owner in guests:
         found[owner] = (owner, *(node for node in (*guests, *hosts) if node != owner))
     return tuple(found)

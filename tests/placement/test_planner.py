@@ -78,6 +78,53 @@ def test_hosts_for_the_nodes_left_over_reach_the_papers_upper_bound(cluster, rac
     assert max(placement.loads) <= replicas + nodes % replicas
 
 
+def fewest_together(racks, replicas):
+    """Shards with two copies in one rack, at least, by every choice of group, guests and hosts."""
+    least, left_over = len(racks), len(racks) % replicas
+    for last in itertools.combinations(range(len(racks)), replicas + left_over):
+        others = [racks[node] for node in range(len(racks)) if node not in last]
+        # Groups of what is outside can be apart just where no rack has more than there are groups.
+        groups = len(others) // replicas
+        if groups and max(map(others.count, others)) > groups:
+            continue
+        for home in itertools.combinations(last, replicas):
+            guests = [node for node in last if node not in home]
+            for hosts in itertools.combinations(home, replicas - left_over):
+                sets = ((home, replicas), ((*guests, *hosts), left_over))
+                least = min(
+                    least,
+                    sum(
+                        count
+                        for kept, count in sets
+                        if len({racks[node] for node in kept}) < replicas
+                    ),
+                )
+    return least
+
+
+@given(racks=st.lists(st.sampled_from("abcd"), min_size=3, max_size=9), replicas=st.integers(2, 4))
+def test_hosted_copies_are_in_different_racks_wherever_they_can_be(racks, replicas):
+    nodes = len(racks)
+    if nodes <= replicas or nodes % replicas == 0:
+        return
+    placement = plan_placement(nodes=nodes, replicas=replicas, strategy="hosted", racks=racks)
+    together = sum(len({racks[node] for node in kept}) < replicas for kept in placement.holders)
+    possible = fewest_together(racks, replicas)
+    assert (together == 0) == (possible == 0)
+    if nodes < 2 * replicas:
+        assert together == possible
+    assert any(f"{together} of {nodes} shards have two copies" in n for n in placement.notes) == (
+        together > 0
+    )
+
+
+def test_a_guest_shares_no_rack_with_its_hosts_where_racks_suffice():
+    """Of five nodes in four racks, the two in rack a keep no copy of one shard together."""
+    placement = plan_placement(nodes=5, replicas=3, strategy="hosted", racks=list("abcda"))
+    assert placement.notes == ()
+    assert not any({0, 4} <= set(kept) for kept in placement.holders)
+
+
 def test_hosts_need_room_for_their_guests():
     """Node 0 keeps all five shards; where it has room for four, memory decides the placement."""
     asked = {"nodes": 5, "replicas": 3, "strategy": "hosted", "shard_bytes": 1}
