@@ -63,6 +63,12 @@ def plan_chunks(
         CapacityError: A piece of the naive scheme is larger than the buffer.
     """
     _check_choices(scheme=scheme, algorithm=algorithm)
+    _check_whole(
+        checkpoint_bytes=checkpoint_bytes,
+        replicas=replicas,
+        buffer_bytes=buffer_bytes,
+        sub_buffers=sub_buffers,
+    )
     _check_numbers(replicas=replicas, sub_buffers=sub_buffers, mu=mu, max_overhead=max_overhead)
     pipeline = Pipeline(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
@@ -129,6 +135,12 @@ def _check_choices(*, scheme: str, algorithm: str) -> None:
     if algorithm not in get_args(Algorithm):
         choices = get_args(Algorithm)
         raise ConfigError(f"algorithm={algorithm!r} is unknown; choose one of {choices}")
+
+
+def _check_whole(**counts: float) -> None:
+    for name, count in counts.items():
+        if count % 1 != 0:  # endless ones and such as are no numbers have no remainder, either
+            raise ConfigError(f"{name}={count} must be a whole number")
 
 
 def _check_numbers(

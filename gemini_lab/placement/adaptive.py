@@ -12,6 +12,7 @@ from gemini_lab.placement.dangers import Dangers, allowed_per_day
 from gemini_lab.placement.memory import shards_that_fit
 from gemini_lab.placement.planner import Placement, plan_placement
 
+MOST_REPLICAS: Final = 6
 EXTRA_SHARE: Final = 0.25
 """At most this share of the shards gets a copy more; beyond it, the next m is the simpler plan."""
 
@@ -84,14 +85,15 @@ def propose_placement(
     target: float = 0.999,
     horizon_days: float = 30.0,
     fewest_replicas: int = 1,
-    most_replicas: int = 6,
+    most_replicas: int | None = None,
     racks: Sequence[str] | None = None,
     racks_per_day: Mapping[str, float] | None = None,
 ) -> Proposal:
     """The fewest replicas with which memory suffices for the whole horizon, with chance `target`.
 
-    Tries m = 1, 2, ... and before each next m whether one copy more for the shards most in danger
-    is enough, as far as there is memory for it.
+    Tries m = 1, 2, ... and before each next m whether it is enough to let the nodes that m leaves
+    over be guests (strategy `"hosted"`), or to give the shards most in danger one copy more, as far
+    as there is memory for it.
 
     Args:
         nodes: N.
@@ -102,21 +104,33 @@ def propose_placement(
         target: The chance asked for, below 1.
         horizon_days: How long memory has to suffice.
         fewest_replicas: Where to begin, if there is memory for that; else with one.
-        most_replicas: Where to stop.
+        most_replicas: Where to stop; without it, at `MOST_REPLICAS`, or where it begins.
         racks: Failure domain of each node.
-        racks_per_day: How often each of them fails as a whole.
+        racks_per_day: How often each of them fails as a whole; those left out never do.
 
     Raises:
         ConfigError: A number is out of range, or a list has not one entry a node.
         CapacityError: Not even one copy of each shard fits.
     """
+    if nodes < 1:
+        raise ConfigError(f"nodes={nodes} must be at least 1")
     rates = _per_node(failures_per_node_per_day, nodes, "failures_per_node_per_day")
-    memory = [int(room) for room in _per_node(memory_bytes, nodes, "memory_bytes")]
-    if min(rates) < 0 or repair_s < 0 or horizon_days < 0 or not 0 <= target < 1:
+    rooms = _per_node(memory_bytes, nodes, "memory_bytes")
+    for name, values in {"failures_per_node_per_day": rates, "memory_bytes": rooms}.items():
+        for value in values:
+            _check_number(name, value)
+    memory = [int(room) for room in rooms]
+    _check_number("repair_s", repair_s)
+    _check_number("horizon_days", horizon_days)
+    _check_racks(racks, racks_per_day or {})
+    most = max(MOST_REPLICAS, fewest_replicas) if most_replicas is None else most_replicas
+    if not 1 <= fewest_replicas <= most:
         raise ConfigError(
-            f"rates and times start at 0 and a target lies below 1 (got rates from {min(rates)}, "
-            f"repair_s={repair_s}, horizon_days={horizon_days}, target={target})"
+            f"fewest_replicas={fewest_replicas} lies outside 1 to most_replicas={most}; lower it, "
+            "or raise `most_replicas`"
         )
+    if not 0 <= target < 1:
+        raise ConfigError(f"target={target} must be at least 0 and below 1, such as 0.999")
     fits = shards_that_fit(nodes=nodes, memory_bytes=memory, shard_bytes=shard_bytes)
     dangers = Dangers(
         failures_per_day=rates, repair_s=repair_s, racks=racks, racks_per_day=racks_per_day or {}
@@ -125,25 +139,28 @@ def propose_placement(
     tried: list[Trial] = []
     made: list[Placement] = []
     first = min(fewest_replicas, nodes)
-    for replicas in (*range(first, min(nodes, most_replicas) + 1), *range(first - 1, 0, -1)):
+    for replicas in (*range(first, min(nodes, most) + 1), *range(first - 1, 0, -1)):
         if made and replicas < first:
             break  # fewer are for where there is no memory for more
         try:
-            plain = plan_placement(
-                nodes=nodes,
-                replicas=replicas,
-                racks=racks,
-                memory_bytes=memory,
-                shard_bytes=shard_bytes,
-            )
+            plain = [
+                plan_placement(
+                    nodes=nodes,
+                    replicas=replicas,
+                    strategy=strategy,
+                    racks=racks,
+                    memory_bytes=memory,
+                    shard_bytes=shard_bytes,
+                )
+                for strategy in (["auto", "hosted"] if nodes % replicas else ["auto"])
+            ]
         except CapacityError as error:
             tried.append(_misfit(replicas, str(error)))
             if made:
                 break
             continue
-        room = [space - load for space, load in zip(fits, plain.loads, strict=True)]
-        strong = _strengthen(plain, dangers=dangers, room=room, allowed=allowed)
-        for placement in dict.fromkeys((plain, strong)):
+        strong = [_strengthen(one, dangers=dangers, fits=fits, allowed=allowed) for one in plain]
+        for placement in dict.fromkeys((*plain, *strong)):
             chance = dangers.loss_chance(placement, horizon_days=horizon_days)
             made.append(placement)
             tried.append(_trial(placement, chance, target=target, horizon_days=horizon_days))
@@ -152,6 +169,22 @@ def propose_placement(
     fitting = [trial for trial in tried if trial.fits]
     best = min(range(len(made)), key=lambda i: fitting[i].loss_probability or 0.0)
     return _proposal(made[best], fitting[best], tried)
+
+
+def _check_number(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{name}={value} must be at least 0 and finite")
+
+
+def _check_racks(racks: Sequence[str] | None, racks_per_day: Mapping[str, float]) -> None:
+    for rack, rate in racks_per_day.items():
+        _check_number(f"racks_per_day[{rack!r}]", rate)
+    unknown = sorted(set(racks_per_day) - set(racks or ()))
+    if unknown:
+        raise ConfigError(
+            f"`racks_per_day` names {unknown[0]!r}, in which no node is; name the rack of each "
+            "node in `racks`"
+        )
 
 
 def _per_node(value: float | Sequence[float], nodes: int, name: str) -> list[float]:
@@ -163,7 +196,7 @@ def _per_node(value: float | Sequence[float], nodes: int, name: str) -> list[flo
 
 
 def _strengthen(
-    plain: Placement, *, dangers: Dangers, room: list[int], allowed: float
+    plain: Placement, *, dangers: Dangers, fits: Sequence[int], allowed: float
 ) -> Placement:
     """One copy more for the shards most in danger, until the rate of losses is allowed.
 
@@ -171,6 +204,7 @@ def _strengthen(
     before. The copies go round the nodes that have room, safest first.
     """
     rate = dangers.loss_rate_per_day
+    room = [space - load for space, load in zip(fits, plain.loads, strict=True)]
     holders = list(plain.holders)
     sharing: dict[frozenset[int], list[int]] = defaultdict(list)
     for shard, kept in enumerate(holders):
@@ -232,7 +266,8 @@ def _misfit(replicas: int, reason: str) -> Trial:
 
 def _trial(placement: Placement, chance: float, *, target: float, horizon_days: float) -> Trial:
     extra, meets = _extra(placement), chance <= 1 - target
-    more = f" and one more of {len(extra)} shards" if extra else ""
+    more = " with guests in the last group" if placement.strategy == "hosted" else ""
+    more += f" and one more of {len(extra)} shards" if extra else ""
     verdict = "enough" if meets else "too often"
     return Trial(
         replicas=placement.replicas,

@@ -185,7 +185,8 @@ def plan_placement(
     )
 
 
-def _check(*, nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None) -> None:
+def check_counts(*, nodes: int, replicas: int) -> None:
+    """Refuse an m that is not between 1 and N."""
     if nodes < 1 or replicas < 1:
         raise ConfigError(f"nodes and replicas start at 1 (got nodes={nodes}, replicas={replicas})")
     if replicas > nodes:
@@ -193,6 +194,10 @@ def _check(*, nodes: int, replicas: int, strategy: str, racks: Sequence[str] | N
             f"replicas={replicas} needs at least {replicas} nodes (got {nodes}); "
             "lower `replicas` or add nodes"
         )
+
+
+def _check(*, nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None) -> None:
+    check_counts(nodes=nodes, replicas=replicas)
     if strategy not in STRATEGIES:
         raise ConfigError(f"there is no strategy {strategy!r}; choose one of {STRATEGIES}")
     if strategy == "group" and nodes % replicas:

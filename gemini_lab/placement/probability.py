@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.placement.planner import Placement
+from gemini_lab.placement.planner import Placement, check_counts
 
 ENUMERATION_LIMIT: Final = 2_000_000
 """Sets of lost nodes that `enumerated_probability` looks at, at most."""
@@ -124,7 +124,12 @@ def holder_sets(placement: Placement) -> frozenset[frozenset[int]]:
 
 
 def best_possible(nodes: int, replicas: int) -> Fraction:
-    """The paper's upper bound for k = m: 1 - ceil(N/m) / C(N, m) (section 4, Theorem 1)."""
+    """The paper's upper bound for k = m: 1 - ceil(N/m) / C(N, m) (section 4, Theorem 1).
+
+    Raises:
+        ConfigError: m is not between 1 and N.
+    """
+    check_counts(nodes=nodes, replicas=replicas)
     return 1 - Fraction(-(-nodes // replicas), math.comb(nodes, replicas))
 
 
@@ -133,7 +138,11 @@ def theorem_gap(nodes: int, replicas: int) -> Fraction:
 
     It is 0 where m divides N, else (2m-3)/C(N, m). The gap reaches that value, always so for m = 2:
     the paper's appendix prints "<", which has to be "<=".
+
+    Raises:
+        ConfigError: m is not between 1 and N.
     """
+    check_counts(nodes=nodes, replicas=replicas)
     if nodes % replicas == 0:
         return Fraction(0)
     return Fraction(2 * replicas - 3, math.comb(nodes, replicas))

@@ -7,6 +7,7 @@ step to the end of the next, and `update_s` is where that next step begins to ch
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
@@ -229,9 +230,15 @@ class Profile:
             world_size: Number of ranks.
 
         Raises:
-            ConfigError: The spans are longer than the time before the update.
+            ConfigError: The spans are longer than the time before the update, or a time is no
+                finite number.
         """
         update_s = iteration_s if update_s is None else update_s
+        if not all(map(math.isfinite, [iteration_s, update_s, *idle_spans_s])):
+            raise ConfigError(
+                f"a profile's times are finite (got iteration_s={iteration_s}, "
+                f"update_s={update_s}, idle_spans_s={list(idle_spans_s)})"
+            )
         idle_s = sum(idle_spans_s)
         busy_s = update_s - idle_s
         if min([busy_s, iteration_s - update_s, *idle_spans_s]) < -1e-9 * iteration_s:

@@ -303,6 +303,11 @@ def test_an_unsteady_profile_is_named_in_the_notes() -> None:
     ("wrong", "message"),
     [
         ({"checkpoint_bytes": -1}, "checkpoint_bytes=-1"),
+        ({"checkpoint_bytes": math.nan}, "checkpoint_bytes=nan"),
+        ({"checkpoint_bytes": math.inf}, "checkpoint_bytes=inf"),
+        ({"buffer_bytes": math.nan}, "buffer_bytes=nan"),
+        ({"replicas": math.nan}, "replicas=nan"),
+        ({"replicas": 1.5}, "replicas=1.5"),
         ({"replicas": 0}, "owner's own copy"),
         ({"bandwidth_bytes_per_s": 0.0}, "calibrate"),
         ({"bandwidth_bytes_per_s": math.inf}, "finite"),

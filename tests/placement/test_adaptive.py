@@ -1,5 +1,6 @@
 """Claims about how many replicas are proposed."""
 
+import math
 import random
 
 import pytest
@@ -80,6 +81,47 @@ def test_every_trial_carries_its_verdict():
     assert not any(trial.meets for trial in proposal.tried[:-1])
     for trial in proposal.tried:
         assert f"m = {trial.replicas}" in trial.reason
+
+
+def test_nodes_left_over_are_guests_where_that_is_enough():
+    """Of five nodes, three at once lose a shard in 5 of 10 ways; with guests only in 2 of 10."""
+    asked = ASKED | {"nodes": 5, "fewest_replicas": 3, "most_replicas": 3}
+    proposal = propose_placement(**asked, target=0.9999999999)
+    chances = {}
+    for trial in proposal.tried:
+        chances.setdefault("guests" in trial.reason, trial.loss_probability)
+    assert chances[True] == pytest.approx(chances[False] * 2 / 5, rel=1e-3)
+    between = 1 - (chances[True] + chances[False]) / 2
+    assert propose_placement(**asked, target=between).placement.strategy == "hosted"
+
+
+def test_more_replicas_than_are_usual_are_where_the_search_begins_and_ends():
+    proposal = propose_placement(**ASKED, fewest_replicas=8, target=0.0)
+    assert proposal.placement.replicas == 8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"nodes": 0}, "nodes=0"),
+        ({"failures_per_node_per_day": math.nan}, "failures_per_node_per_day=nan"),
+        ({"failures_per_node_per_day": [0.1] * 15 + [math.nan]}, "failures_per_node_per_day=nan"),
+        ({"memory_bytes": math.nan}, "memory_bytes=nan"),
+        ({"repair_s": math.nan}, "repair_s=nan"),
+        ({"repair_s": math.inf}, "repair_s=inf"),
+        ({"horizon_days": -1.0}, "horizon_days=-1.0"),
+        ({"target": math.nan}, "target=nan"),
+        ({"target": 1.0}, "target=1.0"),
+        ({"fewest_replicas": 0}, "fewest_replicas=0"),
+        ({"fewest_replicas": 9, "most_replicas": 2}, "most_replicas=2"),
+        ({"racks": ["a"] * 16, "racks_per_day": {"a": -1}}, r"racks_per_day\['a'\]=-1"),
+        ({"racks": ["a"] * 16, "racks_per_day": {"b": 1}}, "'b', in which no node is"),
+        ({"racks_per_day": {"a": 1}}, "'a', in which no node is"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        propose_placement(**ASKED | wrong)
 
 
 def test_what_cannot_be_is_refused_with_the_numbers():

@@ -229,3 +229,10 @@ def test_sampled_rack_losses_agree_with_the_exact_sum():
 def test_a_window_without_failures_has_chance_zero():
     assert window_chance(0, 100) == 0
     assert window_chance(1, 86400) == pytest.approx(1 - math.exp(-1))
+
+
+@pytest.mark.parametrize("bound", [best_possible, theorem_gap])
+@pytest.mark.parametrize(("nodes", "replicas"), [(4, 0), (0, 1), (2, 3), (4, -2)])
+def test_bounds_of_no_placement_are_refused(bound, nodes, replicas):
+    with pytest.raises(ConfigError, match=str(replicas)):
+        bound(nodes, replicas)

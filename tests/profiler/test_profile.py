@@ -1,5 +1,7 @@
 """The profile: means, gaps, the verdict, refusals."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +121,20 @@ def test_a_synthetic_profile_has_the_spans_asked_for(
 def test_a_synthetic_profile_refuses_more_idle_time_than_there_is() -> None:
     with pytest.raises(ConfigError, match="do not fit before the update"):
         Profile.synthetic(iteration_s=1.0, idle_spans_s=[0.7, 0.7])
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"iteration_s": math.nan, "idle_spans_s": [0.1]},
+        {"iteration_s": math.inf, "idle_spans_s": [0.1]},
+        {"iteration_s": 1.0, "idle_spans_s": [math.nan]},
+        {"iteration_s": 1.0, "idle_spans_s": [], "update_s": math.nan},
+    ],
+)
+def test_a_synthetic_profile_refuses_times_that_are_not_finite(times: dict) -> None:
+    with pytest.raises(ConfigError, match="times are finite"):
+        Profile.synthetic(**times)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=6), st.floats(0, 5))
