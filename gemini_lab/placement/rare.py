@@ -19,8 +19,10 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement.planner import Placement
 from gemini_lab.placement.probability import holder_sets
+from gemini_lab.placement.student import student_t
 
-_NORMAL_975: Final = 1.959964
+_UNSEEN: Final = 0.025
+"""With this chance at most, all trials miss what is more frequent than the interval allows for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class RareEstimate:
 
     Attributes:
         value: The chance.
-        low: Lower end of its 95 % interval.
+        low: Lower end of its 95 % interval; `value` itself where no trial could give another one.
         high: Its upper end.
         variance: Of the value.
         bound: The sum of all fatal sets' chances, which the chance never exceeds.
@@ -77,6 +79,12 @@ def rare_loss_probability(
     Nodes and domains fail independently of one another; a domain's failure takes all in it. The
     same chance as `loss_probability`'s where that has a form.
 
+    The interval is Student's, but never narrower than what trials may have missed. A trial counts
+    as the bound by the number of fatal sets that failed in it. Where n trials did not show some
+    kind of trial, such as one in which two sets fail, its share is at most 1 - 0.025^(1/n) (about
+    3.7 / n) with 97.5 %; so many trials more might have counted as little, or as much, as any can.
+    The bound on the chance is certain, and the interval ends there.
+
     Args:
         placement: Any.
         node_chance: That a node fails by itself in the window (`window_chance`).
@@ -106,11 +114,12 @@ def rare_loss_probability(
         dead = sum(gone.issuperset(sets[n]) for node in gone for n in of_node.get(node, ()))
         values.append(bound / dead)
     spread = variance(values) / trials
-    value, half = fmean(values), _NORMAL_975 * math.sqrt(spread)
+    value, half = fmean(values), student_t(trials - 1) * math.sqrt(spread)
+    unseen, least = 1 - _UNSEEN ** (1 / trials), bound / len(sets)
     return RareEstimate(
         value=value,
-        low=max(0.0, value - half),
-        high=min(1.0, value + half),
+        low=max(0.0, value - max(half, unseen * (value - least))),
+        high=min(1.0, bound, value + max(half, unseen * (bound - value))),
         variance=spread,
         bound=bound,
         trials=trials,

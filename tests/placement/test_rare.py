@@ -79,6 +79,38 @@ def test_a_thousand_machines_need_few_trials_where_plain_ones_would_need_billion
     assert found.plain_trials > 1e6 * found.trials
 
 
+def covered(placement, node_chance, trials, seeds=100):
+    """How many intervals have the truth in them."""
+    known = loss_probability(placement, node_chance=node_chance)
+    found = [
+        rare_loss_probability(placement, node_chance=node_chance, trials=trials, seed=seed)
+        for seed in range(seeds)
+    ]
+    return sum(one.low <= known <= one.high for one in found)
+
+
+@pytest.mark.parametrize("trials", [2, 3, 10, 100])
+@pytest.mark.parametrize("node_chance", [0.3, 0.01])
+def test_intervals_hold_the_truth_for_few_trials_as_for_many(trials, node_chance):
+    assert covered(plan_placement(nodes=12, replicas=2), node_chance, trials) >= 90
+
+
+def test_trials_that_all_count_alike_leave_room_for_what_they_missed():
+    """Two pairs of 500 fail together once in 200,000 trials."""
+    placement = plan_placement(nodes=1000, replicas=2)
+    assert covered(placement, 1e-4, 100, seeds=10) == 10
+    found = rare_loss_probability(placement, node_chance=1e-4, trials=100)
+    assert found.variance == 0
+    assert found.low == pytest.approx(found.value * (1 - 0.036), rel=0.001)
+    assert found.high == found.value == found.bound
+
+
+def test_a_chance_that_is_exact_has_no_width():
+    """One set of holders: every trial is the loss of it."""
+    found = rare_loss_probability(plan_placement(nodes=3, replicas=3), node_chance=0.1, trials=5)
+    assert found.low == found.value == found.high == pytest.approx(1e-3)
+
+
 def test_what_cannot_fail_is_never_lost():
     placement = plan_placement(nodes=8, replicas=2)
     assert rare_loss_probability(placement, node_chance=0.0).value == 0
