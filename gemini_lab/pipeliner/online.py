@@ -3,8 +3,9 @@
 A job begins in the background. After some iterations it is profiled: every second iteration runs
 without checkpoint traffic and is recorded, and the version that was not sent before it is the price
 (a failure then costs one iteration more). When all ranks have a profile they plan with it; from
-then on chunks leave in their spans. When the sequence of collectives changes on any rank, all go
-back to the background and profile again.
+then on chunks leave in their spans. When the sequence of collectives changes on any rank, or its
+idle spans drift (`profiler.drift`), all go back to the background and profile again. After every
+such change they wait twice as long before they do, so that a restless job is rarely profiled.
 
 All ranks must send the same versions in the same way. So what is decided here follows only from
 what all ranks know alike: version numbers, and the marks that the ranks exchanged with the newest
@@ -15,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gemini_lab.profiler.drift import Drift, DriftWatch
 from gemini_lab.profiler.observe import ITERATIONS, SKIP, IterationRecord, Profiler, SequenceChange
 from gemini_lab.profiler.profile import Profile
 
 PATIENCE: Final = 3
 """After so many times the iterations of a profile without one, the job counts as unsteady."""
 _MOST_DOUBLINGS: Final = 5
-"""How often the time to settle is doubled, one time for each change of the sequence."""
+"""How often the time to settle is doubled, one time for each change or drift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class UseBackground:
     reason: str
 
 
-Order = MakePlan | UseBackground | SequenceChange
-"""What a rank has to do; a `SequenceChange` is only to be said."""
+Order = MakePlan | UseBackground | SequenceChange | Drift
+"""What a rank has to do; a `SequenceChange` or a `Drift` is only to be said."""
 
 
 class OnlinePlanner:
@@ -74,13 +76,15 @@ class OnlinePlanner:
         self._changes = 0
         self._profiler: Profiler
         self._told_profile: Profile | None
+        self._watch: DriftWatch | None  # while a plan is followed, until a drift is seen
+        self._has_drifted: bool
         self._settle()
 
     @property
     def mark(self) -> int:
-        """What this rank tells the others with each version: which profile it has; 0 is none."""
+        """What this rank tells the others with each version: which profile holds; 0 is none."""
         profile = self._profiler.profile
-        if profile is None:
+        if profile is None or self._has_drifted:
             return 0
         # The fingerprint is that of the sequence; where in it the update comes is told beside it.
         calls = profile.collectives_before_update
@@ -105,6 +109,8 @@ class OnlinePlanner:
                 orders.append(found)
             elif found is not None:
                 self._told_profile = found
+            elif drift := self._look_for_drift(record):
+                orders.append(drift)
         self._marks = tuple(marks) or self._marks
         if self._marks:
             orders += self._decide(self._marks)
@@ -113,6 +119,8 @@ class OnlinePlanner:
     def follow(self, *, every_iterations: int) -> None:
         """There is a plan from here on, under which every so many iterations a version is sent."""
         self._planned_every = every_iterations
+        if self._told_profile is not None:
+            self._watch = DriftWatch(self._told_profile)
 
     def give_up(self, why: str) -> UseBackground:
         """There is no plan, and never will be."""
@@ -150,6 +158,15 @@ class OnlinePlanner:
             return self._planned_every
         return 1 if self._is_over or self._age < self._settles else 2
 
+    def _look_for_drift(self, record: IterationRecord) -> Drift | None:
+        """Whether an iteration of the same sequence shows, with those before it, other spans."""
+        if self._watch is None or self._profiler.profile is None:
+            return None
+        drift = self._watch.observe(record)
+        if drift is not None:
+            self._watch, self._has_drifted = None, True
+        return drift
+
     def _decide(self, marks: Sequence[int]) -> list[Order]:
         is_agreed = marks[0] != 0 and len({*marks}) == 1
         if self._planned_every is not None:
@@ -170,14 +187,15 @@ class OnlinePlanner:
         self._changes += 1
         self._settle()
         return UseBackground(
-            "the sequence of collectives changed: versions leave in the background until the job "
-            "is profiled again"
+            "some rank's collectives changed, or its idle spans: versions leave in the background "
+            "until the job is profiled again"
         )
 
     def _settle(self) -> None:
         """Begin anew: some iterations to settle, more after every change, then profiling."""
         self._age = 0
         self._told_profile = None
+        self._watch, self._has_drifted = None, False
         self._settles = SKIP * 2 ** min(self._changes, _MOST_DOUBLINGS)
         self._profiler = Profiler(
             iterations=self._iterations,

@@ -86,12 +86,11 @@ def _idle_spans(
     update parts the gap in which it begins.
     """
     before = sum(record.start_s < update_s[0] for record in iterations[0])
-    gaps = [
-        _gaps(*times, before=before)
-        for times in zip(iterations, iteration_s, update_s, strict=True)
+    all_gaps = [
+        gaps(*times, before=before) for times in zip(iterations, iteration_s, update_s, strict=True)
     ]
     spans = []
-    for number, gap in enumerate(zip(*gaps, strict=True)):
+    for number, gap in enumerate(zip(*all_gaps, strict=True)):
         lengths_s = [end_s - start_s for start_s, end_s in gap]
         if max(lengths_s) > 0:
             spans.append(
@@ -106,15 +105,22 @@ def _idle_spans(
     return tuple(spans)
 
 
-def _gaps(
+def gaps(
     records: Sequence[CollectiveRecord], iteration_s: float, update_s: float, *, before: int
 ) -> list[tuple[float, float]]:
-    """Start and end of the gap before each collective, before the update and before the end."""
+    """Start and end of the gap before each collective, before the update and before the end.
+
+    Args:
+        records: Of one iteration, in the order of the calls.
+        iteration_s: Its duration.
+        update_s: Where its optimizer step began.
+        before: How many collectives were called before that.
+    """
     busy = [(record.start_s, record.end_s) for record in records]
     busy.insert(before, (update_s, update_s))
-    gaps = []
+    found = []
     free_s = 0.0
     for start_s, end_s in [*busy, (iteration_s, iteration_s)]:
-        gaps.append((free_s, max(free_s, start_s)))
+        found.append((free_s, max(free_s, start_s)))
         free_s = max(free_s, end_s)
-    return gaps
+    return found

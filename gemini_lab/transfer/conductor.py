@@ -13,6 +13,7 @@ from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.online import MakePlan, OnlinePlanner, Order, UseBackground
 from gemini_lab.pipeliner.ranks import plan_for_ranks
 from gemini_lab.pipeliner.schedule import ChunkSchedule
+from gemini_lab.profiler.drift import Drift
 from gemini_lab.profiler.observe import IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import Settings
@@ -103,7 +104,7 @@ class Conductor:
 
     def _obey(self, order: Order) -> None:
         match order:
-            case SequenceChange():
+            case SequenceChange() | Drift():
                 text = f"rank {self._peers.rank}: {order.difference}"
                 self._emit(events.Note(text=text))
             case MakePlan():

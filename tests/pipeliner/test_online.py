@@ -1,19 +1,21 @@
 """Which versions leave, and when a job is profiled: the same on all ranks, by marks alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 
 from gemini_lab.pipeliner.online import PATIENCE, MakePlan, OnlinePlanner, Order, UseBackground
+from gemini_lab.profiler.drift import WINDOW, WINDOWS, Drift
 from gemini_lab.profiler.observe import SKIP, IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import CollectiveRecord
 
 PROFILED = 2
 
 
-def iteration(*, calls: int = 1, start_s: float = 0.1) -> IterationRecord:
-    record = CollectiveRecord(name="all_reduce", size_bytes=8, start_s=start_s, end_s=0.2)
+def iteration(*, calls: int = 1, start_s: float = 0.1, end_s: float = 0.2) -> IterationRecord:
+    record = CollectiveRecord(name="all_reduce", size_bytes=8, start_s=start_s, end_s=end_s)
     return IterationRecord(collectives=(record,) * calls, iteration_s=1.0, update_s=0.9)
 
 
@@ -28,15 +30,21 @@ class Story:
     sent: list[int] = field(default_factory=list)
     orders: list[list[Order]] = field(default_factory=list)
 
-    def go_on(self, iterations: int, *, calls: list[int] | None = None) -> None:
-        """Iterations in which each rank calls so many collectives."""
+    def go_on(
+        self, iterations: int, *, calls: list[int] | None = None, end_s: Sequence[float] = (0.2,)
+    ) -> None:
+        """Iterations in which each rank calls so many collectives, each over by its `end_s`."""
         for _ in range(iterations):
             self.version += 1
             told, self.marks = self.marks, ()
             answers = []
             self.orders = []
             for rank, planner in enumerate(self.ranks):
-                record = iteration(calls=calls[rank] if calls else 1, start_s=0.1 + 0.01 * rank)
+                record = iteration(
+                    calls=calls[rank] if calls else 1,
+                    start_s=0.1 + 0.01 * rank,
+                    end_s=end_s[rank % len(end_s)],
+                )
                 self.orders.append(list(planner.end_iteration(record, told)))
                 if any(isinstance(order, MakePlan) for order in self.orders[-1]):
                     planner.follow(every_iterations=self.every)
@@ -118,6 +126,44 @@ def test_a_change_on_one_rank_brings_all_back_to_the_background(two: Story) -> N
     for orders in two.orders:
         assert [type(order) for order in orders] == [UseBackground]
         assert "changed" in orders[0].reason
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_spans_that_drift_on_one_rank_bring_all_back_to_be_profiled_again(every: int) -> None:
+    two = story(every=every)
+    two.until_planned()
+    two.go_on(WINDOW)
+    told: list[list[tuple[int, Order]]] = [[], []]
+    for _ in range(200):
+        two.go_on(1, end_s=[0.2, 0.8])
+        for rank, orders in enumerate(two.orders):
+            told[rank] += [(two.version, order) for order in orders]
+    assert [type(order) for _, order in told[0]] == [UseBackground, MakePlan]
+    assert [type(order) for _, order in told[1]] == [Drift, UseBackground, MakePlan]
+    assert "and is 210 ms" in told[1][0][1].difference
+    assert [when for when, _ in told[0]] == [when for when, _ in told[1][1:]]
+    (seen, _), (left, _), (planned, _) = told[1]
+    assert left - seen <= every
+    assert planned - left <= 2 * SKIP + 2 * PROFILED + 2
+
+
+def test_a_drift_is_not_forgotten_before_all_were_told_of_it() -> None:
+    """Even where so few iterations make a profile that the rank has another one by then."""
+    one = OnlinePlanner(world_size=2, iterations=1)
+    for version in range(1, 3 * SKIP):
+        one.end_iteration(iteration())
+        one.admit(version)
+    mark = one.mark
+    assert mark != 0
+    one.end_iteration(iteration(), (mark, mark))
+    one.follow(every_iterations=100)
+    found = [one.end_iteration(iteration()) for _ in range(WINDOW)]
+    found += [one.end_iteration(iteration(end_s=0.8)) for _ in range(WINDOWS * WINDOW)]
+    assert isinstance(found[-1][0], Drift)
+    for version in range(100, 130):
+        one.end_iteration(iteration(end_s=0.8))
+        one.admit(version)
+    assert one.mark == 0
 
 
 def test_after_a_change_the_job_settles_twice_as_long_and_is_planned_for_again(two: Story) -> None:

@@ -193,3 +193,20 @@ def test_when_the_collectives_change_all_leave_the_plan_the_seam_and_the_route(o
         assert one.seam.gate is None
         assert any(f"rank {rank}: " in note.text for note in one.told(events.Note))
     assert any("is profiled again" in note.text for note in both[0].told(events.Note))
+
+
+def test_when_idle_spans_drift_all_plan_anew_and_the_log_says_by_how_much() -> None:
+    both = ranks(sizes=[8 * KIB] * 2, scheme="gemini")
+    then = both[0].conductor.schedule
+    shorter = iteration([(0.05, 0.1), (0.15, 0.2), (0.21, 0.8)], 1.1)
+    together(lambda number: both[number].train(iteration(CALLS, 1.1), 10))
+    together(lambda number: both[number].train(shorter, 60))
+    for rank, one in enumerate(both):
+        assert any(
+            f"rank {rank}: idle time before the update was" in note.text
+            for note in one.told(events.Note)
+        )
+        assert one.conductor.schedule != then
+        assert len(one.seam.expected) == 3
+    assert both[0].conductor.schedule == both[1].conductor.schedule
+    assert len(both[0].told(events.Profiled)) == 2
