@@ -14,12 +14,13 @@ sub-buffers and all, in three steps, each where the one before it does not suffi
    sooner the first of them is here, the sooner all are copied (`WAYS_TO_CUT`).
 
 What holds in general: a plan is never later than Algorithm 2's by the model. With copies at once it
-is within one start-up time (alpha) for each span and each replica of the best possible, for bytes
-in a span's end may need a message of their own. With slow copies, finding the best is a search
-among all ways to cut; `timing.least_delay_s` bounds what it could gain, plan by plan. On random
-small jobs of up to twelve half sub-buffers, the mean excess over the best of all plans whose chunks
-are halves or wholes of a sub-buffer, in any order and any spans, is below 0.01 of the checkpoint's
-time on the wire, and no plan there is 0.2 of it later (`tests/pipeliner/test_optimum.py`).
+is within one start-up time (alpha) and one byte's for each span and each replica of the best
+possible, for bytes in a span's end may need a message of their own. With slow copies, finding the
+best is a search among all ways to cut; `timing.least_delay_s` bounds what it could gain, plan by
+plan. On random small jobs of up to twelve half sub-buffers, the mean excess over the best of all
+plans whose chunks are halves or wholes of a sub-buffer, in any order and any spans, is below 0.01
+of the checkpoint's time on the wire, and no plan there is 0.2 of it later
+(`tests/pipeliner/test_optimum.py`).
 """
 
 import math
