@@ -54,6 +54,7 @@ def measure(run: RunReducer) -> Measured:
         version=_spread(checkpoint_s.tolist()),
         first_start=_spread([max(0.0, float(starts_s.min()) - run.course.started_at_s)]),
         recoveries=_recoveries(run.recoveries.recoveries(), iteration_s),
+        replacement=_spread(run.arrivals.waits_s) if run.arrivals.waits_s else None,
         source=f"the log of {run.name}",
     )
     placement = run.copies.placement

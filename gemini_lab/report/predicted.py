@@ -59,6 +59,7 @@ class Predicted:
         measured_effective: The same in the run.
         source: Where the simulation's times come from.
         is_own: Whether that is this very run, so that only the model is tried, not its times.
+        assumed: What that source does not say, and stands at a default (`Workload.assumed`).
     """
 
     rows: tuple[PredictedRow, ...]
@@ -67,6 +68,7 @@ class Predicted:
     measured_effective: float
     source: str
     is_own: bool
+    assumed: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
@@ -130,6 +132,7 @@ def _beside(played: Replay, parts: dict[str, float], total_s: float, *, is_own: 
         measured_effective=parts["training"] / total_s,
         source=played.source,
         is_own=is_own,
+        assumed=played.assumed,
     )
 
 
@@ -152,5 +155,7 @@ def lines(predicted: Predicted) -> Iterator[str]:
         f"  {'effective training time ratio':<30}{ratio.mean:>11.1%}{within:>26}"
         f"{predicted.measured_effective:>11.1%}"
     )
+    for text in predicted.assumed:
+        yield f"  assumed: {text}"
     own = ", this very run: its times are put in" if predicted.is_own else ""
     yield f"  simulated / measured {1 + predicted.error:.3f}; times from {predicted.source}{own}"

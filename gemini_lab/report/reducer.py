@@ -18,6 +18,7 @@ from gemini_lab.log.follow import LogFeed, name_of
 from gemini_lab.report.pyramid.bars import BATCH
 from gemini_lab.report.pyramid.blocks import Blocks, FileBlocks
 from gemini_lab.report.pyramid.pyramid import Pyramid
+from gemini_lab.report.reducers.arrivals import Arrivals
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.copies_placed import CopiesPlaced
@@ -103,6 +104,7 @@ class RunReducer:
         newest_s: The latest time told, on the log's clock; `None` before the first entry.
         course: Its facts and phase.
         nodes: Who is there, and who sits where.
+        arrivals: How long new machines took to come.
         reached: How far each rank came, in every try.
         copies: Which copy of which shard is whole where.
         pace: How long iterations and versions took.
@@ -130,6 +132,7 @@ class RunReducer:
         self.newest_s: float | None = None
         self.course = Course(most_notes=keep.notes)
         self.nodes = Nodes()
+        self.arrivals = Arrivals()
         self.reached = Reached()
         self.copies = Copies(self.nodes)
         self.pace = Pace()
@@ -156,6 +159,7 @@ class RunReducer:
         parts: list[Reducer] = [
             self.course,
             self.nodes,
+            self.arrivals,
             self.reached,
             self.copies,
             self.pace,

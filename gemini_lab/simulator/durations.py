@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from statistics import fmean
 from typing import Final
 
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -42,6 +43,12 @@ class Durations:
         return self.restart_s if rejoin_s is None else rejoin_s
 
     @property
+    def mean_replacement_s(self) -> float:
+        """From when a machine is asked for until it is there, on average."""
+        measured = None if self._policy.times is None else self._policy.times.replacement
+        return fmean(self._workload.replacement_s) if measured is None else measured.mean_s
+
+    @property
     def restart_s(self) -> float:
         """From loaded states until training runs at full speed."""
         restart_s = self._policy.restart_s
@@ -51,6 +58,13 @@ class Durations:
         """Whether the failure that comes now is."""
         share = self._policy.announced
         return share > 0 and self._draw.random() < share
+
+    def replacement_s(self, draw: random.Random) -> float:
+        """The same of one machine: one that was measured, or evenly between the bounds."""
+        measured = None if self._policy.times is None else self._policy.times.replacement
+        if measured is None:
+            return draw.uniform(*self._workload.replacement_s)
+        return draw.choice(measured.samples_s)
 
     def steps(self, outage: Outage) -> Steps:
         """Of one recovery; nobody has to detect what was announced or found."""

@@ -156,7 +156,7 @@ def gemini_lab(
     """This system: as Gemini, but recoveries serialise nothing, and go as a log says they do."""
     replicas = min(replicas, workload.nodes)
     paper = gemini(workload, replicas=replicas, max_overhead=max_overhead)
-    times = workload.times
+    times, assumed = workload.times, "".join(f"; {text}" for text in workload.assumed)
     if times is None:
         return replace(
             paper,
@@ -164,7 +164,7 @@ def gemini_lab(
             source="this package",
             assumptions="nothing is serialised at a failure, since agents keep the copies and "
             "outlive their workers; without a run's log (`Workload.from_log`) detection and "
-            "warm-up are the workload's, which for the paper's jobs are the paper's",
+            f"warm-up are the workload's, which for the paper's jobs are the paper's{assumed}",
             serialise_s=0.0,
         )
     return replace(
@@ -172,7 +172,7 @@ def gemini_lab(
         name="gemini_lab",
         source="this package",
         assumptions=f"the times of {times.source}: each recovery goes as one of the same kind of "
-        "failure that was measured there, whatever the number of nodes",
+        f"failure that was measured there, whatever the number of nodes{assumed}",
         memory=Stream(every=1, delay_s=times.version.mean_s),
         slowdown_s=times.waited.mean_s,
         serialise_s=0.0,

@@ -35,12 +35,14 @@ class Replay:
         parts: The same for each of `PARTS`; they add up to the total.
         effective: The same for the share of it that is training: the effective training time ratio.
         source: Where the times come from.
+        assumed: What the log did not say of them (`Workload.assumed`).
     """
 
     total: Interval
     parts: Mapping[str, Interval]
     effective: Interval
     source: str
+    assumed: tuple[str, ...] = ()
 
 
 def replay(
@@ -105,6 +107,7 @@ def replay(
         parts={part: _around(expected[part], [one[part] for one in drawn]) for part in PARTS},
         effective=_around(_effective(expected), [_effective(one) for one in drawn]),
         source=times.source,
+        assumed=workload.assumed,
     )
 
 
@@ -130,6 +133,7 @@ def _mean_times(times: Times) -> Times:
     return replace(
         times,
         first_start=Spread(samples_s=(0.0,)),
+        replacement=times.replacement and Spread(samples_s=(times.replacement.mean_s,)),
         recoveries={
             kind: (_mean_steps(steps),) for kind, steps in times.recoveries.items() if steps
         },
@@ -143,15 +147,21 @@ def _mean_steps(steps: Sequence[Steps]) -> Steps:
 def _drawn_times(times: Times, iteration_s: float, iterations: int, draw: random.Random) -> Times:
     """Times of a run that was not measured, with this mean of its iterations."""
     waited_s = times.waited.law(draw).draw(draw, count=iterations)
+    drawn = {kind: _drawn_steps(steps, draw) for kind, steps in times.recoveries.items() if steps}
     return replace(
         times,
         iteration=Spread(samples_s=(max(iteration_s, 1e-9),)),
         waited=Spread(samples_s=(waited_s,)),
         first_start=Spread(samples_s=(0.0,)),
-        recoveries={
-            kind: _drawn_steps(steps, draw) for kind, steps in times.recoveries.items() if steps
-        },
+        recoveries=drawn,
+        replacement=times.replacement and _drawn(times.replacement, draw),
     )
+
+
+def _drawn(spread: Spread, draw: random.Random) -> Spread:
+    """Times of one run, all by the same law."""
+    law = spread.law(draw)
+    return Spread(samples_s=tuple(law.draw(draw) for _ in range(DRAWN)))
 
 
 def _drawn_steps(steps: Sequence[Steps], draw: random.Random) -> tuple[Steps, ...]:

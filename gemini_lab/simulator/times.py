@@ -105,6 +105,7 @@ class Times:
         recoveries: The steps of each recovery, by what the injector called its failure (or by the
             simulator's kind of outage, or `""` for all that are not named).
         source: Which log.
+        replacement: From when a machine was asked for until it was there; `None`: none came.
     """
 
     iteration: Spread
@@ -113,6 +114,7 @@ class Times:
     first_start: Spread
     recoveries: Mapping[str, tuple[Steps, ...]]
     source: str
+    replacement: Spread | None = None
 
     def steps(self, *names: str) -> tuple[Steps, ...]:
         """The recoveries from the first of `names` that was seen, else all of them.

@@ -9,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Final
 
 import simpy
@@ -446,7 +445,7 @@ class Training:
                 self.policy.ways,
                 missing | self.cluster.vacant,
                 self.workload.nodes,
-                wait_s=fmean(self.workload.replacement_s),
+                wait_s=self.durations.mean_replacement_s,
                 restart_s=self.durations.restart_s,
             )
             return self.way is not None
@@ -455,7 +454,7 @@ class Training:
     def _deliver(self) -> Waits:
         """A machine is ordered and comes."""
         self._say(NodeRequested(reason="a machine was lost"))
-        yield self.env.timeout(self.draw.uniform(*self.workload.replacement_s))
+        yield self.env.timeout(self.durations.replacement_s(self.draw))
         self._say(NodeJoined(name=self.cluster.arrive()))
         self.arrival.succeed()
         self.arrival = self.env.event()

@@ -1,6 +1,6 @@
 """What is simulated: a training job and the cluster under it, in numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
@@ -14,6 +14,8 @@ SERIALISE_BYTES_PER_S: Final = 75.2 * GB / 81
 """One node's shard of GPT-2 100B, 75.2 GB, takes torch.save 81 s (paper, section 7.3)."""
 NETWORK_SHARE: Final = 0.6
 """Checkpoint traffic's share of the link's nominal rate: 240 of 400 Gbit/s in Fig. 8."""
+REPLACEMENT_S: Final = (240.0, 420.0)
+"""From when a machine is asked for until it is there, in the paper: 4 to 7 min (Fig. 14)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Workload:
         replacement_s: Shortest and longest time until a new machine is there.
         standbys: Machines that wait to take a lost one's place.
         times: What a real run's log says of its times; without it nothing is drawn from one.
+        assumed: What its log did not say and was taken for granted, in words.
     """
 
     nodes: int
@@ -50,9 +53,10 @@ class Workload:
     serialise_bytes_per_s: float = SERIALISE_BYTES_PER_S
     detection_s: float = 15.0
     warm_up_s: float = 253.0
-    replacement_s: tuple[float, float] = (240.0, 420.0)
+    replacement_s: tuple[float, float] = REPLACEMENT_S
     standbys: int = 0
     times: Times | None = None
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         above_zero = {
@@ -117,23 +121,48 @@ class Workload:
         *,
         store_bytes_per_s: float | None = None,
         standbys: int | None = None,
+        detection_s: float | None = None,
+        warm_up_s: float | None = None,
+        replacement_s: tuple[float, float] | None = None,
     ) -> Self:
         """The job of a real run with the times that its log tells (`report.measure`).
 
         The network's rate is the shard's share of the time until a version was whole; idle spans
         are not in a log, so the whole iteration is taken for idle and what it waited for
-        checkpoints stands in `times.waited`. Detection and warm-up are the means of all recoveries.
+        checkpoints stands in `times.waited`. Detection and warm-up are the means of all recoveries,
+        and machines take as long to come as those that came. Where none came, they take as long as
+        the paper's, and `assumed` says so.
 
         Args:
             measured: What the log says.
             store_bytes_per_s: Of the persistent tier; by default as fast as the network.
             standbys: Instead of as many as the run had.
+            detection_s: Of a run without recoveries, which does not tell it.
+            warm_up_s: The same.
+            replacement_s: Shortest and longest time until a machine is there, instead of the log's.
+
+        Raises:
+            ConfigError: The log has no recovery, and the times of one are not given, or it has one
+                and they are.
         """
         times = measured.times
+        detect_s, warm_s = _recovery_s(times, detection_s, warm_up_s)
         shard_bytes = -(-measured.checkpoint_bytes // measured.nodes)
         sent = max(1, measured.replicas - 1) * shard_bytes
         rate = sent / max(times.version.mean_s, 1e-6)
-        has_recoveries = any(times.recoveries.values())
+        assumed: tuple[str, ...] = ()
+        if replacement_s is not None:
+            times = replace(times, replacement=None)
+        elif times.replacement is not None:
+            replacement_s = min(times.replacement.samples_s), max(times.replacement.samples_s)
+        else:
+            replacement_s = REPLACEMENT_S
+            least_s, most_s = REPLACEMENT_S
+            text = (
+                f"{times.source} has no machine that came: one takes {least_s:g} to {most_s:g} s "
+                "here, as in the paper's Fig. 14; give `replacement_s`"
+            )
+            assumed = (text,)
         return cls(
             nodes=measured.nodes,
             params=measured.checkpoint_bytes / 12,
@@ -142,10 +171,12 @@ class Workload:
             network_bytes_per_s=rate,
             store_bytes_per_s=store_bytes_per_s or rate * measured.nodes,
             gpus_per_node=measured.gpus_per_node,
-            detection_s=times.spread("detect").mean_s if has_recoveries else 15.0,
-            warm_up_s=times.spread("warm_up").mean_s if has_recoveries else 253.0,
+            detection_s=detect_s,
+            warm_up_s=warm_s,
+            replacement_s=replacement_s,
             standbys=measured.standbys if standbys is None else standbys,
-            times=times if has_recoveries else None,
+            times=times if any(times.recoveries.values()) else None,
+            assumed=assumed,
         )
 
     @classmethod
@@ -187,6 +218,26 @@ class Workload:
             gpus_per_node=profile.world_size // nodes,
             standbys=standbys,
         )
+
+
+def _recovery_s(
+    times: Times, detection_s: float | None, warm_up_s: float | None
+) -> tuple[float, float]:
+    """Detection and warm-up: the log's means, or as given where it has no recovery."""
+    if any(times.recoveries.values()):
+        if detection_s is not None or warm_up_s is not None:
+            raise ConfigError(
+                f"{times.source} tells detection and warm-up; leave out `detection_s` and "
+                "`warm_up_s`, or change the workload by dataclasses.replace(..., times=None)"
+            )
+        return times.spread("detect").mean_s, times.spread("warm_up").mean_s
+    if detection_s is None or warm_up_s is None:
+        raise ConfigError(
+            f"{times.source} has no recovery that tells how long detection and warm-up take; learn "
+            "from a run with failures (`gemini-lab quickstart` makes one), or give `detection_s` "
+            "and `warm_up_s`"
+        )
+    return detection_s, warm_up_s
 
 
 def paper_workload(*, nodes: int = 16, standbys: int = 0) -> Workload:

@@ -6,6 +6,7 @@ out of the logs.
 """
 
 import gzip
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,8 @@ def test_a_log_tells_its_job_and_the_times_of_each_kind_of_failure(runs):
         "worker_crash": 3,
         "node_loss": 3,
     }
+    assert times.replacement is not None
+    assert times.replacement.samples_s == pytest.approx((2.81, 4.78, 5.22), abs=0.01)
     assert times.spread("start").mean_s > 10 * times.spread("retrieve").mean_s
     assert times.version.mean_s < times.iteration.mean_s
 
@@ -101,6 +104,13 @@ def test_the_command_prints_simulated_beside_measured(runs, capsys):
     assert "times from the log of six_failures" in text
     assert "effective training time ratio" in text
     assert "this very run" not in text
+
+
+def test_a_prediction_says_what_its_log_does_not(reduced):
+    found = predict(reduced["four_failures"])
+    assert not found.assumed
+    told = "\n".join(lines(replace(found, assumed=("a machine takes 240 s",))))
+    assert "assumed: a machine takes 240 s" in told
 
 
 def test_a_run_of_another_job_is_not_learned_from(reduced):

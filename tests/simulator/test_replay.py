@@ -51,6 +51,38 @@ def test_a_workload_from_a_log_has_the_logs_job_and_times():
     assert gemini_lab(WORKLOAD).times == TIMES
 
 
+def test_machines_take_as_long_to_come_as_those_that_came():
+    """Two machines are lost and no standby waits: each order takes 3 or 5 s."""
+    came = replace(MEASURED, times=replace(TIMES, replacement=spread(3.0, 5.0)))
+    workload = Workload.from_log(came, standbys=0)
+    assert workload.replacement_s == (3.0, 5.0)
+    assert not workload.assumed
+    outages = outages_of(Scenario().lose(node=2, iteration=5).lose(node=1, iteration=10), workload)
+    played = replay(workload, outages, iterations=20, replays=50)
+    assert played.parts["reserve"].mean == pytest.approx(8.0)
+    assert played.parts["reserve"].half_width > 0
+    given = Workload.from_log(came, standbys=0, replacement_s=(100.0, 100.0))
+    assert replay(given, outages, iterations=20, replays=2).parts["reserve"].mean == 200.0
+
+
+def test_where_no_machine_came_the_default_is_said_to_be_one():
+    assert WORKLOAD.replacement_s == (240.0, 420.0)
+    [text] = WORKLOAD.assumed
+    assert "240 to 420 s" in text
+    assert text in gemini_lab(WORKLOAD).assumptions
+    assert replay(WORKLOAD, (), iterations=2, replays=2).assumed == (text,)
+
+
+def test_a_run_without_recoveries_does_not_teach_how_long_they_take():
+    calm = replace(MEASURED, times=replace(TIMES, recoveries={}))
+    with pytest.raises(ConfigError, match=r"no recovery.*give `detection_s` and `warm_up_s`"):
+        Workload.from_log(calm)
+    given = Workload.from_log(calm, detection_s=1.0, warm_up_s=2.0)
+    assert (given.detection_s, given.warm_up_s, given.times) == (1.0, 2.0, None)
+    with pytest.raises(ConfigError, match="tells detection and warm-up"):
+        Workload.from_log(MEASURED, detection_s=1.0)
+
+
 def test_a_workload_from_a_profile_has_its_idle_spans_before_the_update():
     profile = Profile.synthetic(iteration_s=10.0, idle_spans_s=(2.0, 1.0), world_size=16)
     workload = Workload.from_profile(
