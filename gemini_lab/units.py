@@ -3,9 +3,11 @@
 Inside the package bytes are `int`, bandwidths are bytes per second as `float`, times are seconds.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Final
 
 from gemini_lab.errors import ConfigError
@@ -35,6 +37,36 @@ _BITS: Final = {"BIT": 1, "KBIT": KB, "MBIT": MB, "GBIT": GB, "TBIT": TB}
 _QUANTITY: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
 
+def check_number(
+    name: str,
+    value: object,
+    *,
+    least: float = 0.0,
+    is_above: bool = False,
+    is_whole: bool = False,
+) -> None:
+    """Refuse an argument that is no finite number in its range.
+
+    Args:
+        name: The argument's.
+        value: What was given.
+        least: The smallest that it may be.
+        is_above: Whether it has to be more than that.
+        is_whole: Whether it has to be a whole number.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(value, Integral if is_whole else Real) and (
+        least < float(value) < math.inf or (value == least and not is_above)
+    ):
+        return
+    kind = "whole" if is_whole else "finite"
+    wanted = f"above {least:g}" if is_above else f"from {least:g} on"
+    wanted = wanted.replace("above 0", "above zero")
+    raise ConfigError(f"`{name}` must be {wanted}: a {kind} number (got {value!r})")
+
+
 def parse_bytes(text: str | float) -> int:
     """Bytes meant by `text`, such as `"128 MiB"`, `"1.5GB"` or a plain number of bytes.
 
@@ -42,8 +74,10 @@ def parse_bytes(text: str | float) -> int:
         ConfigError: The text is no size, or the size is negative.
     """
     if isinstance(text, (int, float)):
-        if text < 0:
-            raise ConfigError(f"a size cannot be negative (got {text}); give bytes or '128 MiB'")
+        if not 0 <= text < math.inf:
+            raise ConfigError(
+                f"a size is a number of bytes from 0 on (got {text}); give bytes or '128 MiB'"
+            )
         return int(text)
     match = _QUANTITY.fullmatch(text)
     if not match or match[2].upper() not in _SIZES:
@@ -71,8 +105,8 @@ def parse_bandwidth(text: str | float) -> float:
             raise ConfigError(
                 f"cannot read {text!r} as a bandwidth; write it like '20 Gbit/s' or '2.5 GB/s'"
             )
-    if not rate > 0:
-        raise ConfigError(f"a bandwidth must be above zero (got {text!r})")
+    if not 0 < rate < math.inf:
+        raise ConfigError(f"a bandwidth must be above zero, and finite (got {text!r})")
     return rate
 
 

@@ -1,8 +1,11 @@
-"""Times as people say them."""
+"""Times as people say them, and numbers that are none."""
+
+import math
 
 import pytest
 
-from gemini_lab.units import format_seconds
+from gemini_lab.errors import ConfigError
+from gemini_lab.units import check_number, format_seconds, parse_bandwidth, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,26 @@ from gemini_lab.units import format_seconds
 )
 def test_a_time_has_two_units_at_most(time_s: float, words: str) -> None:
     assert format_seconds(time_s) == words
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1, -0.5, "16", None])
+def test_what_is_no_number_in_its_range_is_refused(value) -> None:
+    with pytest.raises(ConfigError, match="`days` must be from 0 on"):
+        check_number("days", value)
+    check_number("days", 0)
+    with pytest.raises(ConfigError, match="`days` must be above zero"):
+        check_number("days", 0, is_above=True)
+
+
+def test_a_count_is_a_whole_number() -> None:
+    check_number("nodes", 3, least=1, is_whole=True)
+    with pytest.raises(ConfigError, match=r"from 1 on: a whole number \(got 2.5\)"):
+        check_number("nodes", 2.5, least=1, is_whole=True)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_sizes_and_rates_are_finite(value) -> None:
+    with pytest.raises(ConfigError, match="number of bytes"):
+        parse_bytes(value)
+    with pytest.raises(ConfigError, match="finite"):
+        parse_bandwidth(value)

@@ -5,16 +5,22 @@ What a public trace does not say is an argument with a default, and named in its
 
 import csv
 import json
+import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.failures import DAY_S, KINDS, Kind, Outage
 from gemini_lab.simulator.times import Spread
+from gemini_lab.simulator.trace_files import Row, moment, number, opened, rows, table
+from gemini_lab.units import check_number
+
+ONE_MACHINE: Final[tuple[Kind, ...]] = ("software", "gpu", "hardware")
+"""Kinds of failures that a machine's name alone tells all of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +30,9 @@ class Trace:
     Attributes:
         outages: In order of time, since the trace's first entry.
         days: From its first entry to its last.
-        machines: Names in the trace; machine i sits on position i, counted round the nodes.
+        machines: Names of those that failed; the trace may not know the others.
+        cluster: How many machines there were, with those that never failed; `None`: not known.
+        is_span_known: Whether entries beside the failures say how long was watched.
         repairs: How long machines were away, where the trace says so.
         assumptions: What it does not say.
     """
@@ -32,31 +40,42 @@ class Trace:
     outages: tuple[Outage, ...]
     days: float
     machines: tuple[str, ...]
+    cluster: int | None
+    is_span_known: bool
     repairs: Spread | None
     assumptions: str
 
     @property
-    def per_machine_per_day(self) -> float:
-        """The mean rate of failures; 0 of an empty trace."""
-        known = len(self.machines) * self.days
-        return len(self.outages) / known if known else 0.0
+    def per_machine_per_day(self) -> float | None:
+        """The mean rate of failures; `None` of a trace too short to tell.
+
+        Over all machines where their number is known, else over those that failed, which is more
+        than the rate of all. Where the failures themselves begin and end the trace, the times
+        between them are counted, one fewer than failures: one failure alone tells no rate.
+        """
+        count = len(self.outages) - (not self.is_span_known)
+        watched = (self.cluster or len(self.machines)) * self.days
+        return count / watched if count and watched else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """One failure as a trace tells it."""
+    """One failure as a trace tells it, with the machine's position where that is known."""
 
     when: datetime
     machine: str
     kind: Kind
     cause: str
     away_s: float | None = None
+    position: int | None = None
 
 
 def _made(
     failures: Iterable[_Failed],
     *,
     nodes: int,
+    cluster: int | None,
+    seed: int = 0,
     span: tuple[datetime, datetime] | None = None,
     assumptions: str,
 ) -> Trace:
@@ -64,8 +83,9 @@ def _made(
     if not found:
         raise ConfigError("the trace has no failure; give another file, or another system's")
     first, last = span or (found[0].when, found[-1].when)
-    machines = tuple(sorted({one.machine for one in found}, key=lambda name: (len(name), name)))
-    place = {name: i % nodes for i, name in enumerate(machines)}
+    place = _places(found, nodes=nodes, seed=seed)
+    if cluster is not None:
+        check_number("cluster", cluster, least=len(place), is_whole=True)
     away_s = [one.away_s for one in found if one.away_s is not None]
     return Trace(
         outages=tuple(
@@ -78,10 +98,28 @@ def _made(
             for one in found
         ),
         days=(last - first).total_seconds() / DAY_S,
-        machines=machines,
+        machines=tuple(place),
+        cluster=cluster,
+        is_span_known=span is not None,
         repairs=Spread(samples_s=tuple(away_s)) if away_s else None,
         assumptions=assumptions,
     )
+
+
+def _places(failures: Iterable[_Failed], *, nodes: int, seed: int) -> dict[str, int]:
+    """Where each machine sits: where it is known to, if all are, else anywhere.
+
+    Machines are dealt to positions at random, for neighbours keep one another's replicas; with more
+    machines than positions, several of them share one.
+    """
+    known = {one.machine: one.position for one in failures}
+    names = sorted(known, key=lambda name: (len(name), name))
+    given = [known[name] for name in names]
+    fit = [position for position in given if position is not None and 0 <= position < nodes]
+    if len(set(fit)) == len(names):
+        return dict(zip(names, fit, strict=True))
+    dealt = random.Random(f"positions {seed}").sample(range(nodes), nodes)
+    return {name: dealt[number % nodes] for number, name in enumerate(names)}
 
 
 LANL_CAUSES: Final[dict[str, Kind]] = {
@@ -95,60 +133,84 @@ LANL_CAUSES: Final[dict[str, Kind]] = {
 """The columns of causes in LANL's table, and what each does to a machine: our reading."""
 
 
-def read_lanl(path: Path, *, nodes: int, system: str | None = None) -> Trace:
+def read_lanl(
+    path: Path | str,
+    *,
+    nodes: int,
+    system: str | None = None,
+    cluster: int | None = None,
+    seed: int = 0,
+) -> Trace:
     """Failures of Los Alamos' clusters, 1996 to 2005, from the table of all systems as CSV.
 
     Read are the columns whose names begin with System, nodenum, Prob Started and Prob Fixed (month,
     day, year, hour and minute), and those named by causes, in which an entry stands for the cause.
+    A machine sits on the position of its nodenum, if that is one of the positions and all are of
+    one system.
 
     Args:
         path: The file.
         nodes: Positions of the cluster that is simulated.
         system: Only this system's lines.
+        cluster: Machines of the traced cluster, also those that never failed.
+        seed: Of the positions, where no number tells them.
 
     Raises:
         ConfigError: A column is missing, or a line cannot be read.
     """
+    check_number("nodes", nodes, least=1, is_whole=True)
     failures = []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        names = [name.strip().lower() for name in reader.fieldnames or ()]
-        reader.fieldnames = names
-        column = {
-            wanted: next((name for name in names if name.startswith(wanted)), None)
-            for wanted in ("system", "nodenum", "prob started", "prob fixed")
-        }
-        if None in column.values():
-            missing = sorted(wanted for wanted, name in column.items() if name is None)
-            raise ConfigError(f"{path} has no column that begins with {missing}")
-        keys = {wanted: name or "" for wanted, name in column.items()}
-        for row in reader:
-            if system is not None and row[keys["system"]].strip() != system:
+    with opened(path) as file:
+        keys, rows = _lanl_rows(file, path)
+        for where, row in rows:
+            of, number = row[keys["system"]].strip(), row[keys["nodenum"]].strip()
+            if system is not None and of != str(system):
                 continue
-            where = f"{path}, line {reader.line_num}"
-            began = _moment(row[keys["prob started"]], where)
+            began = moment(row[keys["prob started"]], where)
             fixed = row[keys["prob fixed"]].strip()
             cause = next((c for c in LANL_CAUSES if (row.get(c) or "").strip()), "undetermined")
             failures.append(
                 _Failed(
                     when=began,
-                    machine=f"{row[keys['system']].strip()}/{row[keys['nodenum']].strip()}",
+                    machine=f"{of}/{number}",
                     kind=LANL_CAUSES[cause],
                     cause=cause,
                     away_s=(
-                        max(0.0, (_moment(fixed, where) - began).total_seconds()) if fixed else None
+                        max(0.0, (moment(fixed, where) - began).total_seconds()) if fixed else None
                     ),
+                    position=int(number) if number.isdecimal() else None,
                 )
             )
     return _made(
         failures,
         nodes=nodes,
+        cluster=cluster,
+        seed=seed,
         assumptions="all causes but software take the machine and its memory; a machine that never "
-        "failed is not in the trace",
+        "failed is not in the trace; machines whose numbers are no positions are dealt to them at "
+        "random",
     )
 
 
-def read_philly(path: Path, *, nodes: int, kind: Kind = "software") -> Trace:
+def _lanl_rows(file: TextIO, path: Path | str) -> tuple[dict[str, str], Iterator[Row]]:
+    """The names of the columns that are read, by how they begin, and the lines."""
+    names = [name.strip().lower() for name in next(csv.reader(file), ())]
+    wanted = ("system", "nodenum", "prob started", "prob fixed")
+    keys = {begin: next((name for name in names if name.startswith(begin)), "") for begin in wanted}
+    missing = sorted(begin for begin, name in keys.items() if not name)
+    if missing:
+        raise ConfigError(f"{path} has no column that begins with {missing}")
+    return keys, rows(file, path, names)
+
+
+def read_philly(
+    path: Path | str,
+    *,
+    nodes: int,
+    kind: Kind = "software",
+    cluster: int | None = None,
+    seed: int = 0,
+) -> Trace:
     """Failures of Microsoft's Philly clusters, 2017, from `cluster_job_log` (JSON).
 
     An attempt fails that another one follows, or the last one of a job that failed; it counts for
@@ -157,24 +219,31 @@ def read_philly(path: Path, *, nodes: int, kind: Kind = "software") -> Trace:
     Args:
         path: The file.
         nodes: Positions of the cluster that is simulated.
-        kind: What each does to its machine; the trace does not say.
+        kind: What each does to its machine, one of `ONE_MACHINE`; the trace does not say.
+        cluster: Machines of the traced cluster, also those that never failed.
+        seed: Of the positions, which the trace does not tell.
 
     Raises:
         ConfigError: The file is no such list, or a job lacks what is read of it.
     """
+    check_number("nodes", nodes, least=1, is_whole=True)
+    if kind not in ONE_MACHINE:
+        raise ConfigError(f"`kind` must be one of {', '.join(ONE_MACHINE)} (got {kind!r})")
     failures: list[_Failed] = []
     moments: list[datetime] = []
-    for number, job in enumerate(_jobs(path)):
-        where = f"{path}, job {number}"
+    for index, job in enumerate(_jobs(path)):
+        where = f"{path}, job {index}"
         try:
             attempts = [a for a in job["attempts"] if a["end_time"] not in {None, "None"}]
             is_failed = job["status"] == "Failed"
             for place, attempt in enumerate(attempts):
-                ended = _moment(attempt["end_time"], where)
+                ended = moment(attempt["end_time"], where)
                 moments.append(ended)
                 is_last = place == len(attempts) - 1
                 if attempt["detail"] and (is_failed or not is_last):
                     machine = attempt["detail"][0]["ip"]
+                    if not isinstance(machine, str):
+                        raise ConfigError(f"{where}: a machine's `ip` is {machine!r}, no name")
                     failures.append(_Failed(ended, machine, kind, f"job {job['status']}"))
         except (KeyError, TypeError, IndexError) as error:
             raise ConfigError(
@@ -184,15 +253,20 @@ def read_philly(path: Path, *, nodes: int, kind: Kind = "software") -> Trace:
     return _made(
         failures,
         nodes=nodes,
+        cluster=cluster,
+        seed=seed,
         span=span,
         assumptions=f"every failed attempt is a {kind} failure of the first machine that it ran "
-        "on; a failure of the job's own program counts as well",
+        "on; a failure of the job's own program counts as well; a machine on which no attempt "
+        "failed is not counted; machines are dealt to positions at random",
     )
 
 
-def _jobs(path: Path) -> Sequence[Mapping[str, Any]]:
+def _jobs(path: Path | str) -> Sequence[Mapping[str, Any]]:
+    with opened(path) as file:
+        text = file.read()
     try:
-        jobs = json.loads(path.read_text(encoding="utf-8"))
+        jobs = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
     if not isinstance(jobs, list):
@@ -204,7 +278,7 @@ ACME_FAILED: Final[dict[str, Kind]] = {"FAILED": "software", "NODE_FAIL": "hardw
 """The states of a job that failed, and what that does to a machine: our reading."""
 
 
-def read_acme(path: Path, *, nodes: int, least_gpus: int = 8, seed: int = 0) -> Trace:
+def read_acme(path: Path | str, *, nodes: int, least_gpus: int = 8, seed: int = 0) -> Trace:
     """Failures of Shanghai AI Laboratory's Acme clusters, 2023, from `trace_seren.csv` and others.
 
     Read are the columns state, gpu_num, end_time and, where it is there, fail_time.
@@ -213,61 +287,42 @@ def read_acme(path: Path, *, nodes: int, least_gpus: int = 8, seed: int = 0) -> 
         path: The file.
         nodes: Positions of the cluster that is simulated.
         least_gpus: Only jobs with so many GPUs or more.
-        seed: The trace has no machines: they are drawn.
+        seed: The trace has no machines: they are drawn, each position as likely as any other.
 
     Raises:
         ConfigError: A column is missing, or a line cannot be read.
     """
+    check_number("nodes", nodes, least=1, is_whole=True)
     draw = random.Random(seed)
     failures: list[_Failed] = []
     moments: list[datetime] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = {"state", "gpu_num", "end_time"} - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigError(f"{path} lacks the column(s) {sorted(missing)} of Acme's job trace")
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if not row["end_time"].strip() or _number(row["gpu_num"], where) < least_gpus:
+    with opened(path) as file:
+        needed = {"state", "gpu_num", "end_time"}
+        for where, row in table(file, path, needed, " of Acme's job trace"):
+            if not row["end_time"].strip() or number(row["gpu_num"], where) < least_gpus:
                 continue
-            moments.append(_moment(row["end_time"], where))
+            moments.append(moment(row["end_time"], where))
             kind = ACME_FAILED.get(row["state"].strip())
             if kind is not None:
-                when = _moment((row.get("fail_time") or "").strip() or row["end_time"], where)
-                machine = f"m{draw.randrange(nodes)}"
-                failures.append(_Failed(when, machine, kind, row["state"].strip().lower()))
+                when = moment((row.get("fail_time") or "").strip() or row["end_time"], where)
+                spot = draw.randrange(nodes)
+                cause = row["state"].strip().lower()
+                failures.append(_Failed(when, f"m{spot}", kind, cause, position=spot))
     first = min([*moments, *(one.when for one in failures)], default=None)
     span = None if first is None else (first, max(moments))
     return _made(
         failures,
         nodes=nodes,
+        cluster=nodes,
         span=span,
         assumptions="FAILED leaves machine and memory alone, NODE_FAIL takes both; machines are "
         "drawn; a failure of the job's own program counts as well",
     )
 
 
-_FORMS: Final = ("%m/%d/%Y %H:%M", "%m/%d/%y %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S%z")
-
-
-def _moment(text: str, where: str) -> datetime:
-    """A moment in one of the traces' forms; a time zone is dropped, for all of a file share one."""
-    for form in _FORMS:
-        try:
-            return datetime.strptime(text.strip(), form).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-    raise ConfigError(f"{where}: {text!r} is no moment such as '2023-03-01 00:18:22'")
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{where}: {text!r} is no number") from None
-
-
-def read_trace(path: Path, *, nodes: int, racks: Sequence[str] | None = None) -> tuple[Outage, ...]:
+def read_trace(
+    path: Path | str, *, nodes: int, racks: Sequence[str] | None = None
+) -> tuple[Outage, ...]:
     """The failures in a CSV file with the columns time (in s), node (a position) and kind.
 
     Kind is one of `KINDS`. Optional columns are cause, factor and lasts (in s); what they are is
@@ -276,18 +331,13 @@ def read_trace(path: Path, *, nodes: int, racks: Sequence[str] | None = None) ->
     Raises:
         ConfigError: A column is missing, or a line cannot be; the message names it.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = {"time", "node", "kind"} - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigError(
-                f"{path} lacks the column(s) {sorted(missing)}; its first line has to be "
-                "'time,node,kind'"
-            )
-        outages = [
-            _parse(row, where=f"{path}, line {reader.line_num}", nodes=nodes, racks=racks)
-            for row in reader
-        ]
+    check_number("nodes", nodes, least=1, is_whole=True)
+    if racks is not None and len(racks) != nodes:
+        raise ConfigError(f"`racks` needs one entry a node: {nodes} (got {len(racks)})")
+    needed = {"time", "node", "kind"}
+    with opened(path) as file:
+        lines = table(file, path, needed, "; its first line has to be 'time,node,kind'")
+        outages = [_parse(row, where=where, nodes=nodes, racks=racks) for where, row in lines]
     return tuple(sorted(outages, key=lambda outage: outage.at_s))
 
 
@@ -302,7 +352,7 @@ def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] 
             f"({error})"
         ) from None
     kind = KINDS.get(row["kind"].strip())
-    if not 0 <= position < nodes or not at_s >= 0 or kind is None:
+    if not 0 <= position < nodes or not 0 <= at_s < math.inf or kind is None:
         raise ConfigError(
             f"{where}: time {at_s}, node {position}, kind {row['kind']!r}; a time starts at 0, "
             f"nodes are 0 to {nodes - 1}, kinds are {', '.join(KINDS)}"
