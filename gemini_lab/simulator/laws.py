@@ -2,22 +2,30 @@
 
 import math
 import random
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.failures import DAY_S, FailureRate, Outage, draw_outage, rack_failures
+from gemini_lab.units import check_number
 
 REPEAT_OFFENDERS: Final = (3 / 63, 0.5)
 """Public data of one cluster: 3 of 63 nodes caused over half of the exclusions."""
-_AGES: Final = 5.0
-"""How many mean times between failures a node has run before the history begins."""
+SHAPES: Final = (0.3, 20.0)
+"""Weibull shapes that are taken. The variance of times between failures is 29 times the square of
+their mean at 0.3, 251 times at 0.2 and 184,755 times at 0.1: no history is then long enough for its
+mean to say anything. Above 20, failures come by the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureLaw:
     """How failures come; whatever the law, a node's mean is that of `rate`.
+
+    That holds of every stretch of a history: it begins at any moment of clusters that have run for
+    long, each node at its own age, and in the middle of a burst if there is one.
 
     Attributes:
         rate: The mean number, its kinds and causes.
@@ -25,7 +33,10 @@ class FailureLaw:
             failure makes the next likelier soon (0.7 to 0.8 was fitted to LANL's clusters,
             Schroeder and Gibson, DSN 2006); above 1, machines wear out.
         offenders: Which share of the nodes causes which share of the failures.
-        burst_size: Mean number of failures that come together, on nodes side by side; geometric.
+        burst_size: Mean number of failures that come together; geometric. They strike nodes side
+            by side, or the further apart the less often those between fail, and none twice. So a
+            burst ends, where it would be larger, at as many as all nodes fail as often as the one
+            that fails most: at N for nodes alike. Smaller bursts come more often then.
         burst_s: Within how long.
     """
 
@@ -36,13 +47,15 @@ class FailureLaw:
     burst_s: float = 600.0
 
     def __post_init__(self) -> None:
-        share, causes = self.offenders or (0.5, 0.5)
-        if not (0.1 <= self.shape <= 20 and self.burst_size >= 1 and self.burst_s >= 0):
+        if not SHAPES[0] <= self.shape <= SHAPES[1]:
             raise ConfigError(
-                f"a shape lies between 0.1 and 20, a burst has 1 failure or more (got shape="
-                f"{self.shape}, burst_size={self.burst_size}, burst_s={self.burst_s})"
+                f"a shape lies between {SHAPES[0]:g} and {SHAPES[1]:g}, or the mean of a history "
+                f"says nothing (got shape={self.shape})"
             )
-        if not (0 < share < 1 and 0 <= causes <= 1):
+        check_number("burst_size", self.burst_size, least=1)
+        check_number("burst_s", self.burst_s)
+        pair = (0.5, 0.5) if self.offenders is None else self.offenders
+        if len(pair) != 2 or not (0 < pair[0] < 1 and 0 <= pair[1] <= 1):
             raise ConfigError(
                 "`offenders` is the share of nodes, between 0 and 1, that causes which share of "
                 f"the failures, from 0 to 1 (got {self.offenders})"
@@ -85,44 +98,87 @@ def failures_by_law(
     Raises:
         ConfigError: A number is out of range.
     """
+    check_number("nodes", nodes, least=1, is_whole=True)
+    check_number("days", days)
+    check_number("rack_per_day", rack_per_day)
     rates = law.rates_per_day(nodes, seed=seed) if rates_per_day is None else tuple(rates_per_day)
-    if len(rates) != nodes or nodes < 1 or days < 0 or min(rates, default=0.0) < 0:
+    if len(rates) != nodes or not all(0 <= rate < math.inf for rate in rates):
         raise ConfigError(
-            f"a history needs days from 0 and one rate from 0 for each of its nodes (got nodes="
-            f"{nodes}, {len(rates)} rates, days={days})"
+            f"a history needs one rate from 0 for each of its nodes (got nodes={nodes}, "
+            f"{len(rates)} rates)"
         )
     draw = random.Random(seed)
-    outages: list[Outage] = []
-    for node, rate in enumerate(rates):
-        for at_s in _renewals(rate / law.burst_size, days, law.shape, draw):
-            burst = _burst(law, at_s, nodes, draw)
-            outages += [
-                draw_outage(then_s, (node + place) % nodes, law.rate, draw)
-                for place, then_s in enumerate(burst)
-                if then_s < days * DAY_S
-            ]
+    bursts = _Bursts(law, rates)
+    outages = [
+        draw_outage(at_s, position, law.rate, draw)
+        for node, rate in enumerate(rates)
+        for began_s in _renewals(
+            rate / bursts.mean_size,
+            from_s=-bursts.longest_s,
+            to_s=days * DAY_S,
+            shape=law.shape,
+            draw=draw,
+        )
+        for at_s, position in bursts.draw(node, began_s, draw)
+        if 0 <= at_s < days * DAY_S
+    ]
     outages += rack_failures(nodes=nodes, days=days, racks=racks, per_day=rack_per_day, draw=draw)
     return tuple(sorted(outages, key=lambda outage: outage.at_s))
 
 
-def _renewals(per_day: float, days: float, shape: float, draw: random.Random) -> list[float]:
-    """When a machine fails that has failed and been mended for a long time already."""
+def _renewals(
+    per_day: float, *, from_s: float, to_s: float, shape: float, draw: random.Random
+) -> Iterator[float]:
+    """When a machine fails that has failed and been mended for ever.
+
+    At a moment that nothing chose, a long time between failures is under way more likely than a
+    short one, by its length, and any part of it is left. Of such a time t, (t / scale)^shape
+    follows a gamma law of 1 + 1 / shape.
+    """
     if per_day <= 0:
-        return []
+        return
     scale_s = DAY_S / per_day / math.gamma(1 + 1 / shape)
-    at_s = -_AGES * DAY_S / per_day
-    times: list[float] = []
-    while True:
+    under_way_s = scale_s * draw.gammavariate(1 + 1 / shape, 1.0) ** (1 / shape)
+    at_s = from_s + draw.random() * under_way_s
+    while at_s < to_s:
+        yield at_s
         at_s += draw.weibullvariate(scale_s, shape)
-        if at_s >= days * DAY_S:
-            return times
-        if at_s >= 0:
-            times.append(at_s)
 
 
-def _burst(law: FailureLaw, at_s: float, nodes: int, draw: random.Random) -> list[float]:
-    """When each failure of a burst comes, the first one first; geometric in number."""
-    times_s = [at_s]
-    while draw.random() > 1 / law.burst_size and len(times_s) < nodes:
-        times_s.append(at_s + draw.random() * law.burst_s)
-    return times_s
+class _Bursts:
+    """Failures that come together, so that every node keeps its rate.
+
+    Nodes lie on a circle, each on an arc as long as its rate. A burst begins anywhere on its first
+    node's arc and strikes again one longest arc further on, and so on: each of its strikes is
+    anywhere on the circle, and no two are on one arc before it comes round.
+
+    Args:
+        law: How large bursts are, and how long.
+        rates: Of the nodes.
+
+    Attributes:
+        mean_size: Failures in a burst, with those that end early.
+        longest_s: Within how long they come.
+    """
+
+    def __init__(self, law: FailureLaw, rates: Sequence[float]) -> None:
+        self._ends = tuple(accumulate(rates))
+        self._step = max(rates)
+        self._more = 1 - 1 / law.burst_size
+        self._most = int(self._ends[-1] / self._step * (1 + 1e-9)) if self._step else 1
+        self.longest_s = law.burst_s if self._more else 0.0
+        self.mean_size = (1 - self._more**self._most) / (1 - self._more)
+
+    def draw(self, node: int, at_s: float, draw: random.Random) -> Iterator[tuple[float, int]]:
+        """When each failure of a burst comes, and where; the first one first."""
+        yield at_s, node
+        if not self._more:
+            return
+        begin = self._ends[node - 1] if node else 0.0
+        place = begin + draw.random() * (self._ends[node] - begin)
+        for _ in range(1, self._most):
+            if draw.random() >= self._more:
+                return
+            place = (place + self._step) % self._ends[-1]
+            struck = min(bisect_right(self._ends, place), len(self._ends) - 1)
+            yield at_s + draw.random() * self.longest_s, struck
