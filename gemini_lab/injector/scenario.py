@@ -6,6 +6,7 @@ The cluster and the simulator take the same scenario, in memory or as a file:
 """
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from gemini_lab.injector.failures import (
     RackLoss,
     WorkerCrash,
 )
+from gemini_lab.units import check_number
 
 _USUAL: Final = ("worker_crash", "node_loss")
 
@@ -47,8 +49,10 @@ class Planned:
                 f"say when {self.failure} comes, by iteration= or at_s= but not both "
                 f"(got iteration={self.iteration}, at_s={self.at_s})"
             )
-        if (self.iteration or 0) < 0 or (self.at_s or 0) < 0:
-            raise ConfigError(f"{self.failure} cannot come before the start: {self.when}")
+        if not 0 <= (self.iteration or 0) < math.inf or not 0 <= (self.at_s or 0) < math.inf:
+            raise ConfigError(
+                f"{self.failure} cannot come before the start, nor never: {self.when}"
+            )
 
     @property
     def when(self) -> str:
@@ -228,11 +232,11 @@ class Scenario:
                 "a random scenario needs iterations= and mean_iterations=, "
                 "or duration_s= and rate_per_s="
             )
-        if min(value for value in given if value is not None) <= 0 or ranks < 1:
-            raise ConfigError(
-                f"ranks, lengths and rates must be above zero (got ranks={ranks}, "
-                f"{[value for value in given if value is not None]})"
-            )
+        check_number("ranks", ranks, least=1, is_whole=True)
+        names = ("iterations", "mean_iterations", "duration_s", "rate_per_s")
+        for name, value in zip(names, given, strict=True):
+            if value is not None:
+                check_number(name, value, is_above=True)
         unknown = [kind for kind in kinds if kind not in FAILURES]
         if unknown or not kinds or ("rack_loss" in kinds and not racks):
             raise ConfigError(

@@ -4,9 +4,9 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.failures import DAY_S, Outage
 from gemini_lab.simulator.policy import Policy
+from gemini_lab.units import check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,14 @@ class Ailments:
     wrong_per_node_per_day: float = 0.0
     found_s: float | None = DAY_S
 
+    def __post_init__(self) -> None:
+        check_number("stragglers_per_node_per_day", self.stragglers_per_node_per_day)
+        check_number("factor", self.factor, least=1, is_above=True)
+        check_number("wrong_per_node_per_day", self.wrong_per_node_per_day)
+        for name in ("slow_s", "found_s"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), is_above=True)
+
     def outages(self, *, nodes: int, days: float, seed: int = 0) -> tuple[Outage, ...]:
         """A history of them, to be added to one of failures.
 
@@ -36,10 +44,10 @@ class Ailments:
             seed: The same seed gives the same history.
 
         Raises:
-            ConfigError: A rate is below 0.
+            ConfigError: There is no node, or the length is below 0.
         """
-        if min(self.stragglers_per_node_per_day, self.wrong_per_node_per_day) < 0:
-            raise ConfigError(f"a rate starts at 0 (got {self})")
+        check_number("nodes", nodes, least=1, is_whole=True)
+        check_number("days", days)
         draw = random.Random(f"ailments {seed}")
         found: list[Outage] = []
         for at_s in _moments(nodes * self.stragglers_per_node_per_day, days, draw):

@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.interval import Interval, mean_interval
+from gemini_lab.units import check_number
 
 Design = Literal["etcd and root agent", "gossip"]
 HOUR_S: Final = 3600.0
@@ -30,6 +31,10 @@ class Pauses:
 
     per_node_hour: float = 0.1
     mean_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("per_node_hour", self.per_node_hour)
+        check_number("mean_s", self.mean_s, is_above=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,12 @@ class RootDesign:
     seat_bytes: int = 26
     inventory_bytes: int = 300
 
+    def __post_init__(self) -> None:
+        check_number("lease_s", self.lease_s, is_above=True)
+        check_number("heartbeats", self.heartbeats, least=1)
+        for name in ("look_s", "message_s", "seat_bytes", "inventory_bytes"):
+            check_number(name, getattr(self, name))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipDesign:
@@ -72,6 +83,14 @@ class GossipDesign:
     fanout: int = 3
     repeats: int = 4
     inventory_bytes: int = 300
+
+    def __post_init__(self) -> None:
+        for name in ("period_s", "gossip_s"):
+            check_number(name, getattr(self, name), is_above=True)
+        for name in ("fanout", "repeats"):
+            check_number(name, getattr(self, name), least=1, is_whole=True)
+        for name in ("suspicion", "inventory_bytes"):
+            check_number(name, getattr(self, name))
 
     def suspicion_s(self, nodes: int) -> float:
         """How long a suspect may take to say that it lives."""
@@ -95,7 +114,8 @@ class Coordination:
         false_per_day: Healthy nodes that are declared lost, in the whole cluster.
         node_messages_per_s: A node sends and receives, while nothing happens.
         busiest_messages_per_s: The same for who has most to do: the store, or any node.
-        busiest_bytes: What crosses the busiest node's link in one agreement.
+        busiest_bytes: What crosses the busiest node's link in one agreement: all that the root agent
+            sends, or the most that one node gets by gossip.
     """
 
     design: Design
@@ -138,13 +158,16 @@ def coordinate(
         seed: Of the draws.
 
     Raises:
-        ConfigError: A size is below 3, or there are too few losses for an interval.
+        ConfigError: There is no size, one is below 3, there are too few losses for an interval, or
+            another number cannot be.
     """
-    if min(nodes) < 3 or losses < 2:
-        raise ConfigError(
-            f"gossip needs 3 nodes or more, an interval 2 losses or more (got {min(nodes)} nodes, "
-            f"{losses} losses)"
-        )
+    if not nodes:
+        raise ConfigError("`nodes` names no size of a cluster; give one or more, such as (10, 100)")
+    for count in nodes:
+        check_number("nodes", count, least=3, is_whole=True)  # or there is nobody to gossip with
+    check_number("losses", losses, least=2, is_whole=True)
+    check_number("round_trip_s", round_trip_s)
+    check_number("bytes_per_s", bytes_per_s, is_above=True)
     found: list[Coordination] = []
     for count in nodes:
         world = _World(
@@ -274,7 +297,7 @@ class _World:
         """Pairs exchange what one of them lacks, until all have every inventory."""
         known = [1 << node for node in range(self.nodes)]
         whole = (1 << self.nodes) - 1
-        seconds, most_bytes = 0.0, 0.0
+        seconds, in_all = 0.0, [0.0] * self.nodes
         while any(table != whole for table in known):
             moved = [0.0] * self.nodes
             for node in range(self.nodes):
@@ -286,8 +309,8 @@ class _World:
                     moved[one] += lacking + self.nodes / 8
                     known[one] = both
             seconds += 2 * self.round_trip_s + max(moved) / self.bytes_per_s
-            most_bytes += max(moved)
-        return seconds, most_bytes
+            in_all = [before + now for before, now in zip(in_all, moved, strict=True)]
+        return seconds, max(in_all)
 
     # -- healthy nodes ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.units import check_number
 
 Kind = Literal["software", "gpu", "hardware", "rack", "straggler", "wrong_sums"]
 KINDS: Final[dict[str, Kind]] = {kind: kind for kind in get_args(Kind)}
@@ -34,7 +35,8 @@ class Outage:
             them, where no machine has. `None`: never.
 
     Raises:
-        ConfigError: A straggler is none, or something that lasts does not.
+        ConfigError: A straggler is none, something that lasts does not, or there is no such kind,
+            moment or position.
     """
 
     at_s: float
@@ -47,14 +49,24 @@ class Outage:
     lasts_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS or not self.positions:
+            raise ConfigError(
+                f"a failure is of a kind, {', '.join(KINDS)}, and has positions (got a "
+                f"{self.kind!r} with positions {self.positions})"
+            )
+        check_number("at_s", self.at_s)
+        if self.iteration is not None:
+            check_number("iteration", self.iteration)
         is_slow = self.kind == "straggler"
         if (is_slow and not 1 < self.factor < math.inf) or (not is_slow and self.factor != 1):
             raise ConfigError(
                 f"a straggler, and nothing else, has a factor above 1: how many times as long it "
                 f"computes (got a {self.kind} with factor={self.factor})"
             )
-        if self.lasts_s is not None and not self.lasts_s > 0:
-            raise ConfigError(f"a {self.kind} lasts for more than 0 s (got {self.lasts_s})")
+        if self.lasts_s is not None and not 0 < self.lasts_s < math.inf:
+            raise ConfigError(
+                f"a {self.kind} lasts for more than 0 s, or for ever with None (got {self.lasts_s})"
+            )
         if self.kind in {"straggler", "wrong_sums"} and len(self.positions) != 1:
             raise ConfigError(f"a {self.kind} is one machine (got positions {self.positions})")
 
@@ -79,11 +91,11 @@ class FailureRate:
 
     def __post_init__(self) -> None:
         shares = self.software_share, self.gpu_share
-        if self.per_node_per_day < 0 or min(shares) < 0 or sum(shares) > 1 + 1e-9:
+        check_number("per_node_per_day", self.per_node_per_day)
+        if not (min(shares) >= 0 and sum(shares) <= 1 + 1e-9):
             raise ConfigError(
-                f"a rate starts at 0, and shares start at 0 and are 1 together at most (got "
-                f"per_node_per_day={self.per_node_per_day}, software_share={self.software_share}, "
-                f"gpu_share={self.gpu_share})"
+                f"shares start at 0 and are 1 together at most (got software_share="
+                f"{self.software_share}, gpu_share={self.gpu_share})"
             )
 
 
@@ -162,11 +174,9 @@ def poisson_failures(
     Raises:
         ConfigError: A number is out of range, or racks are to fail without being given.
     """
-    if nodes < 1 or days < 0 or rack_per_day < 0:
-        raise ConfigError(
-            f"nodes start at 1, days and rates at 0 (got nodes={nodes}, days={days}, "
-            f"rack_per_day={rack_per_day})"
-        )
+    check_number("nodes", nodes, least=1, is_whole=True)
+    check_number("days", days)
+    check_number("rack_per_day", rack_per_day)
     draw = random.Random(seed)
     outages = [
         draw_outage(at_s, draw.randrange(nodes), rate, draw)

@@ -47,10 +47,10 @@ class Forecast:
         return mean_interval([outcome.effective_ratio for outcome in self.outcomes])
 
     @property
-    def simulated_wasted(self) -> Interval:
-        """Mean wasted time of a recovery, with its 95 % interval over all recoveries."""
+    def simulated_wasted(self) -> Interval | None:
+        """Mean wasted time of a recovery, with its 95 % interval over all; `None` without one."""
         wasted_s = [one.wasted_s for outcome in self.outcomes for one in outcome.recoveries]
-        return mean_interval(wasted_s or [0.0, 0.0])
+        return mean_interval(wasted_s) if wasted_s else None
 
     @property
     def cost_per_hour(self) -> Interval:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.outcome import Outcome
+from gemini_lab.units import check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Price:
     extra: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.node >= 0 or not self.extra_node >= 0:
-            raise ConfigError(f"a price starts at 0 (got {self})")
+        check_number("node", self.node)
+        check_number("extra", self.extra_node)
 
     @property
     def extra_node(self) -> float:

@@ -12,6 +12,7 @@ from gemini_lab.simulator.selecting import Way
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
+from gemini_lab.units import check_number
 
 THREE_HOURS_S: Final = 3 * 3600.0
 """BLOOM's interval, the Strawman's and that of Gemini's persistent tier (section 7.1)."""
@@ -32,8 +33,9 @@ class Stream:
     stall_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.every < 1 or min(self.delay_s, self.stall_s) < 0:
-            raise ConfigError(f"`every` starts at 1 and times at 0 (got {self})")
+        check_number("every", self.every, least=1, is_whole=True)
+        check_number("delay_s", self.delay_s)
+        check_number("stall_s", self.stall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

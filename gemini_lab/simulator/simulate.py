@@ -11,6 +11,7 @@ from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.recorder import Recorder
 from gemini_lab.simulator.training import Training
 from gemini_lab.simulator.workload import Workload
+from gemini_lab.units import check_number
 
 
 def simulate(
@@ -47,8 +48,12 @@ def simulate(
         record: Keep the run's events (`Outcome.events`).
 
     Raises:
-        ConfigError: The placement or a failure does not fit the number of nodes.
+        ConfigError: The placement or a failure does not fit the number of nodes, or a run has no
+            such length.
     """
+    check_number("days", days, is_above=True)
+    if iterations is not None:
+        check_number("iterations", iterations, is_whole=True)
     if placement is None:
         placement = plan_placement(nodes=workload.nodes, replicas=policy.replicas)
     for outage in outages:
@@ -57,10 +62,9 @@ def simulate(
                 f"a failure at {outage.at_s:g} s strikes {outage.positions}, but positions are 0 "
                 f"to {workload.nodes - 1}"
             )
-    if placement.nodes != workload.nodes or not days > 0:
+    if placement.nodes != workload.nodes:
         raise ConfigError(
-            f"a run needs days above 0 and a placement of its {workload.nodes} nodes (got "
-            f"days={days}, a placement of {placement.nodes})"
+            f"a run needs a placement of its {workload.nodes} nodes (got one of {placement.nodes})"
         )
     recorder = Recorder(workload, policy, placement) if record else None
     training = Training(

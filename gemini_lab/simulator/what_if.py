@@ -1,6 +1,7 @@
 """What protection would cost and give on a cluster of one's own: `plan(...)` in one cell."""
 
 import html
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,13 @@ from gemini_lab.simulator.policy import gemini, gemini_lab
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import NETWORK_SHARE, Workload
-from gemini_lab.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes
+from gemini_lab.units import (
+    check_number,
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+)
 
 TOKENS_PER_GPU: Final = 8 * 512
 FLOPS_PER_GPU: Final = 6 * 100.3e9 * TOKENS_PER_GPU / 62
@@ -40,6 +47,8 @@ IDLE_SHARE: Final = 0.154
 """Of the paper's GPT-2 100B iteration on p4d, the network is idle this share."""
 SPAN_SHARES: Final = (0.28, *[0.144] * 5)
 """How that idle time is cut into spans: 28 % in the largest is fitted, see `paper_workload`."""
+MOST_PER_DAY: Final = 24.0
+"""Failures of a machine that are taken: with more there is nothing to plan, and much to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +191,12 @@ def _marked(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def _spread(seconds: Interval) -> str:
+def _spread(seconds: Interval | None) -> str:
+    if seconds is None:
+        return "no recovery"
     unit, name = (1.0, "s") if seconds.mean < 120 else (60.0, "min")  # as `format_seconds` does
+    if math.isinf(seconds.half_width):
+        return f"{seconds.mean / unit:.1f} {name}, once"
     return f"{seconds.mean / unit:.1f} ± {seconds.half_width / unit:.1f} {name}"
 
 
@@ -237,8 +250,14 @@ def plan(
         ConfigError: An input is out of range.
         CapacityError: The memory cannot hold the replicas.
     """
-    if failures_per_node_per_day < 0:
-        raise ConfigError(f"a failure rate starts at 0 (got {failures_per_node_per_day} a day)")
+    check_number("nodes", nodes, least=1, is_whole=True)
+    check_number("replicas", replicas, least=1, is_whole=True)
+    check_number("failures_per_node_per_day", failures_per_node_per_day)
+    if failures_per_node_per_day > MOST_PER_DAY:
+        raise ConfigError(
+            f"`failures_per_node_per_day` is {MOST_PER_DAY:g} at most: a machine that fails more "
+            f"often than every hour trains next to nothing (got {failures_per_node_per_day:g})"
+        )
     placement = plan_placement(nodes=nodes, replicas=replicas, racks=racks)
     workload, assumptions = _workload(
         params,
@@ -333,6 +352,12 @@ def _workload(
     standbys: int,
 ) -> tuple[Workload, list[str]]:
     """The job in numbers, and those among them that were not given."""
+    if not isinstance(params, str):
+        check_number("params", params, is_above=True)
+    if iteration_s is not None:
+        check_number("iteration_s", iteration_s, is_above=True)
+    if idle_s is not None:
+        check_number("idle_s", idle_s)
     size = model_named(params).params if isinstance(params, str) else float(params)
     assumed = [
         f"checkpoint traffic gets {NETWORK_SHARE:.0%} of the link, as in the paper's Fig. 8",

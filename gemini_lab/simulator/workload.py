@@ -1,5 +1,6 @@
 """What is simulated: a training job and the cluster under it, in numbers."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -8,7 +9,7 @@ from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import checkpoint_bytes
 from gemini_lab.simulator.catalog import MODELS
 from gemini_lab.simulator.times import Measured, Times
-from gemini_lab.units import GB
+from gemini_lab.units import GB, check_number
 
 SERIALISE_BYTES_PER_S: Final = 75.2 * GB / 81
 """One node's shard of GPT-2 100B, 75.2 GB, takes torch.save 81 s (paper, section 7.3)."""
@@ -59,9 +60,12 @@ class Workload:
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_number("nodes", self.nodes, least=1, is_whole=True)
+        check_number("gpus_per_node", self.gpus_per_node, least=1, is_whole=True)
+        check_number("standbys", self.standbys, is_whole=True)
+        check_number("detection_s", self.detection_s)
+        check_number("warm_up_s", self.warm_up_s)
         above_zero = {
-            "nodes": self.nodes,
-            "gpus_per_node": self.gpus_per_node,
             "params": self.params,
             "iteration_s": self.iteration_s,
             "network_bytes_per_s": self.network_bytes_per_s,
@@ -70,15 +74,15 @@ class Workload:
             "copy_bytes_per_s": self.copy_rate,
         }
         for name, value in above_zero.items():
-            if not value > 0:
-                raise ConfigError(f"`{name}` must be above zero (got {value})")
-        fewest, most = self.replacement_s
-        if min(self.detection_s, self.warm_up_s, fewest, most - fewest, self.standbys) < 0:
+            check_number(name, value, is_above=True)
+        if len(self.replacement_s) != 2 or not (
+            0 <= self.replacement_s[0] <= self.replacement_s[1] < math.inf
+        ):
             raise ConfigError(
-                f"times and standbys start at 0 (got detection_s={self.detection_s}, warm_up_s="
-                f"{self.warm_up_s}, replacement_s={self.replacement_s}, standbys={self.standbys})"
+                "`replacement_s` is the shortest and the longest time, from 0 on (got "
+                f"{self.replacement_s})"
             )
-        if min((0.0, *self.idle_spans_s)) < 0 or self.idle_s > self.iteration_s:
+        if not all(span >= 0 for span in self.idle_spans_s) or self.idle_s > self.iteration_s:
             raise ConfigError(
                 f"idle spans of {self.idle_s:g} s in all do not fit an iteration of "
                 f"{self.iteration_s:g} s; none may be negative"

@@ -1,6 +1,7 @@
 """Claims about scenarios: written by hand, drawn, saved, and fired one by one."""
 
 import json
+import math
 from statistics import fmean
 
 import pytest
@@ -195,6 +196,11 @@ def test_a_scenario_names_only_what_a_lab_has():
         Scenario().add(RackLoss("b"), iteration=1).check(**there)
 
 
+def drawn(**changes):
+    """Failures by iteration."""
+    return Scenario.random(1, **{"ranks": 2, "iterations": 10, "mean_iterations": 5.0, **changes})
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -206,6 +212,11 @@ def test_a_scenario_names_only_what_a_lab_has():
         (lambda: Scenario().lose(node=1), "not both"),
         (lambda: Scenario().lose(node=1, iteration=1, at_s=1.0), "not both"),
         (lambda: Scenario().lose(node=1, iteration=-1), "before the start"),
+        (lambda: Scenario().lose(node=1, iteration=math.inf), "nor never"),
+        (lambda: Scenario().lose(node=1, at_s=math.nan), "nor never"),
+        (lambda: drawn(mean_iterations=math.nan), "`mean_iterations`.*nan"),
+        (lambda: drawn(iterations=math.inf), "`iterations`.*inf"),
+        (lambda: drawn(ranks=2.5), "`ranks`.*2.5"),
         (lambda: Scenario.random(1, ranks=2), "a random scenario needs"),
         (
             lambda: Scenario.random(1, ranks=2, duration_s=1.0, rate_per_s=0.0),

@@ -269,6 +269,25 @@ def test_machines_that_become_slow_or_wrong_during_a_recovery_are_so_after_it():
     assert (second.at_s, second.version) == (pytest.approx(1115 + 4 * 120), 16)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slow_s": 0.0},
+        {"slow_s": -1.0},
+        {"factor": 0.5},
+        {"factor": math.nan},
+        {"found_s": math.inf},
+        {"wrong_per_node_per_day": math.nan},
+    ],
+)
+def test_ailments_that_cannot_be_are_refused(changes):
+    [name] = changes
+    with pytest.raises(ConfigError, match=f"`{name}` must be above|`{name}` must be from"):
+        Ailments(**changes)
+    with pytest.raises(ConfigError, match="`nodes` must be from 1 on"):
+        Ailments().outages(nodes=0, days=3)
+
+
 def test_ailments_come_as_often_as_was_asked_and_repeat():
     ailments = Ailments(
         stragglers_per_node_per_day=0.05, wrong_per_node_per_day=0.02, slow_s=None, found_s=None

@@ -1,16 +1,45 @@
 """Claims about simulated failures."""
 
+import math
+
 import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.failures import (
     LLAMA_3_COUNTS,
     FailureRate,
+    Outage,
     llama_3,
     opt_175b,
     poisson_failures,
 )
 from gemini_lab.simulator.traces import read_trace
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"at_s": math.nan}, "`at_s`.*nan"),
+        ({"at_s": -5}, "`at_s`.*-5"),
+        ({"kind": "fire"}, "'fire'"),
+        ({"positions": ()}, r"positions \(\)"),
+        ({"iteration": math.inf}, "`iteration`.*inf"),
+        ({"kind": "wrong_sums", "lasts_s": math.inf}, "lasts.*got inf"),
+    ],
+)
+def test_a_failure_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Outage(**{"at_s": 1.0, "kind": "hardware", "positions": (1,), **changes})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1])
+def test_a_rate_that_cannot_be_is_refused(value):
+    with pytest.raises(ConfigError, match=f"`per_node_per_day`.*{value}"):
+        FailureRate(per_node_per_day=value)
+    with pytest.raises(ConfigError, match=f"software_share={value}"):
+        FailureRate(per_node_per_day=1.0, software_share=value)
+    with pytest.raises(ConfigError, match=f"`days`.*{value}"):
+        poisson_failures(nodes=4, days=value, rate=opt_175b())
 
 
 def test_llama_3s_interruptions_add_up_to_419():

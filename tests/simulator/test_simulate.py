@@ -253,10 +253,33 @@ def test_planning_the_groups_that_lost_something_is_planning_all(
 def test_what_cannot_be_simulated_is_refused_with_the_numbers():
     with pytest.raises(ConfigError, match=r"strikes \(16,\), but positions are 0 to 15"):
         simulate(PAPER, gemini(PAPER), [hardware(1.0, 16)], days=1)
-    with pytest.raises(ConfigError, match="placement of 8"):
+    with pytest.raises(ConfigError, match=r"placement of its 16 nodes \(got one of 8\)"):
         simulate(PAPER, gemini(PAPER), (), days=1, placement=plan_placement(nodes=8))
-    with pytest.raises(ConfigError, match="days=0"):
-        simulate(PAPER, gemini(PAPER), (), days=0)
+    for days in (0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match=f"`days` must be above zero.*got {days}"):
+            simulate(PAPER, gemini(PAPER), (), days=days)
+    for iterations in (-5, 2.5, math.nan):
+        with pytest.raises(ConfigError, match=f"`iterations` must be .*got {iterations}"):
+            simulate(PAPER, gemini(PAPER), (), days=1, iterations=iterations)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": 2.5}, "`nodes`.*2.5"),
+        ({"gpus_per_node": 0.5}, "`gpus_per_node`.*0.5"),
+        ({"params": math.inf}, "`params`.*inf"),
+        ({"detection_s": math.nan}, "`detection_s`.*nan"),
+        ({"warm_up_s": -1.0}, "`warm_up_s`.*-1"),
+        ({"idle_spans_s": (math.nan,)}, "nan s in all do not fit"),
+        ({"iteration_s": math.inf}, "`iteration_s`.*inf"),
+        ({"replacement_s": (1.0, math.inf)}, "`replacement_s`.*inf"),
+        ({"replacement_s": (3.0, 1.0)}, "`replacement_s`.*3.0, 1.0"),
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(PAPER, **changes)
 
 
 def test_a_machine_that_comes_while_a_shrunk_job_recovers_joins_at_once_afterwards():

@@ -1,5 +1,7 @@
 """Claims about `plan`."""
 
+import math
+
 import pytest
 
 from gemini_lab.errors import CapacityError, ConfigError
@@ -114,6 +116,9 @@ def test_a_single_node_can_be_asked_about():
 def test_no_failures_waste_nothing():
     answer = plan(**ASKED | {"failures_per_node_per_day": 0.0})
     assert all(each.outcome.failures == 0 for each in answer.forecasts)
+    assert all(each.simulated_wasted is None for each in answer.forecasts)
+    assert {row[2] for row in answer.rows()} == {"no recovery"}
+    assert "0.0 ± 0.0" not in str(answer)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,20 @@ def test_no_failures_waste_nothing():
         ({"params": -1.0}, ConfigError, "-1"),
         ({"iteration_s": 3.0, "idle_s": 4.0}, ConfigError, "do not fit"),
         ({"gpus_per_node": 0}, ConfigError, "gpus_per_node"),
-        ({"standbys": -1}, ConfigError, "standbys=-1"),
+        ({"standbys": -1}, ConfigError, "`standbys` must be from 0 on.*got -1"),
+        ({"standbys": 1.5}, ConfigError, "`standbys` must be from 0 on: a whole"),
+        ({"failures_per_node_per_day": math.nan}, ConfigError, "`failures_per_node_per_day`.*nan"),
+        ({"failures_per_node_per_day": math.inf}, ConfigError, "`failures_per_node_per_day`.*inf"),
+        ({"failures_per_node_per_day": 1e6}, ConfigError, "24 at most"),
+        ({"idle_s": math.nan}, ConfigError, "`idle_s`.*nan"),
+        ({"iteration_s": math.inf}, ConfigError, "`iteration_s`.*inf"),
+        ({"params": math.nan}, ConfigError, "`params`.*nan"),
+        ({"params": None}, ConfigError, "`params`.*None"),
+        ({"memory": math.nan}, ConfigError, "nan"),
+        ({"store": math.inf}, ConfigError, "finite"),
+        ({"nodes": "16"}, ConfigError, "`nodes`.*'16'"),
+        ({"nodes": 2.5}, ConfigError, "`nodes`.*2.5"),
+        ({"replicas": 1.5}, ConfigError, "`replicas`.*1.5"),
     ],
 )
 def test_the_impossible_is_refused_with_the_numbers(changes, error, message):
