@@ -114,8 +114,8 @@ class Coordination:
         false_per_day: Healthy nodes that are declared lost, in the whole cluster.
         node_messages_per_s: A node sends and receives, while nothing happens.
         busiest_messages_per_s: The same for who has most to do: the store, or any node.
-        busiest_bytes: What crosses the busiest node's link in one agreement: all that the root agent
-            sends, or the most that one node gets by gossip.
+        busiest_bytes: What crosses the busiest node's link in one agreement: all that the root
+            agent sends, or the most that one node gets by gossip.
     """
 
     design: Design
