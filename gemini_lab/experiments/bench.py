@@ -24,6 +24,7 @@ from typing import Any, Final
 import psutil
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments.versions import made_with
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.units import format_bytes, format_seconds
 
@@ -119,6 +120,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
 }
 """Name: (`module:function` taking the repeats and returning rows, help)."""
 
+PACKAGES: Final = ("torch", "deepspeed", "numpy")
+"""Whose versions a measurement depends on."""
+DRAWN: Final = ("wasted", "losses", "baselines")
+"""Benches that draw moments or an order at random; their seed is the number of repeats."""
 
 FEW: Final = 10
 """Fewer values are told by their mean: a bootstrap of the median covers 75 % at 3 values."""
@@ -322,7 +327,7 @@ def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCH
     if options.repeats < 1:
         raise ConfigError(f"a bench needs at least 1 repeat (got {options.repeats})")
     own = {k: v for k, v in vars(options).items() if k not in {"repeats", "json"}}
-    before = machine()
+    before, began = machine(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     rows: list[Row] = getattr(module, function)(options.repeats, **own)
     after = machine()
     print(getattr(module, "table", table)(rows))  # noqa: T201
@@ -335,6 +340,10 @@ def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCH
             "bench": name,
             "machine": before,
             "load_1_min_after": after["load_1_min"],
+            "at": began,
+            "made_with": made_with(PACKAGES),
+            "repeats": options.repeats,
+            "seed": options.repeats if name in DRAWN else None,
             "rows": [row.to_json() for row in rows],
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -83,6 +83,7 @@ def test_each_baseline_stands_beside_this_system_and_beside_eq_1():
     rows = {row.name: row for row in rows_of([high, ours])}
     assert rows["HighFreq: its mean / Eq. (1)"].values == (pytest.approx(25 / 2.0),)
     assert rows["HighFreq: checkpoints an hour"].values == (1800,)
+    assert "HighFreq: goodput at a failure every 5 min, computed" in rows
     ratio = rows["wasted, HighFreq / gemini_lab (means)"]
     assert ratio.value == 12.5
     assert ratio.interval == (10.0, 15.0)

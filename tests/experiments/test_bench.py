@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 
@@ -66,6 +67,9 @@ def test_a_bench_writes_every_value_with_the_machine_it_was_measured_on(tmp_path
     assert record["rows"][0]["values"] == [0, 1, 2, 3]
     assert record["rows"][0]["median"] == 1.5
     assert record["machine"]["cores"] >= 1
+    assert {"gemini-lab", "python", "torch", "deepspeed", "numpy"} <= set(record["made_with"])
+    assert (record["repeats"], record["seed"]) == (4, None)
+    assert time.strptime(record["at"], "%Y-%m-%dT%H:%M:%S%z")
     assert "counting" in capsys.readouterr().out
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from gemini_lab.display import picture
 from gemini_lab.errors import ConfigError
+from gemini_lab.experiments import versions
 from gemini_lab.experiments.figures import (
     command,
     eq1,
     fig03,
+    fig05,
     fig06,
     fig07,
     fig08,
@@ -43,6 +45,7 @@ SMALL = {
     "tab2": tab2.figure,
     "eq1": eq1.figure,
     "fig03": fig03.figure,
+    "fig05": fig05.figure,
     "fig06": fig06.figure,
     "fig07": fig07.figure,
     "fig08": fig08.figure,
@@ -260,9 +263,61 @@ def test_a_figure_is_written_as_html_svg_png_and_csv(tmp_path, drawn, capsys):
     record = json.loads((tmp_path / "figures.json").read_text())
     assert {"gemini-lab", "python", "numpy"} <= set(record["made_with"])
     assert {one["verdict"] for one in record["figures"]["fig16"]["values"]} >= {"within", "input"}
+    assert record["figures"]["fig11"]["notes"]
+    index = (tmp_path / "index.html").read_text()
+    assert "Made with gemini-lab" in index
+    assert "seeds: none" in index
+    assert "OOM: one piece" in index
     out = capsys.readouterr().out
     assert "Fig. 16" in out
+    assert "made with gemini-lab" in out
     assert "known: fig11, 12 values, -29.4%: Fig. 8's 2.5 s" in out
+
+
+@pytest.mark.parametrize("name", ["fig15a", "fig15b"])
+def test_the_formula_that_drew_the_papers_line_is_not_judged_and_ratios_stay_ratios(drawn, name):
+    assert set(drawn[name].origins) == {"paper", "input", "simulation"}
+    for point in drawn[name].of("simulation"):
+        assert 0 <= point.low <= point.y <= point.high <= 1
+
+
+def test_fig_7s_bars_that_begin_with_the_papers_iteration_are_not_judged(drawn):
+    verdicts = {one.verdict for one in drawn["fig07"].comparisons() if one.ours.series == "Gemini"}
+    assert verdicts == {"input"}
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "verdict"),
+    [
+        (101.0, 99.0, 103.0, "within"),
+        (101.0, 90.0, 112.0, "undecided"),
+        (101.0, None, None, "undecided"),
+        (120.0, 110.0, 130.0, "OUTSIDE"),
+        (120.0, None, None, "OUTSIDE"),
+        (50.0, 45.0, 55.0, "known"),
+        (58.0, 45.0, 71.0, "undecided"),
+    ],
+)
+def test_of_a_measured_value_the_whole_interval_counts(value, low, high, verdict):
+    ours = Point(
+        series="a",
+        x="b",
+        y=value,
+        low=low,
+        high=high,
+        origin="measured",
+        how="h",
+        known=Known("w", -0.6, -0.4),
+    )
+    assert one_point(ours).comparisons()[0].verdict == verdict
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_drawn(tmp_path, capsys, out):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written to .*file.*--out DIR"):
+        command.command(["fig03", "--out", str(tmp_path / out)])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_value_outside_its_tolerance_is_named_and_sets_the_exit_status(drawn):
@@ -277,7 +332,7 @@ def test_a_figure_names_the_commit_of_the_package_and_of_nothing_else(tmp_path):
         pytest.skip("no git")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "__init__.py").write_text("")
-    assert provenance._commit(tmp_path) == ""  # it lies in a repository that does not have it
+    assert versions._commit(tmp_path) == ""  # it lies in a repository that does not have it
 
 
 @pytest.mark.parametrize("name", command.FIGURES)

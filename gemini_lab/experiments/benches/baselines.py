@@ -116,7 +116,7 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
                 values=tuple(one.regained_s for one in arm.failures),
             ),
             Row(
-                name=f"{arm.name}: goodput at a failure every 5 min",
+                name=f"{arm.name}: goodput at a failure every 5 min, computed",
                 unit="",
                 values=(goodput(arm, every_s=300.0),),
             ),
@@ -135,7 +135,7 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
 
 
 def goodput(arm: Arm, *, every_s: float) -> float:
-    """The share of the time that brings training on, by what a failure was measured to cost.
+    """The share of the time that brings training on, computed from what a failure cost on average.
 
     What standing still for checkpoints takes of each cycle counts too.
     """

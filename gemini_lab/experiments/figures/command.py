@@ -17,6 +17,7 @@ FIGURES: Final = (
     "tab2",
     "eq1",
     "fig03",
+    "fig05",
     "fig06",
     "fig07",
     "fig08",
@@ -52,7 +53,8 @@ def command(argv: list[str]) -> int:
         prog="gemini-lab figures",
         description="The paper's figures with ours beside them, and how far each value is from the "
         "paper's. The exit status is 1 where one is outside its figure's tolerance and no reason "
-        "is known.",
+        "is known. fig05 is of Figs. 4 and 5, eq1 of Fig. 1. Fig. 2 is a drawing without numbers: "
+        "docs/architecture.md tells the same of this system.",
     )
     parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
     parser.add_argument("--all", action="store_true", help="every figure")
@@ -70,15 +72,18 @@ def command(argv: list[str]) -> int:
     names = FIGURES if options.all else tuple(options.names)
     if not names and not options.measured:
         parser.error("name some figures, or use --all, or --measured FILE")
-    figures = [make(name) for name in names]
-    figures += [figure for path in options.measured for figure in measured.figures(path)]
+    pages.make_folder(options.out)
+    made = [make(name) for name in names]
+    made += [figure for path in options.measured for figure in measured.figures(path)]
+    figures = [replace(one, notes=(*one.notes, provenance.note(one))) for one in made]
     for figure in figures:
-        pages.write(replace(figure, notes=(*figure.notes, provenance.note(figure))), options.out)
+        pages.write(figure, options.out)
         print(f"{figure.title}\n{figure.table()}\n")  # noqa: T201
-    (options.out / "index.html").write_text(pages.index(figures), encoding="utf-8")
+    summary = provenance.summary(figures)
+    (options.out / "index.html").write_text(pages.index(figures, summary), encoding="utf-8")
     record = json.dumps(provenance.record(figures), indent=1)
     (options.out / "figures.json").write_text(record + "\n", encoding="utf-8")
-    print(provenance.summary(figures))  # noqa: T201
+    print(summary)  # noqa: T201
     print(f"written to {options.out / 'index.html'}")  # noqa: T201
     return status(figures)
 

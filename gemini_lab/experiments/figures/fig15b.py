@@ -15,7 +15,7 @@ PAPER = {
 
 
 def figure(*, days: float = 15.0, seeds: int = 4, nodes: tuple[int, ...] = NODES) -> Figure:
-    """The paper's linear model and the event simulation, 1.5 % of the nodes failing a day."""
+    """The paper's linear formula and the event simulation, 1.5 % of the nodes failing a day."""
     points: list[Point] = []
     gains: list[str] = []
     for count in nodes:
@@ -34,8 +34,8 @@ def figure(*, days: float = 15.0, seeds: int = 4, nodes: tuple[int, ...] = NODES
         series="Strawman",
         x=1440 / 112 / FAILURES_PER_NODE_PER_DAY,
         y=0.0,
-        origin="model",
-        how=f"the paper's linear model: {FORMULAS['Strawman']}",
+        origin="input",
+        how=f"the paper's linear formula and its constants: {FORMULAS['Strawman']}",
     )
     points.append(zero)
     points += [

@@ -18,9 +18,11 @@ ORIGINS: Final[tuple[Origin, ...]] = (
     "simulation",
     "measured",
 )
-Verdict = Literal["input", "fitted", "within", "known", "OUTSIDE"]
-"""Of a value beside the paper's: within its figure's tolerance, outside for a reason that is known
-and said, or outside. What was put in or fitted proves nothing and is not judged."""
+Verdict = Literal["input", "fitted", "within", "known", "undecided", "OUTSIDE"]
+"""Of a value beside another: within its figure's tolerance, outside for a reason that is known and
+said, or outside. What was put in or fitted proves nothing and is not judged. Of a measured value
+its whole interval counts: one that reaches over an end of the tolerance leaves it undecided, and so
+does a value without an interval, unless it is outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Point:
         low, high: Ends of its interval, where it has one.
         text: Instead of the number.
         known: Why it lies outside its figure's tolerance, and how far.
-        against: Where the paper's value stands that it is compared with, if not at `x`.
+        against: Where the value stands that it is compared with, if not at `x`.
     """
 
     series: str
@@ -71,24 +73,24 @@ class Point:
         if self.y is None:
             return self.text or "none"
         spread = ""
-        if self.low is not None and self.high is not None:
+        if self.low is not None and self.high is not None and self.low < self.high:
             spread = f" ({self.low:.4g} to {self.high:.4g})"
         return f"{self.y:.4g}{spread}{' ' + self.text if self.text else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One value of ours beside the paper's.
+    """One value of ours beside the paper's, or a measured one beside a model's.
 
     Attributes:
         ours: The point.
-        paper: What the paper has there.
-        error: By how much ours is larger: a share of the paper's value, or the difference itself.
+        beside: What stands there.
+        error: By how much ours is larger: a share of the other value, or the difference itself.
         verdict: What follows.
     """
 
     ours: Point
-    paper: float
+    beside: Point
     error: float
     verdict: Verdict
 
@@ -109,6 +111,7 @@ class Figure:
         tolerance: Largest error that a value may have; without it, nothing is compared.
         is_absolute: Whether errors are differences, as for probabilities, not shares.
         seeds: Of all that was drawn at random.
+        measured_with: When and with what its measured values were; empty where there are none.
     """
 
     name: str
@@ -124,6 +127,7 @@ class Figure:
     tolerance: float | None = None
     is_absolute: bool = False
     seeds: str = "none, nothing is random"
+    measured_with: str = ""
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(self.of(origin))} {origin}" for origin in self.origins)
@@ -139,29 +143,45 @@ class Figure:
         return tuple(point for point in self.points if point.origin == origin)
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Every value of ours that stands where the paper has one."""
+        """Every value of ours that stands where the paper has one.
+
+        What was measured where the paper has none is compared with a model's value there.
+        """
         if self.tolerance is None:
             return ()
-        paper = {(p.series, str(p.x)): p.y for p in self.of("paper") if p.y is not None}
+        paper, model = self._standing("paper"), self._standing("model")
         found = []
         for point in self.points:
-            theirs = paper.get((point.series, point.against or str(point.x)))
-            if point.origin == "paper" or point.y is None or theirs is None:
+            place = (point.series, point.against or str(point.x))
+            there = (model | paper if point.origin == "measured" else paper).get(place)
+            if point.origin == "paper" or point.y is None or there is None:
                 continue
-            error = point.y - theirs if self.is_absolute else point.y / theirs - 1
-            verdict = self._verdict(point, error)
-            found.append(Comparison(ours=point, paper=theirs, error=error, verdict=verdict))
+            error, verdict = self._error(point.y, there), self._verdict(point, there)
+            found.append(Comparison(ours=point, beside=there, error=error, verdict=verdict))
         return tuple(found)
 
-    def _verdict(self, point: Point, error: float) -> Verdict:
+    def _standing(self, origin: Origin) -> dict[tuple[str, str], Point]:
+        """Points that have a value, by where they stand."""
+        return {(p.series, str(p.x)): p for p in self.of(origin) if p.y is not None}
+
+    def _error(self, value: float, there: Point) -> float:
+        assert there.y is not None
+        return value - there.y if self.is_absolute else value / there.y - 1
+
+    def _verdict(self, point: Point, there: Point) -> Verdict:
         if point.origin == "input":
             return "input"
         if point.origin == "fitted":
             return "fitted"
-        if self.tolerance is None or abs(error) <= self.tolerance:
-            return "within"
-        is_known = point.known is not None and point.known.low <= error <= point.known.high
-        return "known" if is_known else "OUTSIDE"
+        assert point.y is not None
+        assert self.tolerance is not None
+        low, high = point.y, point.y
+        is_sure = point.origin != "measured"
+        if not is_sure and point.low is not None and point.high is not None:
+            low, high, is_sure = point.low, point.high, True
+        ends = self._error(low, there), self._error(high, there)
+        verdict = _placed(*ends, tolerance=self.tolerance, known=point.known)
+        return verdict if is_sure or verdict == "OUTSIDE" else "undecided"
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -203,3 +223,16 @@ class Figure:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
+
+
+def _placed(low: float, high: float, *, tolerance: float, known: Known | None) -> Verdict:
+    """Where errors from `low` to `high` lie; for a value without an interval both are the same."""
+    if -tolerance <= low and high <= tolerance:
+        return "within"
+    if known is not None and known.low <= low and high <= known.high:
+        return "known"
+    if low <= tolerance and high >= -tolerance:
+        return "undecided"
+    if known is not None and low <= known.high and high >= known.low:
+        return "undecided"
+    return "OUTSIDE"

@@ -1,4 +1,4 @@
-"""What Figs. 15a and 15b share: the paper's linear model, and simulated ratios with spread."""
+"""What Figs. 15a and 15b share: the paper's linear formula, and simulated ratios with spread."""
 
 from collections.abc import Callable
 from typing import Final
@@ -45,7 +45,9 @@ def points_at(
     seeds: int,
     software_share: float,
 ) -> tuple[list[Point], Interval]:
-    """Model and simulation of the three policies at one rate of failures.
+    """Formula and simulation of the three policies at one rate of failures.
+
+    The formula is what the paper's figure was drawn by, with its constants: it is put in.
 
     Returns:
         The points, and by how much the simulated ratio of Gemini is above HighFreq's: the mean of
@@ -76,15 +78,15 @@ def points_at(
                 series=name,
                 x=x,
                 y=linear(name, failures_per_day),
-                origin="model",
-                how=f"the paper's linear model: {FORMULAS[name]}",
+                origin="input",
+                how=f"the paper's linear formula and its constants: {FORMULAS[name]}",
             ),
             Point(
                 series=name,
                 x=x,
                 y=interval.mean,
-                low=interval.low,
-                high=interval.high,
+                low=max(0.0, interval.low),  # a ratio; Student-t does not know its ends
+                high=min(1.0, interval.high),
                 origin="simulation",
                 how=f"Poisson failures, {seeds} histories of {days:g} days, 95 % interval (t)",
                 known=RANDOM.get(name),

@@ -1,0 +1,45 @@
+"""What something is made with: versions of package, Python and libraries, and the commit."""
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import gemini_lab
+
+_GIT_S: Final = 10.0
+
+
+def made_with(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of package, Python and `packages`; the commit, where the package lies in git."""
+    found = {"gemini-lab": _version("gemini-lab"), "python": platform.python_version()}
+    if commit := _commit(Path(gemini_lab.__file__).parent):
+        found["commit"] = commit
+    return found | {name: _version(name) for name in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit(folder: Path) -> str:
+    """The commit that the package in `folder` belongs to; empty outside of its repository."""
+    if not _git(folder, "ls-files", "__init__.py"):  # another repository's folder, or none
+        return ""
+    changed = " with changes" if _git(folder, "status", "--porcelain", "--", ".") else ""
+    return _git(folder, "rev-parse", "--short=12", "HEAD") + changed
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git says, stripped; empty where there is no git or no repository."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ended.stdout.strip() if ended.returncode == 0 else ""
