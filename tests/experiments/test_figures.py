@@ -91,6 +91,7 @@ def test_every_value_lies_within_its_figures_tolerance_or_is_known_to_differ(dra
     assert {"within", "known"} & {one.verdict for one in compared}
     outside = [one for one in compared if one.verdict == "OUTSIDE"]
     assert [(one.ours.series, one.ours.x, one.error) for one in outside] == []
+    assert "undecided" not in {one.verdict for one in compared}
 
 
 @pytest.mark.parametrize("name", [n for n in command.FIGURES if n != "fig15b"])  # small here

@@ -73,11 +73,11 @@ def summary(figures: Sequence[Figure]) -> str:
                 f"  undecided: {figure.name}, {_counted(undecided)}: too few measurements, or they "
                 "spread too far; measure with more --repeats"
             )
-    lines += [
-        f"{figure.name}: measured {figure.measured_with}"
-        for figure in figures
-        if figure.measured_with
-    ]
+    by_run: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.measured_with:
+            by_run.setdefault(figure.measured_with, []).append(figure.name)
+    lines += [f"measured {told}: {', '.join(names)}" for told, names in by_run.items()]
     return "\n".join([*lines, f"made with {_listed(made_with(PACKAGES))}"])
 
 

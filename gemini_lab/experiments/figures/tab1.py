@@ -29,6 +29,7 @@ def figure() -> Figure:
             )
     for name, model in RUNS.items():
         shard_bytes = MODELS[model].checkpoint_bytes / NODES
+        slab = slab_share(round(shard_bytes / SCALE)) * shard_bytes / TB
         points += [
             Point(
                 series=f"needed for {model}",
@@ -40,7 +41,9 @@ def figure() -> Figure:
             Point(
                 series=f"needed for {model}",
                 x=name,
-                y=slab_share(round(shard_bytes / SCALE)) * shard_bytes / TB,
+                y=slab,
+                low=slab,  # a size does not spread
+                high=slab,
                 origin="measured",
                 how=f"the size of a real slab for shards that are {SCALE:,} times smaller",
             ),
