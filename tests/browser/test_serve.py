@@ -171,6 +171,19 @@ def test_the_form_lets_in_who_knows_the_password(dashboard: Dashboard, page: Any
     page.get_by_role("heading", name="Who keeps whose replica").wait_for()
 
 
+def test_who_logs_in_comes_to_what_the_link_showed(dashboard: Dashboard, page: Any) -> None:
+    """After a wrong password, too: the run, the moment, and what only the browser knows."""
+    page.goto(f"{dashboard.url}?beside=-&at=1.000#t=0~2")
+    for word in ("wrong", PASSWORD):
+        page.get_by_label("Password").fill(word)
+        page.get_by_role("button").click()
+    page.wait_for_function(SHOWN)
+    page.get_by_text("looking back").wait_for()
+    assert page.url.startswith(f"{dashboard.url}?")
+    assert "at=1.000" in page.url
+    assert "#t=0" in page.url
+
+
 def test_a_notebook_of_another_host_name_shows_the_page_in_a_frame(
     log: Path, page: Any, tmp_path: Path
 ) -> None:

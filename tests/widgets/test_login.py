@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from gemini_lab_widgets.login import MOST_TRIES, Guard
+from gemini_lab_widgets.login import MOST_TRIES, Guard, page_of
 from gemini_lab_widgets.signing import KEY_BYTES, kept_key
 
 PASSWORD = "correct horse"
@@ -78,3 +78,21 @@ def test_a_users_key_is_kept_and_nobody_elses(tmp_path):
 def test_without_a_place_for_it_each_key_is_a_new_one(tmp_path):
     (tmp_path / "file").touch()
     assert kept_key(tmp_path / "file") != kept_key(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("asked", "page"),
+    [
+        ("/?run=group-loss&at=6.278", "./?run=group-loss&at=6.278"),
+        ("/?run=a%20run%26&token=an+old+one", "./?run=a+run%26"),
+        ("/", "./"),
+        ("", "./"),
+        ("//evil.example/?run=a", "./?run=a"),
+        ("https://evil.example/there?//evil.example", "./"),
+        ("/\\evil.example\r\nSet-Cookie: a=b", "./"),
+        ("/?run=a\r\nSet-Cookie: a=b", "./?run=a%0D%0ASet-Cookie%3A+a%3Db"),
+        ("http://[/?at=1", "./?at=1"),
+    ],
+)
+def test_who_comes_in_gets_the_page_as_it_was_asked_for_and_no_other_server(asked, page):
+    assert page_of(asked) == page

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
 from weakref import WeakValueDictionary
 
 from bokeh.server.auth_provider import AuthProvider
@@ -125,7 +126,7 @@ class Guard(AuthProvider):  # type: ignore[misc]
             self._tries += Counter()  # forgets addresses from which nobody tries
 
     def greet(self, handler: RequestHandler) -> None:
-        """Give the cookie, and go to the page."""
+        """Give the cookie, and go to the page as it was asked for."""
         value = create_signed_value(self.secret, self._cookie, "visitor")
         handler.set_cookie(
             self._cookie,
@@ -136,7 +137,7 @@ class Guard(AuthProvider):  # type: ignore[misc]
             samesite="Lax",
             secure=handler.request.protocol == "https",
         )
-        handler.redirect("./")
+        handler.redirect(page_of(handler.get_query_argument("next", "")))
 
     @property
     def get_user(self) -> Any:
@@ -182,6 +183,17 @@ class Guard(AuthProvider):  # type: ignore[misc]
             return bool(check_token_signature(token.strip(), self.secret.encode(), signed=True))
         except ValueError:  # no token at all
             return False
+
+
+def page_of(asked: str) -> str:
+    """The page as an address asked for it that was shown the door, from the door on.
+
+    Only what the address says after its `?` counts, so no address leads to another server, and one
+    behind a proxy that takes a part of the path away stays there. A ticket is not handed on.
+    """
+    said = parse_qsl(asked.partition("?")[2])
+    query = urlencode([(name, value) for name, value in said if name != "token"])
+    return f"./?{query}" if query else "./"
 
 
 def _login_handler(guard: Guard) -> type[RequestHandler]:
