@@ -208,6 +208,47 @@ def test_a_notebook_of_another_host_name_shows_the_page_in_a_frame(
         page.faults.clear()  # nobody answers there
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_frame_follows_jupyterlabs_theme_whatever_the_systems(
+    log: Path, open_page: Callable[..., Any], tmp_path: Path, theme: str
+) -> None:
+    """JupyterLab says on its body whether its theme is a light one, then and when it changes."""
+    other = {"light": "dark", "dark": "light"}[theme]
+    page = open_page(color_scheme=other)
+    with serve_log(lambda: log, password=PASSWORD) as dashboard, serving(tmp_path) as port:
+        assert dashboard._guard is not None
+        html = live_html(dashboard.url, dashboard._guard.ticket, "<p>a picture</p>")
+        is_light = str(theme == "light").lower()
+        (tmp_path / "lab.html").write_text(f'<body data-jp-theme-light="{is_light}">{html}</body>')
+        page.goto(f"http://localhost:{port}/lab.html")
+        shown = page.frame_locator("iframe")
+        shown.locator(f"html[data-theme={theme}]").wait_for(state="attached")
+        shown.get_by_role("heading", name="Who keeps whose replica").wait_for()
+        page.evaluate("said => { document.body.dataset.jpThemeLight = said }", theme == "dark")
+        shown.locator(f"html[data-theme={other}]").wait_for(state="attached")
+        page.goto("about:blank")
+
+
+def test_a_frame_says_that_its_page_is_loading_until_it_is_there(
+    log: Path, page: Any, tmp_path: Path
+) -> None:
+    with serve_log(lambda: log, password=PASSWORD) as dashboard, serving(tmp_path) as port:
+        assert dashboard._guard is not None
+        (tmp_path / "lab.html").write_text(
+            live_html(dashboard.url, dashboard._guard.ticket, "<p>a picture</p>")
+        )
+        held: list[Any] = []
+        page.route("**/?token=*", partial(list.append, held))
+        page.goto(f"http://localhost:{port}/lab.html", wait_until="commit")
+        loading = page.get_by_text("The dashboard is loading")
+        loading.wait_for()
+        while not held:
+            page.wait_for_timeout(50)
+        held[0].continue_()
+        loading.wait_for(state="detached")
+        page.goto("about:blank")
+
+
 def test_a_server_that_is_started_again_knows_its_visitors(log: Path, page: Any) -> None:
     with Dashboard(lambda: log, password=PASSWORD) as first:
         page.goto(first.link)

@@ -30,11 +30,24 @@ LIVE: Final = Template("""
     const told = await fetch($there, { mode: "no-cors", cache: "no-store" })
     if (!told.ok && told.type !== "opaque") return
   } catch { return }
-  const frame = document.createElement("iframe")
-  frame.src = $page
+  const box = document.createElement("div"), line = document.createElement("p")
+  const frame = document.createElement("iframe"), page = new URL($page, location)
+  const notebook = document.body.dataset  // JupyterLab says here how it looks; others do not
+  const theme = () => ({ true: "light", false: "dark" })[notebook.jpThemeLight]
+  if (theme()) page.searchParams.set("theme", theme())
+  new MutationObserver(() => {
+    if (theme()) frame.contentWindow?.postMessage({ theme: theme() }, page.origin)
+  }).observe(document.body, { attributeFilter: ["data-jp-theme-light"] })
+  frame.src = page.href
   frame.title = "Dashboard of the run"
-  frame.style.cssText = "width:100%;height:760px;border:1px solid #8884;border-radius:8px"
-  document.getElementById("$place")?.querySelector(".saved").replaceWith(frame)
+  frame.style.cssText = "grid-area:1/1;width:100%;height:760px;border:1px solid #8884;"
+    + "border-radius:8px"
+  frame.addEventListener("load", () => line.remove())
+  line.textContent = "The dashboard is loading \\u2026"
+  line.style.cssText = "grid-area:1/1;place-self:center"
+  box.style.cssText = "display:grid"
+  box.append(line, frame)
+  document.getElementById("$place")?.querySelector(".saved").replaceWith(box)
 })()
 </script>
 </div>

@@ -33,8 +33,14 @@ CHOOSE: Final = """
     const asked = new URLSearchParams(location.search).get("theme")
     const system = matchMedia("(prefers-color-scheme: dark)").matches
     toggle.active = asked ? asked == "dark" : system
+    addEventListener("message", ({data}) => {
+        if (data?.theme === "dark" || data?.theme === "light") toggle.active = data.theme === "dark"
+    })
 """
-"""Dark where the address asks for it with `?theme=dark`, or else where the system does."""
+"""Dark where the address asks for it with `?theme=dark`, or else where the system does.
+
+Afterwards as a notebook says that shows the page in a frame, with `{theme: "dark"}`.
+"""
 TURN: Final = """
     const theme = toggle.active ? "dark" : "light"
     document.documentElement.style.colorScheme = theme
