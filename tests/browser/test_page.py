@@ -94,11 +94,23 @@ def test_a_page_tells_that_its_server_went_away_and_returns_with_it(log: Path, p
     finally:
         first.close()
     wait_for(page, "The server is away")
+    assert page.get_by_text("this is the whole run").locator("visible=true").count() == 0
     assert page.get_by_text("Who keeps whose replica").count()
     with Dashboard(lambda: log, port=first.port):
         page.get_by_label("Password").wait_for()
         page.faults[:] = [fault for fault in page.faults if "failed request" not in fault]
         page.goto("about:blank")
+
+
+def test_an_address_that_asks_for_what_is_not_there_is_put_right(log: Path, page: Any) -> None:
+    write(log, lines_of_a_run())
+    with shown(log, page) as dashboard:
+        wait_for(page, "this is the whole run")
+        page.goto(f"{dashboard.url}?run=nothing&at=1e9")
+        wait_for(page, "no run here is called nothing")
+        page.wait_for_url(dashboard.url)
+        page.goto(f"{dashboard.url}?at=-5")
+        page.wait_for_url("**?at=0.000")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -12,6 +12,8 @@ from gemini_lab_widgets.page import IDLE_MS, TICK_MS, UNANSWERED, Page
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log.entry import encode_entry
+from gemini_lab.simulator import paper_workload, simulate
+from gemini_lab.simulator.policy import gemini
 
 
 def write(run: ToldRun, folder: Path) -> Path:
@@ -83,9 +85,63 @@ def test_an_address_says_what_is_looked_at(log: Path) -> None:
     page._open({"run": "undisturbed", "at": "3.5", "beside": "mine"})
     look(page)
     assert page._pulse.address == {"run": "undisturbed", "beside": "mine", "at": "3.500"}
-    page._open({"at": "nan", "run": "nothing of this name"})
+
+
+def test_a_run_that_is_not_there_is_said_not_to_be_and_which_one_is_shown(log: Path) -> None:
+    page = page_of(log)
+    page._open({"run": "nothing of this name", "at": "5"})
     assert "mine" in look(page)
-    assert page._pulse.address["at"] == ""
+    said = page._sheet.state.text
+    assert "no such run" in said
+    assert "no run here is called nothing of this name; mine, the newest, is shown" in said
+    assert page._pulse.address["run"] == ""
+    page._tools.run.value = "undisturbed"
+    look(page)
+    assert "no such run" not in page._sheet.state.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [("1e9", ""), ("nan", ""), ("inf", ""), ("soon", ""), ("-5", "0.000"), ("3.5", "3.500")],
+)
+def test_a_moment_outside_the_run_is_its_nearest_end_in_the_address_too(
+    log: Path, asked: str, told: str
+) -> None:
+    page = page_of(log)
+    page._open({"at": asked})
+    page._pull()
+    look(page)
+    assert page._pulse.address["at"] == told
+    end_s = page._tools.slider.end
+    assert page._tools.slider.value == (float(told) if told else end_s)
+    assert ("looking back" in page._sheet.state.text) == bool(told)
+    assert page._status.now_s <= end_s
+
+
+def test_a_log_without_an_event_is_said_to_have_none(tmp_path: Path) -> None:
+    for lines, words in (
+        (b"", "no events yet in events.jsonl"),
+        (b"hello\n" * 20, "none of its 20 lines could be read as events of this log"),
+    ):
+        log = tmp_path / str(len(lines)) / "events.jsonl"
+        log.parent.mkdir()
+        log.write_bytes(lines)
+        page = page_of(log)
+        text = look(page)
+        assert words in page._sheet.state.text
+        assert "measured here" not in text
+        assert "no recovery so far" in text
+
+
+def test_a_simulation_whose_log_was_cut_off_is_not_live(tmp_path: Path) -> None:
+    workload = paper_workload(nodes=2, standbys=0)
+    told = simulate(workload, gemini(workload), [], days=1 / 24, record=True).events
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(b"".join(encode_entry(entry) + b"\n" for entry in told[: len(told) // 2]))
+    page = page_of(log)
+    look(page)
+    assert "not finished" in page._sheet.state.text
+    assert "live" not in page._sheet.state.text
 
 
 def test_a_finished_run_is_looked_at_seldom_until_somebody_moves(log: Path) -> None:

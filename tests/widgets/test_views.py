@@ -476,3 +476,34 @@ def test_a_map_without_nodes_takes_no_room() -> None:
     view.update(EventStore().tables())
     assert not view.both.visible
     assert drawn(ReplicasView, with_one_loss()).both.visible
+
+
+@pytest.mark.parametrize(("kind", "figure"), [(CurvesView, "plot"), (IterationsView, "plot")])
+def test_where_training_ends_with_a_failure_its_mark_is_within_the_figure(
+    kind: type[View], figure: str
+) -> None:
+    run = ToldRun().protect()
+    for number in range(1, 7):
+        run.iterate(number, losses=True)
+    run.crash(1, known=6)
+    view = drawn(kind, run)
+    (at,) = view.marks.data["x"]
+    assert at == 7
+    assert at < getattr(view, figure).x_range.end
+
+
+def test_what_a_recovery_under_way_wastes_is_not_known_yet() -> None:
+    run = ToldRun().protect().train(1, 9).fail("node-2", known=9)
+    text = drawn(StatusView, run).strip.text
+    assert "not known yet" in text
+    assert "a recovery is under way" in text
+    run.plan(9, members=["node-0", "node-1", "node-4", "node-3"]).resume(9)
+    run.protect().train(10, 12)
+    assert "in 1 recovery<" in drawn(StatusView, run).strip.text
+    run.crash(1, known=12)
+    assert "in 1 recovery; one more is under way" in drawn(StatusView, run).strip.text
+
+
+def test_no_part_of_a_bar_has_a_pattern_that_bokeh_does_not_know() -> None:
+    """It would say so in the browser's console at each drawing."""
+    assert "" not in drawn(SpentView, with_one_loss()).parts.data["hatch"]

@@ -69,6 +69,7 @@ class Page:
         self._library, self._shown = library, library.latest
         self._beside: Follower | None = None
         self._log: Path | None = None
+        self._missing = ""  # the name of a run that was asked for and is not there
         self._at_s: float | None = None  # since the run's start; None for the newest moment
         self._way: tuple[Moments, Way] | None = None
         # Panel says where its style sheets are when a page is asked for. A websocket that comes
@@ -97,9 +98,10 @@ class Page:
     # -- what the visitor chooses; the address says it, so that a link shows the same --------
 
     def _open(self, asked: Mapping[str, str]) -> None:
-        """Show what an address asks for; what is not there is left out."""
+        """Show what an address asks for; a run that is not there is said not to be."""
         if "run" in asked:
             self._choose_run(asked["run"])
+            self._missing = "" if asked["run"] in self._library.names() else asked["run"]
         self._pull()
         if "beside" in asked:
             self._choose_beside(asked["beside"])
@@ -120,7 +122,7 @@ class Page:
     def _choose_run(self, name: str) -> None:
         log = self._library.names().get(name)
         self._shown = self._library.latest if log is None else self._library.follower(log)
-        self._at_s, self._offered = None, None
+        self._at_s, self._offered, self._missing = None, None, ""
         self._keep_pace(TICK_MS)
 
     def _choose_beside(self, name: str) -> None:
@@ -185,6 +187,14 @@ class Page:
             self._put_beside(None if self._log is None else self._library.partner(self._log))
         if self._beside is not None:
             self._beside.pull()
+        if self._at_s is not None and not self._shown.is_catching_up and self._at_s > self._end_s:
+            self._at_s = None  # past the end there is nothing but the end
+
+    @property
+    def _end_s(self) -> float:
+        """How far the run has come, in seconds since its start."""
+        run = self._shown.store.run
+        return (run.newest_s or run.course.started_at_s) - run.course.started_at_s
 
     def _state(self) -> object:
         """What the views show, or should."""
@@ -221,10 +231,8 @@ class Page:
 
     def _reach(self) -> None:
         run = self._shown.store.run
-        start_s = run.course.started_at_s
-        end_s = (run.newest_s or start_s) - start_s
-        failures = [one.noticed_s - start_s for one in run.spans.outages()]
-        self._tools.reach(end_s, failures, at_s=self._at_s)
+        failures = [one.noticed_s - run.course.started_at_s for one in run.spans.outages()]
+        self._tools.reach(self._end_s, failures, at_s=self._at_s)
 
     def _offer(self) -> None:
         is_latest = self._shown is self._library.latest
@@ -239,11 +247,21 @@ class Page:
 
     def _line(self) -> tuple[str, str, str]:
         """Kind, mark and words for the line at the top."""
+        kind, mark, words = self._news()
+        if not self._missing:
+            return kind, mark, words
+        instead = f"{self._shown.name}, the newest, is shown" if self._shown.name else "none is yet"
+        return "late", "no such run", f"no run here is called {self._missing}; {instead} ({mark})"
+
+    def _news(self) -> tuple[str, str, str]:
+        """The same, whatever run was asked for."""
         shown, status = self._shown, self._status
         if shown.log is None:
             return "late", "waiting", "no run has begun yet"
         if shown.is_catching_up:
             return "late", "reading the log", f"{format_bytes(shown.behind_bytes)} to go"
+        if not shown.store.count:
+            return _without_events(shown)
         if self._at_s is not None:
             return self._past(self._at_s)
         if status.phase == "finished":
@@ -252,8 +270,10 @@ class Page:
             return "over", "stopped", "this is all of it"
         if status.phase == "failed":
             return "failed", "failed", "this is all of it"
+        if status.origin == "simulated":
+            return "late", "not finished", "the log of this simulation ends before its run does"
         silent_s = time.time() - (shown.store.newest_s or 0.0)
-        if status.origin != "simulated" and silent_s > QUIET_S:
+        if silent_s > QUIET_S:
             return "late", "silent", f"no event for {format_seconds(round(silent_s))}"
         kind = "late" if self._pulse.behind_s > BEHIND_S else "live"
         return kind, "live", f"this page is {_delay(self._pulse.behind_s)} behind"
@@ -270,6 +290,14 @@ def _asked(document: Document) -> dict[str, str]:
     context = document.session_context
     arguments = {} if context is None else context.request.arguments
     return {name: values[0].decode(errors="replace") for name, values in arguments.items()}
+
+
+def _without_events(shown: Follower) -> tuple[str, str, str]:
+    """What the line at the top says of a log in which there is no event."""
+    if shown.store.unread:
+        lines = f"none of its {shown.store.unread:,} lines could be read as events of this log"
+        return "failed", "not readable", lines
+    return "late", "waiting", f"no events yet in {shown.log.name if shown.log else 'the log'}"
 
 
 def _delay(behind_s: float) -> str:

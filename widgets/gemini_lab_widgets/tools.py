@@ -59,7 +59,7 @@ class MomentParts:
         )
         self.before = Button(label="◀ failure", width=84)
         self.after = Button(label="failure ▶", width=84)
-        self.newest = Button(label="newest ▶▏", width=88)
+        self.newest = Button(label="newest ▶▏", width=100)
         for button in (self.before, self.after, self.newest):
             button.styles = {"align-self": "flex-end"}
 

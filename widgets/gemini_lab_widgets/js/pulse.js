@@ -18,14 +18,16 @@ export function render({ model, view }) {
   model.on("beat", answer);
   answer();
   model.on("title", () => { document.title = model.title; });
-  model.on("address", () => {
+  const tell = () => {
     const url = new URL(location);
     for (const [name, value] of Object.entries(model.address)) {
       if (value) url.searchParams.set(name, value);
       else url.searchParams.delete(name);
     }
-    history.replaceState(null, "", url);
-  });
+    if (url.href !== location.href) history.replaceState(null, "", url);
+  };
+  model.on("address", tell);
+  tell(); // what the address asked for may not be there
 
   const retry = async () => {
     try {
@@ -38,6 +40,7 @@ export function render({ model, view }) {
     const at = new Date().toLocaleTimeString();
     line.textContent = `The server is away since ${at}; the page shows what it knew then.`;
     line.hidden = false;
+    document.documentElement.dataset.away = at; // the page's head says so, too
     setTimeout(retry, AGAIN_MS);
   });
   return line;

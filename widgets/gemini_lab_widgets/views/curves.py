@@ -114,7 +114,7 @@ class CurvesView(View):
         put(self.spans, {"name": list(bounds), "low": low, "high": high})
         stretch(self.plot.y_range, *bounds.get(self.select.value, (0.0, 1.0)))
         last = max((one.numbers[-1] for one in found if one.numbers), default=1)
-        stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
+        stretch(self.plot.x_range, 0.0, struck.last(table.marks, last) * 1.02 + 0.5)
         self.plot.visible = bool(names)
         self.root.css_classes = [] if names else ["nothing"]  # a page gives it less room
         runs = {_run(one): _colour(one, found) for one in found}

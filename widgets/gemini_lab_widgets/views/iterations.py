@@ -121,7 +121,8 @@ class IterationsView(View):
         )
         self._medians([one for one in series if one.kind != "first"])
         numbers = [number for one in series for number in one.numbers]
-        stretch(self.plot.x_range, 0.0, max(numbers, default=1) * 1.02 + 0.5)
+        last = struck.last(table.marks, max(numbers, default=1))
+        stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
         stretch(self.plot.y_range, 0.0, top)
         out = sum(value > top for one in series for value in one.durations_s)
         notes = list(table.notes)

@@ -134,7 +134,7 @@ def _columns(
         "share": [percent(table.share(row.part)) for row in rows],
         "how": [row.source for row in rows],
         "colour": [STYLES[row.part][0] for row in rows],
-        "hatch": [STYLES[row.part][1] for row in rows],
+        "hatch": [STYLES[row.part][1] or "blank" for row in rows],
     }
 
 

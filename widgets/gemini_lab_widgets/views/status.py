@@ -40,6 +40,8 @@ SIGNS: Final[dict[NodeHealth, str]] = {
     "lost": "✕",
 }
 """Health by shape."""
+UNDER_WAY: Final = frozenset({"recovering", "waiting for machines"})
+"""Phases in which the newest recovery is not over."""
 COLOURS: Final[dict[NodeHealth, str]] = {
     "training": GREEN,
     "starting": ORANGE,
@@ -127,8 +129,8 @@ def _diverged(status: Status) -> str:
 
 
 def _badge(status: Status) -> str:
-    if not status.run:
-        return ""
+    if not status.run or status.phase == "waiting for events":
+        return ""  # nothing tells where it ran
     kind = "simulated" if status.origin == "simulated" else "measured"
     return f"<span class='badge {kind}'>{esc(status.origin)}</span>"
 
@@ -152,7 +154,7 @@ def _tiles(status: Status, spent: Spent) -> list[tuple[str, str, str, str]]:
         (f"failures survivable {_when(status)}", *_survivable(status)),
         ("nodes", *_nodes(status), ""),
         ("overhead", *_overhead(spent), ""),
-        ("wasted time", format_seconds(status.wasted_s), _times(status.recoveries), ""),
+        ("wasted time", *_wasted(status), ""),
     ]
 
 
@@ -211,8 +213,16 @@ def _overhead(spent: Spent) -> tuple[str, str]:
     return percent(spent.overhead), f"of all time: {causes(spent)}"
 
 
-def _times(count: int) -> str:
-    return f"in {count} recover{'y' if count == 1 else 'ies'}"
+def _wasted(status: Status) -> tuple[str, str]:
+    """What recoveries cost; of one under way that is known when it is over."""
+    is_under_way = status.phase in UNDER_WAY and status.recoveries > 0
+    over = status.recoveries - is_under_way
+    times = f"in {over} recover{'y' if over == 1 else 'ies'}"
+    if not is_under_way:
+        return format_seconds(status.wasted_s), times if over else "no recovery so far"
+    if not over:
+        return "not known yet", "a recovery is under way"
+    return format_seconds(status.wasted_s), f"{times}; one more is under way"
 
 
 def _named(status: Status) -> Sequence[NodeRow]:

@@ -24,6 +24,11 @@ def columns(marks: Sequence[Mark]) -> dict[str, list[Any]]:
     }
 
 
+def last(marks: Sequence[Mark], iteration: int) -> int:
+    """The last iteration to draw: `iteration`, or a mark's where training came no further."""
+    return max([iteration, *(mark.iteration for mark in marks)])
+
+
 def words(marks: Sequence[Mark]) -> str:
     """How many there are: `2 failures and 1 planned move`."""
     count = Counter(mark.is_planned for mark in marks)
