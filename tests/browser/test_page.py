@@ -113,6 +113,23 @@ def test_an_address_that_asks_for_what_is_not_there_is_put_right(log: Path, page
         page.wait_for_url("**?at=0.000")
 
 
+def test_a_link_shows_the_node_whose_death_was_asked_about(log: Path, page: Any) -> None:
+    lines = lines_of_a_run()
+    write(log, lines[: len(lines) // 2])
+    with shown(log, page) as dashboard:
+        wait_for(page, "Who keeps whose replica")
+        page.get_by_label("What if this node dies?").select_option(label="node-3")
+        wait_for(page, "If node-3 died now")
+        page.wait_for_url("**#*node=node-3*")
+        page.goto(f"{dashboard.url}?at=5.000#node=node-2")
+        wait_for(page, "If node-2 had died then")
+        page.get_by_label("What if this node dies?").select_option(label="no node")
+        page.wait_for_url(lambda url: "node=" not in url)
+        page.get_by_role("button", name="newest").click()
+        page.wait_for_url(lambda url: "at=" not in url)
+        wait_for(page, "Tap a node")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_follows_the_system_until_told_otherwise(
     log: Path, open_page: Any, scheme: str

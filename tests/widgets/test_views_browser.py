@@ -87,7 +87,7 @@ def test_choosing_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
     show(page, tmp_path, with_one_loss())
     chooser = page.get_by_label("What if this node dies?")
     chooser.select_option(label="node-3")
-    page.get_by_text("If node-3 died now").wait_for()
+    page.get_by_text("If node-3 had died at the run's end").wait_for()
     page.get_by_text("memory of node-4, version 12").wait_for()
     chooser.select_option(label="no node")
     page.get_by_text("Tap a node").wait_for()
@@ -111,7 +111,7 @@ def test_tapping_a_node_answers_what_if(page: Any, tmp_path: Path) -> None:
         HEIGHT,
     )
     page.mouse.click(*place)
-    page.get_by_text("If node-1 died now").wait_for()
+    page.get_by_text("If node-1 had died at the run's end").wait_for()
     assert page.get_by_label("What if this node dies?").locator("option:checked").inner_text() == (
         "node-1"
     )
@@ -125,7 +125,7 @@ def test_a_hostile_name_runs_nothing_in_any_view(page: Any, tmp_path: Path) -> N
         else:  # of many nodes one is searched, among completions of what was typed
             page.get_by_label("Find a node").press_sequentially("onerror")
             page.get_by_label("Find a node").press("Enter")
-        page.get_by_text("died now").wait_for()
+        page.get_by_text("had died").wait_for()
         assert page.title() == "views"
         assert page.get_by_text(HOSTILE[:20]).count() >= 1
         assert page.locator("img").count() == 0

@@ -96,6 +96,8 @@ class Sheet:
         document.js_on_event(
             "document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN)
         )
+        for view in self.views.values():
+            view.join(document)
         document.title = title
         document.template = TEMPLATE
         named = {*self.views, "state", "dark", "timeline", "tools"}

@@ -4,13 +4,21 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gemini_lab.report.tables import Replicas, WhatIf
+from gemini_lab.report.reducers.course import ENDED
+from gemini_lab.report.tables import Replicas, Status, WhatIf
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, esc, shown
 
 SHARDS_NAMED: Final = 12
 
 
-def questions(table: Replicas) -> dict[str, list[Any]]:
+def when(status: Status) -> str:
+    """When the node is thought to die: not now where that is over, or looked back at."""
+    if status.is_past:
+        return "then"
+    return "at the run's end" if status.phase in ENDED else "now"
+
+
+def questions(table: Replicas, when: str) -> dict[str, list[Any]]:
     """For each position what would follow if its node died: short for hover, long for reading."""
     names = [shown(node.name) for node in table.nodes]
     answers = {answer.position: answer for answer in table.what_if}
@@ -26,7 +34,7 @@ def questions(table: Replicas) -> dict[str, list[Any]]:
         "lost": [lost for _, lost, _ in short],
         "comes_from": [origin for _, _, origin in short],
         "html": [
-            f"{_html(name, *answer)}{keeps}"
+            f"{_html(name, *answer, when=when)}{keeps}"
             for name, answer, keeps in zip(names, short, _keepers(table), strict=True)
         ],
     }
@@ -56,9 +64,8 @@ def answer_of(answer: WhatIf, table: Replicas) -> tuple[str, str, str]:
     node = table.nodes[answer.position]
     if node.health == "lost":
         return "it is lost already", "see the map", _origin(answer, table)
-    goes = f"its copies of shards {_list(answer.lost_copies)} go with it"
-    if len(answer.lost_copies) == 1:
-        goes = f"its copy of shard {_list(answer.lost_copies)} goes with it"
+    copies = "copy of shard" if len(answer.lost_copies) == 1 else "copies of shards"
+    goes = f"its {copies} {_list(answer.lost_copies)} would go with it"
     lost = "no shard: each has another whole copy"
     if answer.lost_shards:
         lost = f"shard {_list(answer.lost_shards)}: no other copy is whole"
@@ -76,11 +83,14 @@ def _origin(answer: WhatIf, table: Replicas) -> str:
     return "nowhere: training would start anew"
 
 
-def _html(name: str, goes: str, lost: str, origin: str) -> str:
+def _html(name: str, goes: str, lost: str, origin: str, *, when: str) -> str:
+    dies = "died now" if when == "now" else f"had died {when}"
+    goes = goes if when == "now" else goes.replace("would go", "would have gone")
+    come = "come" if when == "now" else "have come"
     return (
-        f"<div class=if><p>If <b>{esc(name)}</b> died now, {esc(goes)}.</p>"
+        f"<div class=if><p>If <b>{esc(name)}</b> {esc(dies)}, {esc(goes)}.</p>"
         f"<p>Lost from memory: <b>{esc(lost)}</b>.</p>"
-        f"<p>Its own shard would come from: <b>{esc(origin)}</b>.</p></div>"
+        f"<p>Its own shard would {come} from: <b>{esc(origin)}</b>.</p></div>"
     )
 
 

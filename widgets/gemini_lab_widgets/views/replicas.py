@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from bokeh.core.properties import value
+from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, Div, Select, TapTool
 
@@ -80,7 +81,21 @@ PICK_NAME: Final = """
     if (place < 0 && now.length) nodes.selected.indices = []
     if (place >= 0 && now[0] !== place) nodes.selected.indices = [place]
 """
-NOTHING: Final = "<p>Tap a node, or name one, to see what would follow if it died now.</p>"
+KEEP: Final = """
+    const [picked] = nodes.selected.indices
+    const said = new URLSearchParams(location.hash.replace(/^#/, ""))
+    if (picked == null) said.delete("node")
+    else if (nodes.data.name[picked] !== undefined) said.set("node", nodes.data.name[picked])
+    const hash = said.size ? `#${said}` : ""
+    const rest = location.href.replace(/#.*$/, "")
+    if (hash !== location.hash) history.replaceState(history.state, "", rest + (hash || "#"))
+"""
+ARRIVE: Final = """
+    const asked = new URLSearchParams(location.hash.replace(/^#/, "")).get("node")
+    const place = asked === null ? -1 : Array.from(nodes.data.name).indexOf(asked)
+    if (place >= 0 && !nodes.selected.indices.length) nodes.selected.indices = [place]
+"""
+NOTHING: Final = "<p>Tap a node, or name one, to see what would follow if it died.</p>"
 
 
 class ReplicasView(CrowdMap):
@@ -123,6 +138,13 @@ class ReplicasView(CrowdMap):
         self.both = row(self.ring, side, sizing_mode="stretch_width", visible=False)
         self.both.styles = {"flex-wrap": "wrap", "gap": "8px 16px"}
         return (tools, self.frame, self.both)
+
+    def join(self, document: Document) -> None:
+        """Keep the chosen node in the address of the page, and choose the one that it names."""
+        keep, arrive = (CustomJS(args={"nodes": self.nodes}, code=code) for code in (KEEP, ARRIVE))
+        self.nodes.selected.js_on_change("indices", keep)
+        self.nodes.js_on_change("data", arrive)
+        document.js_on_event("document_ready", arrive)
 
     def _ring(self) -> Any:
         plot = self._figure(height=HEIGHT)
@@ -266,7 +288,8 @@ class ReplicasView(CrowdMap):
         self.grid.visible = self.frame.visible = not is_round
         self.select.visible = is_round
         self.find.visible = self.order.visible = not is_round
-        left_out = self._draw_ring(table) if is_round else self._draw_many(table)
+        asked = answers.questions(table, answers.when(tables.status))
+        left_out = (self._draw_ring if is_round else self._draw_many)(table, asked)
         notes = [f"{left_out} shards whose copies are all whole are not drawn"] if left_out else []
         self._say(answers.describe(table), notes=notes)
         names = [(str(n.position), shown(n.name)) for n in table.nodes]
@@ -277,7 +300,7 @@ class ReplicasView(CrowdMap):
         if self.chances.text != words:
             self.chances.text = words
 
-    def _draw_ring(self, table: Replicas) -> int:
+    def _draw_ring(self, table: Replicas, asked: dict[str, list[Any]]) -> int:
         where = ring.places(table.groups, len(table.nodes))
         peers = [copy for copy in table.copies if not copy.is_own]
         put(self.copies, ring.arrows(peers, where) | _strokes(peers))
@@ -296,7 +319,7 @@ class ReplicasView(CrowdMap):
                 ],
                 "touches": _touched(peers, len(table.nodes)),
                 "cells": [[] for _ in table.nodes],
-                **answers.questions(table),
+                **asked,
             },
         )
         put(self.labels, _labels(table, where))
@@ -315,7 +338,7 @@ class ReplicasView(CrowdMap):
         )
         return 0
 
-    def _draw_many(self, table: Replicas) -> int:
+    def _draw_many(self, table: Replicas, asked: dict[str, list[Any]]) -> int:
         left_out = self._draw_crowd(table)
         count = len(table.nodes)
         touched: list[list[int]] = [[] for _ in range(count)]
@@ -330,7 +353,7 @@ class ReplicasView(CrowdMap):
                 "colour": [BLUE] * count,
                 "touches": [[] for _ in table.nodes],
                 "cells": touched,
-                **answers.questions(table),
+                **asked,
             },
         )
         return left_out

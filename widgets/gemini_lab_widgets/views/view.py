@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from bokeh.core.properties import value
+from bokeh.document import Document
 from bokeh.layouts import column
 from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
 from bokeh.plotting import figure
@@ -60,6 +61,9 @@ class View:
     def update(self, tables: Tables) -> None:
         """Draw a snapshot."""
         raise NotImplementedError
+
+    def join(self, document: Document) -> None:
+        """Called when the view has come to stand on a page of its own, with an address."""
 
     # -- light and dark ------------------------------------------------------------------------
 
