@@ -1,6 +1,7 @@
 """The views without a browser: what they draw, within their bounds, and that text stays text."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gemini_lab_widgets.views import (
     StatusView,
     View,
     WastedView,
+    iterations,
 )
 from gemini_lab_widgets.views.answers import chances
 from gemini_lab_widgets.views.palette import DARK, GREEN, LIGHT, RED, esc, shown
@@ -28,6 +30,7 @@ from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_los
 
 from gemini_lab.log import events
 from gemini_lab.report.tables import Tables, tables_of
+from gemini_lab.report.tables.past import Overhead
 
 MOST_GLYPHS = 2_000
 MOST_OF_A_MAP = 11_000  # twice 4,000 copies, for each its number, and what is behind them
@@ -507,3 +510,14 @@ def test_what_a_recovery_under_way_wastes_is_not_known_yet() -> None:
 def test_no_part_of_a_bar_has_a_pattern_that_bokeh_does_not_know() -> None:
     """It would say so in the browser's console at each drawing."""
     assert "" not in drawn(SpentView, with_one_loss()).parts.data["hatch"]
+
+
+def test_nothing_is_said_to_be_added_where_there_was_nothing_to_compare_with() -> None:
+    table = tables(ToldRun().protect().train(1, 12)).iterations
+    waited = Overhead(share=8.953, low=None, high=None, how="what was waited")
+    words = iterations.describe(replace(table, overhead=waited))
+    assert "checkpoints add" not in words
+    assert "updates waited for checkpoints, 895.3% of the iterations' other time" in words
+    compared = replace(waited, share=0.01, low=0.0, high=0.02, how="medians")
+    words = iterations.describe(replace(table, overhead=compared))
+    assert "checkpoints add +1.0% (95 %: +0.0% to +2.0%), medians" in words

@@ -5,11 +5,11 @@ import { OVERVIEW } from "./overview.js";
 import { SMALL } from "./pen.js";
 import { clock, niceStep } from "./text.js";
 
-const TICK_ROOM = 95, HALF = STRIP / 2;
+const TICK_ROOM = 95, FEWEST_TICKS = 5, HALF = STRIP / 2;
 
 export function drawAxis({ c, frame, theme }) {
   const y = frame.bottom, [t0, t1] = frame.window;
-  const step = niceStep(t1 - t0, frame.plot / TICK_ROOM);
+  const step = niceStep(t1 - t0, Math.max(FEWEST_TICKS, frame.plot / TICK_ROOM));
   c.font = SMALL;
   c.textAlign = "center";
   for (let n = Math.ceil(t0 / step); n * step <= t1; n++) {

@@ -7,6 +7,7 @@ from bokeh.layouts import row
 from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Iterations, IterationSeries, Tables
+from gemini_lab.report.tables.past import Overhead
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import legend, struck
 from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
@@ -202,6 +203,14 @@ def _points(series: Sequence[IterationSeries], top: float) -> dict[str, list[Any
     }
 
 
+def _cost(cost: Overhead) -> str:
+    """What checkpoints cost: against iterations without, or else what was waited for them."""
+    if cost.low is None:
+        return f"updates waited for checkpoints, {cost.share:.1%} of the iterations' other time"
+    between = f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
+    return f"checkpoints add {cost.share:+.1%}{between}, {cost.how}"
+
+
 def describe(table: Iterations) -> str:
     """The medians in words."""
     parts = [
@@ -211,9 +220,7 @@ def describe(table: Iterations) -> str:
     ]
     if not parts:
         return "No iteration has ended yet."
-    cost = table.overhead
-    if cost is not None:
-        between = "" if cost.low is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
-        parts.append(f"checkpoints add {cost.share:+.1%}{between}, {cost.how}")
+    if table.overhead is not None:
+        parts.append(_cost(table.overhead))
     parts.append(f"{struck.words(table.marks)} marked" if table.marks else "no failures")
     return "; ".join(parts) + "."
