@@ -8,7 +8,7 @@ import numpy as np
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.reducers.recoveries import STRIKES
+from gemini_lab.report.reducers.spans import STRIKES
 from gemini_lab.report.tables.spent import GROUPS
 from gemini_lab.report.values import Injection, Recovery
 from gemini_lab.simulator.failures import Outage

@@ -144,11 +144,11 @@ class RunReducer:
         self.sizes = Sizes()
         self.copies_placed = CopiesPlaced()
         seated = Seated()
+        self.spans = Spans(seated)
         self.recoveries = Recoveries(
-            self.reached, self.pace, self.divergences, seated, most=keep.recoveries
+            self.reached, self.pace, self.divergences, self.spans, seated, most=keep.recoveries
         )
         self.logged = Logged()
-        self.spans = Spans(seated)
         self.persistent = Persistent()
         self.sums = Sums()
         self.plans = Plans()

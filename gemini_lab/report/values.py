@@ -182,7 +182,8 @@ class Recovery:
         reached: Newest iteration that every rank had ended before the failure.
         lost_iterations: How many iterations that every rank had ended had to be done again.
         lost_by_any: The same for those that only some ranks had ended; never fewer.
-        lost_progress_s: Time of training between the version that was loaded and the failure.
+        lost_progress_s: Time of training between the version that was loaded and the failure,
+            without earlier recoveries and what the failures before those had lost already.
         kept: Ranks that went on in their processes; the others started anew.
         compared: How many iterations of ranks were done again and compared with before, bit by bit.
         divergences: Those that are not what they were; the earliest first.

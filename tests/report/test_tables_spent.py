@@ -72,6 +72,33 @@ def test_a_run_without_a_version_loses_progress_from_its_first_iteration_on() ->
     assert table.seconds("first_start") == pytest.approx(4.0, abs=0.3)
 
 
+def test_no_recovery_counts_as_progress_that_a_later_failure_lost() -> None:
+    """A bug strikes anew in each try; no version comes between, and each try loses its own."""
+    run = ToldRun().protect().train(1, 5).iterate(6)
+    for _ in range(3):
+        run.crash(0, known=6).plan(5).resume(5).protect()
+        run.now_s += 0.25
+    run.give_up("the same error again")
+    lost_s = [each.lost_progress_s for each in build_report(run.entries).recoveries]
+    # Up to where it was noticed: an exit tells of itself 0.5 s before.
+    assert lost_s == pytest.approx([1.0 + 0.125 + 0.5, 0.25 + 0.5, 0.25 + 0.5])
+    assert spent_of(run).seconds("redo") == pytest.approx(sum(lost_s))
+
+
+def test_an_older_version_loses_what_was_made_since_but_not_the_failures_in_between() -> None:
+    """Version 2 is in storage: 3 to 9 go, less a recovery and what its failure had lost."""
+    run = ToldRun().protect().train(1, 8).persist(2).iterate(9)
+    run.crash(0, known=9).plan(8).resume(8).train(9, 10)
+    run.fail("node-0", "node-1", known=10)
+    run.plan(2, tier="persistent", members=["node-4", "node-5", "node-2", "node-3"])
+    run.resume(2, tier="persistent").protect().train(3, 11).finish(11)
+    first, second = build_report(run.entries).recoveries
+    assert first.lost_progress_s == pytest.approx(1.0 + 0.125 + 0.5)
+    assert second.lost_progress_s == pytest.approx(6 * 1.125 + 2 * 1.125)
+    both_s = first.lost_progress_s + second.lost_progress_s
+    assert spent_of(run).seconds("redo") == pytest.approx(both_s)
+
+
 def test_detection_that_a_recovery_tells_as_a_step_is_detection() -> None:
     """As simulated runs do, in which nobody injects anything."""
     workload = paper_workload(nodes=4, standbys=1)

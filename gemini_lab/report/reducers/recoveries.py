@@ -2,19 +2,20 @@
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from math import fsum
 from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.divergences import Divergences
+from gemini_lab.report.reducers.lost import lost_training
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.seated import Seated
+from gemini_lab.report.reducers.spans import STRIKES, Spans
 from gemini_lab.report.values import Injection, Receipt, Recovery, Step, WorkerExit
 
-STRIKES: Final = frozenset({"worker_crash", "worker_hang", "node_loss", "node_freeze"})
-"""Injections that a recovery answers; others are met on the way, such as a flipped bit."""
 MOST_STEPS: Final = 1000
 """Steps, or copies that were stepped over, of one recovery."""
 
@@ -45,6 +46,7 @@ class Recoveries:
         reached: How far each rank came; takes an entry before this does.
         pace: When which iteration ended; takes an entry before this does.
         divergences: What was not the same when it was done again.
+        spans: When the run failed and trained again; also of recoveries that are not kept.
         seated: Who had ranks when: no other node's end is a failure.
         most: How many of the newest recoveries, injections and exits to keep; `None` for all.
 
@@ -60,6 +62,7 @@ class Recoveries:
         reached: Reached,
         pace: Pace,
         divergences: Divergences,
+        spans: Spans,
         seated: Seated,
         *,
         most: int | None = None,
@@ -69,18 +72,15 @@ class Recoveries:
         self.injections: deque[Injection] = deque(maxlen=most)
         self.exits: deque[WorkerExit] = deque(maxlen=most)
         self._reached, self._pace, self._divergences = reached, pace, divergences
-        self._seated, self._most = seated, most or MOST_KEPT
+        self._spans, self._seated, self._most = spans, seated, most or MOST_KEPT
         self._told: dict[int, _Told] = {}
         self._receipts: dict[int, dict[int, tuple[float, Receipt]]] = {}  # by epoch and shard
-        self._started_s: float | None = None
         self._dropped: tuple[int, int, float] = (0, 0, float("-inf"))  # number, epoch, resumed
 
     def take(self, entry: Entry) -> None:
         """Take in one entry."""
         event = entry.event
         match event:
-            case events.RunStarted() if self._started_s is None:
-                self._started_s = entry.at_s
             case events.Injected():
                 self._inject(entry, event)
             case events.WorkerExited():
@@ -148,16 +148,12 @@ class Recoveries:
     def recoveries(self) -> tuple[Recovery, ...]:
         """Those that are kept, in order of their numbers."""
         found = []
-        reached_s = self._pace.reached()
+        lost = lost_training(self._spans.outages(), self._pace)
         _, epoch, over_s = self._dropped
-        for _, told in sorted(self._told.items()):
+        for number, told in sorted(self._told.items()):
             recovery = self._caused(self._recovered(told, since=epoch), after_s=over_s)
-            if recovery.version is not None and recovery.resumed_at_s is not None:
-                # Ranks that were not struck may have brought the version about after the failure.
-                at_s = reached_s(recovery.version, recovery.resumed_at_s)
-                if at_s is None:
-                    at_s = self._started_s
-                lost_s = None if at_s is None else max(0.0, recovery.failed_at_s - at_s)
+            if number in lost and recovery.resumed_at_s is not None:
+                lost_s = fsum(end_s - start_s for start_s, end_s in lost[number])
                 recovery = replace(recovery, lost_progress_s=lost_s)
             found.append(recovery)
             epoch = max(told.plans, default=epoch)

@@ -9,10 +9,11 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.exposure import Interval
-from gemini_lab.report.reducers.recoveries import STRIKES
 from gemini_lab.report.reducers.seated import Seated
 
 NEVER: Final = float("inf")
+STRIKES: Final = frozenset({"worker_crash", "worker_hang", "node_loss", "node_freeze"})
+"""Injections that a recovery answers; others are met on the way, such as a flipped bit."""
 Row = TypeVar("Row")
 
 

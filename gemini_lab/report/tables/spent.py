@@ -4,7 +4,7 @@ Each moment counts once, for the last of the parts in `PARTS` that claims it; wh
 is *other*. So the parts add up to the wall time, and how much is other tells how far they explain.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.exposure import Interval
-from gemini_lab.report.reducers.spans import Outage
+from gemini_lab.report.reducers.lost import lost_training
 from gemini_lab.report.tables.past import Part, Spent, SpentRow
 
 GROUPS: Final[dict[str, Part]] = {
@@ -86,7 +86,7 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
     starts_s, ends_s, waited_s = run.pace.spans()
     began_s = float(starts_s.min(initial=end_s))  # in whichever try
     spans: dict[Part, Sequence[Interval]] = {
-        "redo": _redone(run, outages, began_s),
+        "redo": [span for lost in lost_training(outages, run.pace).values() for span in lost],
         "between": [(one.failed_s, one.resumed_s) for one in outages],
     }
     for part in STEPS_SHOWN:
@@ -101,22 +101,6 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
         "exposed": np.stack([ends_s - waited_s, ends_s], axis=1),
         **{part: np.array(found, np.float64).reshape(-1, 2) for part, found in spans.items()},
     }
-
-
-def _redone(run: RunReducer, outages: Iterable[Outage], began_s: float) -> list[Interval]:
-    """From when each version that was loaded had been reached to the failure after it.
-
-    Without a version that is from the first iteration on: before it there was nothing to lose.
-    """
-    reached_s = run.pace.reached()
-    found = []
-    for outage in outages:
-        if outage.version is None:
-            continue
-        since_s = reached_s(outage.version, outage.resumed_s) if outage.version else began_s
-        if since_s is not None and since_s < outage.failed_s:
-            found.append((since_s, outage.failed_s))
-    return found
 
 
 def paint(layers: Sequence[npt.NDArray[np.float64]], start_s: float, end_s: float) -> list[float]:
