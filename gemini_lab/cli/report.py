@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemini_lab.lab.pages import save_log
-from gemini_lab.log.file import LOG_FILE, find_run, read_log
+from gemini_lab.log.file import find_log, read_log
+from gemini_lab.log.follow import name_of
 from gemini_lab.report.build import load_report, report_of
 from gemini_lab.report.predicted import lines, predict
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
@@ -20,7 +21,7 @@ def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab report`; the exit code is 1 where a comparison finds a difference."""
     parser = argparse.ArgumentParser(prog="gemini-lab report", description=__doc__)
     parser.add_argument(
-        "run", nargs="?", default="latest", help="a run's folder or name, or 'latest'"
+        "run", nargs="?", default="latest", help="a run's folder, log or name, or 'latest'"
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--chrome-trace", type=Path, metavar="FILE", help="write a trace, too")
@@ -43,31 +44,31 @@ def command(arguments: Sequence[str]) -> int:
         help="simulate its failures with the times of RUN (or its own), and put both side by side",
     )
     options = parser.parse_args(arguments)
-    folder = find_run(options.run)
-    run = RunReducer(name=folder.name, keep=FOR_REPORT)
-    run.extend(read_log(folder / LOG_FILE))
+    log = find_log(options.run)
+    run = RunReducer(name=name_of(log), keep=FOR_REPORT)
+    run.extend(read_log(log))
     report = report_of(run)
     if options.chrome_trace is not None:
-        trace = chrome_trace(read_log(folder / LOG_FILE))
+        trace = chrome_trace(read_log(log))
         options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
     if options.html is not None:
-        save_log(folder / LOG_FILE, options.html, window=options.window)
+        save_log(log, options.html, window=options.window)
     if options.json:
         text = json.dumps(report.to_json(), indent=2)
     else:
         ink = ink_for(sys.stdout.encoding)
         parts = [render(report, ink=ink), render_spent(spent(run), ink=ink)]
-        text = "\n\n".join([*parts, f"log: {folder / LOG_FILE}"])
+        text = "\n\n".join([*parts, f"log: {log}"])
     print(text)  # noqa: T201
     if options.predict is not None:
         known = (
-            RunReducer.load(find_run(options.predict), keep=FOR_REPORT) if options.predict else None
+            RunReducer.load(find_log(options.predict), keep=FOR_REPORT) if options.predict else None
         )
         predicted = predict(run, learned=known)
         print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
     if options.compare is None:
         return 0
-    comparison = report.losses_match(load_report(find_run(options.compare)))
+    comparison = report.losses_match(load_report(find_log(options.compare)))
     print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
     return 0 if comparison else 1
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.file import LOG_FILE, LineReader, find_run
+from gemini_lab.log.file import LineReader, find_log
 from gemini_lab.placement import Risk
 from gemini_lab.recovery.learning import READ, learn_risk
 
@@ -18,7 +18,7 @@ def learn_from(runs: Sequence[str]) -> Risk:
     """What the logs of these runs tell together.
 
     Args:
-        runs: Their folders, or as `find_run` takes them.
+        runs: Their folders, or as `find_log` takes them.
 
     Raises:
         ConfigError: One of them is no run.
@@ -26,7 +26,7 @@ def learn_from(runs: Sequence[str]) -> Risk:
     """
     known = Risk()
     for run in runs:
-        known = learn_risk(_lines_of_machines(find_run(run) / LOG_FILE)).after(known)
+        known = learn_risk(_lines_of_machines(find_log(run))).after(known)
     return known
 
 

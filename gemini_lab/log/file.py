@@ -189,7 +189,8 @@ def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     """The folder of a run.
 
     Args:
-        run: A run's folder, its name below `below`, or `"latest"` for the newest one there.
+        run: A run's folder, the log in it, its name below `below`, or `"latest"` for the newest
+            one there.
         below: Where runs keep their logs.
 
     Raises:
@@ -200,10 +201,24 @@ def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
         if not logs:
             raise ConfigError(f"no run is in {below.absolute()}; name a run's folder")
         return logs[-1].parent
-    for folder in (Path(run), below / run):
+    named = Path(run).parent if Path(run).name == LOG_FILE else Path(run)
+    for folder in (named, below / named):
         if (folder / LOG_FILE).is_file():
             return folder
     raise ConfigError(
-        f"{run!r} is no run: there is no {LOG_FILE} in {Path(run).absolute()} or below {below}; "
-        "name a run's folder, or 'latest'"
+        f"{run!r} is no run: there is no {LOG_FILE} in {named.absolute()} or below {below}; "
+        "name a run's folder or its log, or 'latest'"
     )
+
+
+def find_log(run: str, *, below: Path = RUNS_FOLDER) -> Path:
+    """The log of a run.
+
+    Args:
+        run: As `find_run` takes it, or a log by any other name, such as a simulation's saved one.
+        below: Where runs keep their logs.
+
+    Raises:
+        ConfigError: No log is there.
+    """
+    return Path(run) if Path(run).is_file() else find_run(run, below=below) / LOG_FILE

@@ -7,6 +7,7 @@ from statistics import fmean
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, read_log
+from gemini_lab.log.follow import log_of, name_of
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.values import (
@@ -19,14 +20,15 @@ from gemini_lab.report.values import (
 )
 
 
-def load_report(folder: Path) -> RunReport:
-    """The report of the run in `folder`, as far as it is.
+def load_report(run: Path) -> RunReport:
+    """The report of the run in this folder, or with this log, as far as it is.
 
     Raises:
         ConfigError: The log there is not that of a run.
         EventError: A line of it is not an event.
     """
-    return build_report(read_log(folder / LOG_FILE), name=folder.name)
+    log = log_of(run)
+    return build_report(read_log(log), name=name_of(log))
 
 
 def build_report(entries: Iterable[Entry], *, name: str = "") -> RunReport:

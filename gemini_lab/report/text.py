@@ -211,7 +211,7 @@ def _cause(recovery: Recovery) -> str:
     if recovery.injections:
         return ", ".join(str(injection) for injection in recovery.injections)
     where = f" ({', '.join(recovery.lost_nodes)})" if recovery.lost_nodes else ""
-    return recovery.cause.replace("_", " ") + where
+    return (recovery.cause.replace("_", " ") + where).strip()
 
 
 def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) -> Iterator[str]:

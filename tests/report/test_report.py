@@ -10,7 +10,7 @@ from gemini_lab.cli.report import command
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Simulated
-from gemini_lab.log.file import find_run
+from gemini_lab.log.file import find_log, find_run
 from gemini_lab.report import Step, build_report, load_report
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
 
@@ -281,6 +281,19 @@ def test_the_latest_run_is_the_one_written_to_last(save, steady, monkeypatch):
 
     assert find_run("latest").absolute() == second
     assert load_report(find_run("b")).name == "b"
+
+
+def test_a_run_is_found_by_its_log_and_a_saved_log_by_its_own_name(save, steady, tmp_path):
+    folder = save("a", steady)
+    log = folder / "events.jsonl"
+    assert find_run(str(log)) == folder
+    assert find_run("a/events.jsonl", below=folder.parent) == folder
+    assert find_log(str(folder)) == find_log(str(log)) == log
+    saved = log.rename(tmp_path / "saved.jsonl")
+    assert find_log(str(saved)) == saved
+    assert load_report(saved).name == "saved"
+    with pytest.raises(ConfigError, match=f"no events.jsonl in {folder} or"):
+        find_log(str(log))
 
 
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch, make_event):
