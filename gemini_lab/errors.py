@@ -12,7 +12,8 @@
 A message says what was asked, what stood against it (with numbers), and the way out.
 """
 
-from typing import ClassVar
+import textwrap
+from typing import ClassVar, Final
 
 
 class GeminiError(Exception):
@@ -27,6 +28,10 @@ class GeminiError(Exception):
 
 class ConfigError(GeminiError, ValueError):
     """A setting, or a combination of settings, cannot work."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: IPython asks for it by this name. A script shows a traceback."""
+        return in_lines(f"{type(self).__name__}: {self}")
 
 
 class UnsupportedError(GeminiError):
@@ -55,3 +60,18 @@ class MessageError(GeminiError):
 
 class RunFailedError(GeminiError):
     """A run ended without finishing its script."""
+
+
+WIDE: Final = 80
+"""Characters of a line below a cell: JupyterLab breaks longer ones within a word."""
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for a message: `an int`, `a str`."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def in_lines(text: str) -> list[str]:
+    """A sentence as a notebook shows it, broken between words."""
+    return textwrap.wrap(text, WIDE, break_long_words=False, break_on_hyphens=False) or [""]

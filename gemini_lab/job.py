@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,22 @@ class Job:
         """The name, or one made from the script's."""
         file = self.script.rpartition(".")[2] if self.module else Path(self.script).stem
         return self.name or file
+
+
+def job_of(job: object) -> Job:
+    """A job, or that of a script of which only the path is given.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if isinstance(job, str | Path):
+        return Job(script=str(job))
+    if not isinstance(job, Job):
+        raise ConfigError(
+            "what is to run has to be a Job or a script's path, and this is "
+            f'{kind_of(job)}; make one: Job(script="train.py")'
+        )
+    return job
 
 
 def find_module(name: str, *, cwd: str) -> ModuleSpec | None:

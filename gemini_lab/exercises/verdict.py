@@ -1,29 +1,23 @@
 """How every check talks: one sentence about the answer that it was given."""
 
 import math
-import textwrap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Real
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import GeminiError, in_lines, kind_of
 
 Kind = TypeVar("Kind")
-WIDE: Final = 110
-"""Characters of a line below a cell."""
 
 
 class WrongAnswerError(Exception):
     """There is no answer, or it is not right; the message says what about it is not."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in place of a traceback: IPython asks for it by this name.
-
-        In lines, as a notebook breaks longer ones within a word.
-        """
-        return [textwrap.fill(str(self), WIDE, break_long_words=False, break_on_hyphens=False)]
+        """What a notebook shows in place of a traceback: IPython asks for it by this name."""
+        return in_lines(str(self))
 
 
 class Verdict(AbstractContextManager[None]):
@@ -66,9 +60,7 @@ def another_kind(answer: object, *, name: str, words: str) -> WrongAnswerError:
     """What to say of no answer, and of one that is not what `words` ask for."""
     if answer is None:
         return WrongAnswerError(f"no answer yet: make `{name}` {words} in the cell above")
-    kind = type(answer).__name__
-    article = "an" if kind[0].lower() in "aeiou" else "a"
-    return WrongAnswerError(f"`{name}` has to be {words}, and yours is {article} {kind}")
+    return WrongAnswerError(f"`{name}` has to be {words}, and yours is {kind_of(answer)}")
 
 
 def number(answer: object, *, name: str, words: str) -> float:

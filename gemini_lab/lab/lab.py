@@ -11,7 +11,7 @@ from typing import Final, Self, Unpack
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.job import Job
+from gemini_lab.job import Job, job_of
 from gemini_lab.lab import pages
 from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, config_of
@@ -24,6 +24,7 @@ from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.provider import Provider
 from gemini_lab.log.events import Profiled
 from gemini_lab.placement import Placement
+from gemini_lab.placement.own import Planner
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.deciding import Decide
 from gemini_lab.settings import SettingValue
@@ -112,24 +113,26 @@ class Lab:
 
     def train(
         self,
-        job: Job,
+        job: Job | str | Path,
         *,
         scenario: Scenario | None = None,
         name: str | None = None,
         resume: bool = False,
-        placement: Placement | None = None,
+        placement: Placement | Planner | None = None,
         root: Decide | None = None,
         **settings: SettingValue,
     ) -> Run:
         """Start a job on the nodes; returns at once.
 
         Args:
-            job: What to run.
+            job: What to run: a `Job`, or the path of a script.
             scenario: Failures to inject on the way.
             name: The run's folder below the lab's; by default the time and the job's name.
             resume: Go on from what another run left in the persistent tier. Without, a tier that
                 holds another run's versions is refused.
-            placement: Who keeps whose replica; by default what `replicas` and `strategy` ask for.
+            placement: Who keeps whose replica, or a function of `nodes` and `replicas` that says
+                so, as `gemini_lab.attack` takes it; by default what `replicas` and `strategy` ask
+                for.
             root: Decides what is done after a failure, as `decide(state, event, cluster)`; see
                 `gemini_lab.recovery.deciding`. It knows what is in memory, not the persistent tier.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
@@ -156,7 +159,7 @@ class Lab:
             RunOrigin(
                 folder=fresh_folder(self.folder / wanted.name),
                 number=self._runs.next_number(),
-                job=job,
+                job=wanted.job,
                 scenario=wanted.scenario,
                 seats=wanted.seats,
                 root=self.root,
@@ -181,7 +184,9 @@ class Lab:
         self._cluster.submit(order)
         return run
 
-    def profile(self, job: Job, *, name: str | None = None, **settings: SettingValue) -> Profile:
+    def profile(
+        self, job: Job | str | Path, *, name: str | None = None, **settings: SettingValue
+    ) -> Profile:
         """Train until the ranks agree on a profile of the job, then stop it.
 
         What was measured of the wire stands beside it, in `lab.run.report().plans`.
@@ -197,6 +202,7 @@ class Lab:
         """
         if self.nodes * self.workers_per_node == 1:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
+        job = job_of(job)
         name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
         run = self.train(

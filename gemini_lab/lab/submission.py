@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.job import Job
+from gemini_lab.job import Job, job_of
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.lab.known_machines import learn_from, split_runs
-from gemini_lab.node.own_root import packed
+from gemini_lab.node.own_root import ONE_S, TooLong, limit, packed
 from gemini_lab.placement import Placement
+from gemini_lab.placement.own import placed_by
 from gemini_lab.recovery.deciding import Decide
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
@@ -52,12 +53,12 @@ class Submission:
     def checked(
         cls,
         config: LabConfig,
-        job: Job,
+        job: Job | str | Path,
         *,
         scenario: Scenario | None,
         name: str | None,
         resume: bool,
-        placement: Placement | None = None,
+        placement: object = None,
         root: Decide | None = None,
         settings: Mapping[str, SettingValue],
         claims: bool = True,
@@ -66,11 +67,11 @@ class Submission:
 
         Args:
             config: The lab.
-            job: See the attributes, as for what follows.
+            job: See the attributes, as for what follows; a script's path will do.
             scenario: By default no failures.
             name: By default the time and the job's name.
             resume: Whether it may go on from another run's versions.
-            placement: By default what the settings ask for.
+            placement: One, or a function that plans it; by default what the settings ask for.
             root: Decides recoveries; by default the lab's own root agent does.
             settings: What the launcher was told.
             claims: Whether to make the persistent tier that it names its own.
@@ -79,12 +80,14 @@ class Submission:
             ConfigError: The script is missing, a setting, the placement or the root agent is
                 impossible, or the tier is another run's.
         """
+        job = job_of(job)
         job.check()
         scenario = scenario or Scenario()
         identity = secrets.randbits(32)
         seats = config.seats
         if placement is not None:
-            _check_placement(placement, settings)
+            _check_unplaced(settings)
+            placement = _placed(placement, seats.nodes, settings)
             seats = replace(seats, placement=placement)
             settings = {"replicas": placement.replicas, **settings}
         parsed = Settings.parse(settings)
@@ -126,12 +129,30 @@ class Submission:
         )
 
 
-def _check_placement(placement: object, settings: Mapping[str, SettingValue]) -> None:
-    if not isinstance(placement, Placement):
+def _placed(placement: object, nodes: int, settings: Mapping[str, SettingValue]) -> Placement:
+    """The placement that is meant, be it one or a function that plans it."""
+    if isinstance(placement, Placement):
+        return placement
+    if not callable(placement):
         raise ConfigError(
-            f"placement= has to be a Placement, and this is a {type(placement).__name__}; "
-            "plan_placement makes one, and so does Placement(nodes=..., holders=...)"
+            "placement= has to be a Placement, or a function of `nodes` and `replicas` that plans "
+            f"one, and this is {kind_of(placement)}; plan_placement makes one"
         )
+    replicas = Settings.parse(settings).replicas
+    asked = f"placement= was asked for {nodes} nodes and {replicas} replicas, and"
+    try:
+        with limit(ONE_S):
+            return placed_by(placement, nodes=nodes, replicas=replicas)
+    except ConfigError as error:
+        raise ConfigError(f"{asked} {error}") from error
+    except TooLong:
+        raise ConfigError(f"{asked} there is no answer after {ONE_S:g} s") from None
+    except Exception as error:
+        raise ConfigError(f"{asked} raised {type(error).__name__}: {error}") from error
+
+
+def _check_unplaced(settings: Mapping[str, SettingValue]) -> None:
+    """Refuse settings that ask for a placement beside one that is given."""
     if settings.get("replicas") == AUTO or settings.get("adapt_replicas"):
         raise ConfigError(
             'placement= says who keeps what, and "replicas": "auto" chooses it; leave one of them '

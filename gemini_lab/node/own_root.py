@@ -15,7 +15,7 @@ from typing import Final
 
 import cloudpickle
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError
 from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.protocol import RootState
@@ -62,8 +62,8 @@ def packed(decide: object) -> str:
     """
     if not callable(decide):
         raise ConfigError(
-            "root= has to be a function of `state`, `event` and `cluster`, and this is a "
-            f"{type(decide).__name__}"
+            "root= has to be a function of `state`, `event` and `cluster`, and this is "
+            f"{kind_of(decide)}"
         )
     if isinstance(text := getattr(decide, "packed", None), str):
         return text  # it lives in another process, which packs it

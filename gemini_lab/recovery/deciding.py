@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import GeminiError, kind_of
 
 
 class Kept(NamedTuple):
@@ -139,14 +139,20 @@ def as_actions(answer: object) -> tuple[Action, ...]:
     actions = answer if isinstance(answer, (list, tuple)) else (answer,)
     for each in actions:
         if not isinstance(each, Action):
-            kind = each.__name__ + " itself" if isinstance(each, type) else type(each).__name__
             raise GuideError(
-                f"the answer has to be Fence(), Ask(), Start(version), Wait(why), a "
-                f"list of them, or nothing, and there is {kind} in it"
+                "its answer has to be Fence(), Ask(), Start(version), Wait(why), a list of them, "
+                f"or nothing, and it {'has' if each is not answer else 'is'} {_kind(each)}"
             )
         if isinstance(each, Start) and type(each.version) not in {int, type(None)}:
-            raise GuideError(f"Start takes a version or None, and there is {each.version!r}")
+            raise GuideError(f"Start takes a version or None, and was given {each.version!r}")
     return tuple(actions)
+
+
+def _kind(value: object) -> str:
+    """What a value is, with its article."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    return kind_of(value)
 
 
 def as_text(state: dict[str, object]) -> str:

@@ -232,8 +232,9 @@ def test_the_smallest_cases_come_first():
     [
         ("1 / 0", "it raised ZeroDivisionError"),
         ("raise SystemExit('no')", "it raised SystemExit: no"),
-        ("return 'Fence'", "and there is str in it"),
-        ("return Fence", "and there is Fence itself in it"),
+        ("return 'Fence'", "or nothing, and it is a str"),
+        ("return [Fence(), 3]", "or nothing, and it has an int"),
+        ("return Fence", "and it is the class Fence itself"),
         ("return Start('8')", "Start takes a version or None"),
         ("state['x'] = {1}; return Fence()", "`state` may hold numbers, texts"),
         ("return Start(None)", "although those of epoch 1 were not ended"),

@@ -2,15 +2,18 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from full_disk import full_at
 from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
 
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
-from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
+from gemini_lab.errors import WIDE, ConfigError, LaunchError, RunFailedError
+from gemini_lab.job import job_of
 from gemini_lab.lab.control import CONTROL_FILE, ask
 from gemini_lab.lab.output import OutputFiles
+from gemini_lab.lab.submission import Submission
 from gemini_lab.log.events import RunFinished
 from gemini_lab.recovery.messages import InjectFailure, StopRun
 
@@ -97,6 +100,60 @@ def test_a_placement_of_ones_own_goes_with_the_job(lab, cluster, job):
 def test_a_placement_that_cannot_be_is_refused_in_a_sentence(lab, cluster, job, given, said):
     with pytest.raises(ConfigError, match=said):
         lab.train(job, **given)
+    assert cluster.jobs == []
+
+
+def ring(nodes, replicas):
+    return [[(owner + k) % nodes for k in range(replicas)] for owner in range(nodes)]
+
+
+def test_a_planner_that_can_be_attacked_can_be_trained_with(lab, cluster, job):
+    lab.train(job, placement=ring, replicas=3)
+    placement = cluster.jobs[0].seats.placement
+    assert placement.holders == tuple(map(tuple, ring(4, 3)))
+    assert cluster.jobs[0].settings == {"replicas": 3}
+
+
+def test_a_planner_is_called_as_it_is_attacked(lab, cluster, job):
+    lab.train(job, placement=plan_placement)
+    assert cluster.jobs[0].seats.placement == plan_placement(nodes=4, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        (lambda nodes: nodes, "for 4 nodes and 2 replicas, and the answer has to be a Placement"),
+        (lambda nodes: 1 // (nodes - 4), "and raised ZeroDivisionError"),
+        (lambda nodes: [[0]] * nodes, "shard 0 needs 2 distinct holders"),
+        (lambda nodes: plan_placement(nodes=nodes + 1), "of 5 nodes, and 4 train"),
+    ],
+)
+def test_what_plans_no_placement_is_refused_in_a_sentence(lab, cluster, job, placement, said):
+    with pytest.raises(ConfigError, match=said):
+        lab.train(job, placement=placement)
+    assert cluster.jobs == []
+
+
+def test_neither_placement_nor_planner_is_refused_in_a_sentence(lab, job):
+    asked = {"scenario": None, "name": None, "resume": False, "settings": {}}
+    with pytest.raises(ConfigError, match="that plans one, and this is an int; plan_placement"):
+        Submission.checked(lab.config, job, **asked, placement=3)
+
+
+def test_a_scripts_path_will_do_for_a_job(lab, cluster, job):
+    lab.train(str(Path(job.cwd) / job.script))
+    assert cluster.jobs[0].job.title == job.title
+
+
+def test_no_script_is_refused_in_a_sentence_which_is_all_that_a_notebook_shows(lab, cluster):
+    with pytest.raises(ConfigError, match="a Job or a script's path, and this is an int"):
+        job_of(3)
+    for start in (lab.train, lab.profile):
+        with pytest.raises(ConfigError, match="there is no script") as raised:
+            start("no_file.py")
+        lines = raised.value._render_traceback_()
+        assert " ".join(lines) == f"ConfigError: {raised.value}"
+        assert max(map(len, lines)) <= WIDE
     assert cluster.jobs == []
 
 

@@ -1,6 +1,5 @@
 """Asking a stage that somebody wrote: with a limit of time, and never with a traceback."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -18,21 +17,6 @@ class NotOneError(Exception):
     """An answer is not of the form that its stage has; the message says what is."""
 
 
-def by_name(function: Callable[..., object]) -> Asked:
-    """A function that is called with those of some arguments that it takes."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins do not say
-        return lambda arguments: function(**arguments)
-    own = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-
-    def call(arguments: Mapping[str, object]) -> object:
-        return function(**{n: given for n, given in arguments.items() if takes_all or n in own})
-
-    return call
-
-
 def ask(
     mine: Asked,
     arguments: Mapping[str, object],
@@ -43,7 +27,7 @@ def ask(
     """The answer as `read` gives it, or what kept it from being one.
 
     Args:
-        mine: What is asked; see `by_name`.
+        mine: What is asked; see `gemini_lab.placement.own.by_name`.
         arguments: What it is asked with.
         read: Brings an answer into the stage's own form; `NotOneError` says that it is none.
         limit_s: For the answer, and for reading it: it may be a generator.

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.attacks.asking import NotOneError
 from gemini_lab.exercises.attacks.outcome import Beside, Fault, counted
 from gemini_lab.exercises.attacks.search import Attacked
 from gemini_lab.placement import Placement, best_possible, plan_placement, theorem_gap
+from gemini_lab.placement.own import Holders, read_placement
 
 MOST_NODES: Final = 16
 MOST_REPLICAS: Final = 4
 COMPARED: Final = ((5, 2), (16, 2), (16, 3))
 """Nodes and replicas that figures are given for."""
-
-Holders = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +48,10 @@ def read(answer: object) -> Placement | Holders:
     Raises:
         NotOneError: The answer is neither.
     """
-    if isinstance(answer, Placement):
-        return answer
     try:
-        holders = tuple(tuple(kept) for kept in answer)  # type: ignore[attr-defined]
-    except TypeError:
-        holders = None
-    whole = holders is not None and all(type(p) is int for kept in holders for p in kept)
-    if holders is None or not whole:
-        raise NotOneError(
-            "the answer has to be a Placement, or for each shard the nodes that keep it, as in "
-            f"((0, 1), (1, 0)), and it is {_kind(answer)}"
-        )
-    return holders
+        return read_placement(answer)
+    except ConfigError as error:
+        raise NotOneError(str(error)) from None
 
 
 def fault(case: PlacementCase, answer: Placement | Holders) -> Fault | None:
@@ -191,11 +182,6 @@ def _nodes(positions: Sequence[int]) -> tuple[str, ...]:
 def _named(positions: Sequence[int]) -> str:
     names = _nodes(positions)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} at once"
-
-
-def _kind(answer: object) -> str:
-    name = type(answer).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 PLACEMENT: Final = Attacked(name="placement", read=read, fault=fault, figures=figures)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from gemini_lab.exercises.attacks.asking import Asked, ask, by_name
+from gemini_lab.exercises.attacks.asking import Asked, ask
 from gemini_lab.exercises.attacks.outcome import Beside, Case, Counterexample, Fault, Withstood
+from gemini_lab.placement.own import by_name
 
 C = TypeVar("C", bound=Case)
 A = TypeVar("A")
