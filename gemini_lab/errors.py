@@ -31,7 +31,7 @@ class ConfigError(GeminiError, ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: IPython asks for it by this name. A script shows a traceback."""
-        return in_lines(f"{type(self).__name__}: {self}")
+        return [in_lines(f"{type(self).__name__}: {self}")]
 
 
 class UnsupportedError(GeminiError):
@@ -72,6 +72,6 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def in_lines(text: str) -> list[str]:
+def in_lines(text: str) -> str:
     """A sentence as a notebook shows it, broken between words."""
-    return textwrap.wrap(text, WIDE, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.fill(text, WIDE, break_long_words=False, break_on_hyphens=False)

@@ -17,7 +17,7 @@ class WrongAnswerError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a traceback: IPython asks for it by this name."""
-        return in_lines(str(self))
+        return [in_lines(str(self))]
 
 
 class Verdict(AbstractContextManager[None]):

@@ -263,7 +263,9 @@ class PhasedRun:
         if self.state.phase != "waiting":
             yield from self._enter("waiting", at_s)
         if plan.missing:
-            machines = f"no machine for positions {listed(plan.missing)}"
+            machines = (
+                f"no machine for position{'s'[: len(plan.missing) > 1]} {listed(plan.missing)}"
+            )
             machines += if_none_comes(self.state, at_s, self.living)
             reason = f"{reason}; {machines}" if reason else machines
             yield from self._ask_for_nodes(machines)

@@ -15,6 +15,7 @@
 
 # %%
 import matplotlib.pyplot as plt
+from gemini_lab_widgets.pictures.palette import IDLE, REPLICAS, TRAINING
 
 from gemini_lab import Lab
 from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
@@ -86,18 +87,24 @@ profile
 # %%
 calls = [e.event for e in lab.run.events("collectives") if e.event.rank == 0]
 sent = {e.event.version for e in lab.run.events("version_complete")}
+
+# %%
 _, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-axes.set(xlabel="ms since the iteration began (orange: a version travels)", ylabel="iteration")
+axes.set(xlabel="ms since the iteration began (on blue: a version travels)", ylabel="iteration")
 axes.yaxis.get_major_locator().set_params(integer=True)
 for each in calls:
     bars = [(1000 * c.start_s, 1000 * (c.end_s - c.start_s)) for c in each.calls()]
-    is_loaded = each.iteration - 1 in sent
-    axes.broken_barh(bars, (each.iteration - 0.4, 0.8), color="C1" if is_loaded else "C0")
+    axes.broken_barh(bars, (each.iteration - 0.4, 0.8), color=TRAINING)
+    if each.iteration - 1 in sent:
+        axes.axhspan(
+            each.iteration - 0.5, each.iteration + 0.5, color=REPLICAS[0], alpha=0.3, zorder=0
+        )
 
 # %% [markdown]
-# **Explain.** Blue lines are what the profile is made of. Orange ones show why a checkpoint should
-# not leave just like that: it shares the link with training's own traffic, which then takes longer,
-# and so does the iteration. (The lowest lines are the job settling down; they count for nothing.)
+# **Explain.** Lines on plain ground are what the profile is made of. Those on blue show why a
+# checkpoint should not leave just like that: it shares the link with training's own traffic, which
+# then takes longer, and so does the iteration. (The lowest lines are the job settling down; they
+# count for nothing.)
 #
 # How regular is regular enough? The paper saw a standard deviation below 10 % of the mean and
 # called the time line almost constant; a profile here counts as steady up to the same 10 %. If
@@ -117,7 +124,7 @@ axes.set(xlabel="idle span: ms since the iteration began", ylabel="length, ms")
 longest = sorted(profile.idle_spans, key=lambda span: -span.duration_s)[:12]
 names = [f"at {1000 * span.start_s:.0f}" for span in longest]
 lengths_ms, stds_ms = zip(*((1e3 * s.duration_s, 1e3 * s.std_s) for s in longest), strict=True)
-bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color="C2", ecolor="C4")
+bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color=IDLE, ecolor=TRAINING)
 
 # %% [markdown]
 # **Beside the paper.** Figs. 7 and 8 give 10.0 s of idle network in an iteration of 64.9 s for

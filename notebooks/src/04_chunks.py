@@ -18,6 +18,7 @@ from textwrap import wrap
 import matplotlib.pyplot as plt
 import numpy as np
 from gemini_lab_widgets.pictures import view
+from gemini_lab_widgets.pictures.palette import REPLICAS, TRAINING
 
 # %%
 from gemini_lab import Lab
@@ -192,10 +193,10 @@ here = [iteration_s(runs[name]) / iteration_s(runs["none"]) for name in paper_s]
 # %%
 _, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
 axes.set_xticks(range(len(paper_s)), paper_s)
-dashed = {"facecolor": "none", "edgecolor": "C0", "linestyle": "--"}
+dashed = {"facecolor": "none", "edgecolor": TRAINING, "linestyle": "--"}
 left, right = ([place + shift for place in range(len(paper_s))] for shift in (-0.2, 0.2))
 axes.bar_label(axes.bar(left, paper, 0.38, **dashed, label="paper, 16 p3dn"), fmt="%.2f")
-axes.bar_label(axes.bar(right, here, 0.38, color="C1", label="measured here"), fmt="%.2f")
+axes.bar_label(axes.bar(right, here, 0.38, color=TRAINING, label="measured here"), fmt="%.2f")
 axes.set(ylabel="iteration time / none", ylim=(0.8, 1.08 * max(here)))
 legend = axes.legend(frameon=False)
 
@@ -225,8 +226,8 @@ for name in ("interleaved", "gemini"):
 lab.dashboard()
 
 # %% [markdown]
-# And one iteration of three of the runs, from their logs. Above, training's collectives; below, the
-# chunks.
+# And one iteration of three of the runs, from their logs, in the dashboard's colours. Above,
+# training's collectives; below, the chunks.
 
 
 # %%
@@ -236,7 +237,7 @@ def draw(axes, run):
     mine = [chunk for chunk in chunks if chunk.version == call.iteration - 1]
     sent = [(chunk.start_s - call.began_s, chunk.end_s - call.began_s) for chunk in mine]
     training = [(each.start_s, each.end_s) for each in call.calls()]
-    for y, colour, spans in ((1, "C0", training), (0, "C1", sent)):
+    for y, colour, spans in ((1, TRAINING, training), (0, REPLICAS[0], sent)):
         bars = [(1000 * start, 1000 * (end - start)) for start, end in spans]
         axes.broken_barh(bars, (y - 0.4, 0.8), color=colour)
 
@@ -326,6 +327,8 @@ with Verdict():
     print(lab_04.exercise_2(harder, train_on=train_on))
 
 # %% [markdown]
+# What does a failure cost now, compared with a version of every iteration? Lab 01 has the formula.
+#
 # ## Exercise 3
 # Now **write Algorithm 2**: cut `checkpoint_bytes` into chunks for each of `replicas - 1`
 # receivers, which are numbered from 1. The chunks come in the order in which they leave; each fits
@@ -379,8 +382,6 @@ with Verdict():
     print(lab_04.exercise_3(planner))
 
 # %% [markdown]
-# What does a failure cost now, compared with a version of every iteration? Lab 01 has the formula.
-#
 # ## Further
 # - `plan(replicas=3)` plans for two remote copies. How much idle time does it need?
 # - What does `mu` buy? Compare `plan(mu=0.5)` and `plan(mu=1.0)`, first on paper, then in a run

@@ -188,7 +188,7 @@ def done_again(run):
 # %%
 for name, each in last.items():
     again = done_again(runs[name.replace(" ", "-")])
-    print(f"{name:12} {again} whole iterations again, {each.wasted_s:.2f} s wasted as in Eq. (1)")
+    print(f"{name:12} whole iterations again: {again}; wasted, Eq. (1): {each.wasted_s:.2f} s")
 redone.came_out(", ".join(str(done_again(runs[name.replace(" ", "-")])) for name in last))
 
 # %% [markdown]
