@@ -96,9 +96,8 @@ for each in calls:
     bars = [(1000 * c.start_s, 1000 * (c.end_s - c.start_s)) for c in each.calls()]
     axes.broken_barh(bars, (each.iteration - 0.4, 0.8), color=TRAINING)
     if each.iteration - 1 in sent:
-        axes.axhspan(
-            each.iteration - 0.5, each.iteration + 0.5, color=REPLICAS[0], alpha=0.3, zorder=0
-        )
+        row = each.iteration - 0.5, each.iteration + 0.5
+        axes.axhspan(*row, color=REPLICAS[0], alpha=0.3, zorder=0)
 
 # %% [markdown]
 # **Explain.** Lines on plain ground are what the profile is made of. Those on blue show why a

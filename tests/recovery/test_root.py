@@ -66,7 +66,9 @@ def test_without_a_standby_the_run_waits_and_goes_on_when_a_node_joins():
     story = Story(nodes=4).start()
     story.lose("node-1")
     assert story.root.state.phase == "waiting"
-    assert story.of(events.RecoveryWaiting)[0].missing == (1,)
+    waiting = story.of(events.RecoveryWaiting)[0]
+    assert waiting.missing == (1,)
+    assert waiting.reason == "no machine for position 1"
     story.join("node-7")
     assert story.members() == ["node-0", "node-7", "node-2", "node-3"]
     assert story.plan().version == 3

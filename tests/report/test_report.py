@@ -118,6 +118,21 @@ def test_what_was_asked_for_was_not_caused_by_what_struck_before(failing, cause,
     assert [one.kind for one in recovery.injections] == struck
 
 
+def test_a_recovery_ends_with_its_last_step_not_when_that_was_written_down(failing):
+    log = [
+        Entry(at_s=e.at_s + 0.25, node=e.node, event=e.event)
+        if e.kind == "recovery_finished"
+        else e
+        for e in failing
+    ]
+    report = build_report(log)
+    (recovery,) = report.recoveries
+    assert recovery.duration_s == pytest.approx(7.6 - 5.0)
+    text = render(report)
+    assert "training again after 2.6 s" in text
+    assert "in all            2.600 s" in text
+
+
 def test_receipts_say_from_which_tier_each_shard_came(failing):
     (recovery,) = build_report(failing).recoveries
 

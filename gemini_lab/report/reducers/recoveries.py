@@ -123,7 +123,9 @@ class Recoveries:
             case events.ProcessesKept():
                 told.kept[whole(event.epoch)] = tuple(map(whole, event.ranks[:MOST_KEPT]))
             case events.RecoveryFinished() if told.resumed_at_s is None:
-                told.resumed_at_s = entry.at_s
+                # The root says so once it has written it down: the step ended before that.
+                warm_s = [step.end_s for step in told.steps if step.name == "warm_up"]
+                told.resumed_at_s = max(warm_s, default=entry.at_s)
             case events.ReplicaRejected() | events.VersionRejected():
                 if len(told.rejected) < MOST_STEPS:
                     told.rejected.append(_rejection(event))

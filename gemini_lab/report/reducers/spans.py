@@ -43,6 +43,7 @@ class _Told:
     first_s: float
     failed_s: float | None = None
     is_planned: bool = False
+    warm_s: float | None = None
     resumed_s: float = NEVER
     plan: tuple[int, int] | None = None  # epoch and version
 
@@ -87,13 +88,17 @@ class Spans:
             case events.RecoveryStep():
                 step = event.step, (seconds(event.start_s), seconds(event.end_s))
                 _keep(self.steps, (number, *step))
+                if event.step == "warm_up":
+                    told.warm_s = step[1][1]
             case events.RecoveryPlanned():
                 told.plan = max(told.plan or (0, 0), (whole(event.epoch), event.version or 0))
                 self._end_wait(number, at_s)
             case events.RecoveryWaiting() if not self._waits or self._waits[-1][2] < NEVER:
                 _keep(self._waits, (number, at_s, NEVER))
             case events.RecoveryFinished():
-                told.resumed_s = min(told.resumed_s, at_s)
+                # The root says so once it has written it down: the step ended before that.
+                resumed_s = at_s if told.warm_s is None else told.warm_s
+                told.resumed_s = min(told.resumed_s, resumed_s)
                 self._end_wait(number, at_s)
 
     def _end_wait(self, number: int, at_s: float) -> None:
