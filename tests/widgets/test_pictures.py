@@ -447,6 +447,24 @@ def test_a_recovery_plan_names_the_source_of_a_lost_shard_and_who_loads_it():
     assert "node-4" in text
 
 
+def test_a_broken_recovery_is_drawn_with_the_version_in_storage_and_nothing_that_is_not_there():
+    case = RecoveryCase(
+        placement=plan_placement(nodes=1, replicas=1),
+        lost=frozenset(),
+        arrived=frozenset(),
+        stored=(9,),
+    )
+    fault = Fault(why="an older version is to be loaded")
+    found = Counterexample(
+        stage="recovery", case=case, answer=None, fault=fault, tried=4, judge=lambda _: None
+    )
+    drawn = view(found).svg()
+    assert "storage" in drawn
+    assert "version 9, in the persistent tier" in drawn
+    assert "on its way" not in drawn
+    assert "lost with its node" not in drawn
+
+
 def test_a_run_without_losses_shows_its_iterations():
     report = a_report()
     bare = tuple(replace(iteration, loss=None) for iteration in report.iterations)

@@ -25,6 +25,8 @@ DRAWN_UP_TO: Final = 24
 CELL: Final = (86.0, 34.0)
 """Of a node's copy of a shard."""
 HATCH: Final = "////"
+STORAGE: Final = "storage"
+"""The persistent tier's column."""
 
 
 def draw_counterexample(found: Counterexample) -> Picture:
@@ -199,13 +201,13 @@ def _blocks(board: Board, panel: Axes, row: int, chunks: Sequence[Chunk], case: 
 
 
 def _recovery(board: Board, case: RecoveryCase, *, broken: Sequence[int]) -> None:
-    """Which node has which version of which shard; lost ones are dashed."""
-    nodes = [*case.members, *case.spares]
+    """Which node, and the persistent tier, has which version of which shard; lost are dashed."""
+    nodes = [*case.members, *case.spares, *([STORAGE] if case.stored else [])]
     wide, tall = CELL
     wide = min(wide, (WIDTH - LEFT) / max(1, len(nodes)))
     plane = board.plane(tall * (case.placement.nodes + 1) + 6)
     for column, node in enumerate(nodes):
-        is_lost = node not in case.living
+        is_lost = _is_lost(case, node)
         role = " lost" if is_lost else (" spare" if node in case.spares else "")
         plane.text(
             130 + wide * (column + 0.5),
@@ -230,17 +232,27 @@ def _recovery(board: Board, case: RecoveryCase, *, broken: Sequence[int]) -> Non
         for column, node in enumerate(nodes):
             for place, version in enumerate(_versions(case, shard, node)):
                 corner = 130 + wide * (column + place / 2), y
-                _copy(plane, corner, wide / 2, version, is_lost=node not in case.living)
-    board.legend(
-        [
-            (palette.BLUE, f"version {OLD}, whole before the failure"),
-            (palette.ORANGE, f"version {NEW}, on its way"),
-            (palette.LIGHT.pale, "lost with its node"),
-        ]
-    )
+                _copy(plane, corner, wide / 2, version, is_lost=_is_lost(case, node))
+    meanings = [(_colour(OLD), f"version {OLD}, whole before the failure")]
+    if case.arrived:
+        meanings.append((_colour(NEW), f"version {NEW}, on its way"))
+    meanings += [(_colour(each), f"version {each}, in the persistent tier") for each in case.stored]
+    if case.lost:
+        meanings.append((palette.LIGHT.pale, "lost with its node"))
+    board.legend(meanings)
+
+
+def _is_lost(case: RecoveryCase, node: str) -> bool:
+    return node not in case.living and node != STORAGE
+
+
+def _colour(version: int) -> str:
+    return {OLD: palette.BLUE, NEW: palette.ORANGE}.get(version, palette.YELLOW)
 
 
 def _versions(case: RecoveryCase, shard: int, node: str) -> Iterator[int]:
+    if node == STORAGE:
+        yield from case.stored
     for copy in case.copies:
         if (copy.shard, copy.node) == (shard, node):
             yield copy.version
@@ -250,7 +262,7 @@ def _copy(
     plane: Axes, corner: tuple[float, float], wide: float, version: int, *, is_lost: bool
 ) -> None:
     x, y = corner
-    colour = palette.BLUE if version == OLD else palette.ORANGE
+    colour = _colour(version)
     fill = palette.LIGHT.pale if is_lost else colour
     plane.add_patch(
         Rectangle(
