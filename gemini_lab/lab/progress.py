@@ -18,6 +18,36 @@ LINES: Final = 6
 """Of a worker's last lines, those that are shown when it ends."""
 
 
+class Repeats:
+    """Lets each traceback among lines through once, and of those that repeat it the last line."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []  # the lines of a traceback, before its error
+        self._said: set[str] = set()
+
+    def new(self, line: str) -> list[str]:
+        """What to show now that there is this line, too."""
+        if line.startswith("Traceback (most recent call last)"):
+            before, self._held = self._held, [line]
+            return before
+        if not self._held:
+            return [line]
+        self._held.append(line)
+        if line.startswith(" ") or not line:
+            return []
+        whole = self.rest()
+        told = "\n".join(whole)
+        if told in self._said:
+            return [f"{line} (the same again)"]
+        self._said.add(told)
+        return whole
+
+    def rest(self) -> list[str]:
+        """What is left of a traceback that came to no end."""
+        held, self._held = self._held, []
+        return held
+
+
 class Shown:
     """A run that is shown from now on.
 
@@ -32,6 +62,7 @@ class Shown:
         self._bar = bar_for(run, total)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._said: set[str] = set()
+        self._repeats = Repeats()
         self._endings = [run.watch(self._see)]
         if show_output:
             self._endings.append(run.listen(self._hear))
@@ -49,6 +80,8 @@ class Shown:
         finally:
             for end in self._endings:
                 end()
+            for line in self._repeats.rest():
+                self._bar.write(line)
             self._bar.close(self._run)
 
     def _see(self, entry: Entry) -> None:
@@ -61,7 +94,8 @@ class Shown:
 
     def _hear(self, rank: int, said: list[str]) -> None:
         for line in said if rank == 0 else ():
-            self._lines.put(line)
+            for new in self._repeats.new(line):
+                self._lines.put(new)
 
 
 def show_progress(

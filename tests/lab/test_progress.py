@@ -42,6 +42,17 @@ def test_what_rank_0_prints_is_shown_where_it_is_wanted(run, capsys):
     assert "from rank 1" not in told.out
 
 
+def test_a_traceback_that_rank_0_prints_in_each_try_is_shown_once(run, capsys):
+    head = "Traceback (most recent call last):"
+    lines = ["before", head, '  File "a.py", line 3', "KeyError: 'los'", "after"]
+    other = [head, '  File "b.py", line 3', "KeyError: 'los'"]
+    cut = [head, '  File "a.py", line 3']
+    once_followed(run, lambda: [printed(run, 0, each) for each in (*lines, *lines, *other, *cut)])
+    show_progress(run, show_output=True)
+    again = ["before", "KeyError: 'los' (the same again)", "after"]
+    assert capsys.readouterr().out.splitlines() == [*lines, *again, *other, *cut]
+
+
 def test_failures_are_told_and_a_file_gets_no_bar(run, capsys):
     once_followed(run, lambda: tell(run, Note(text="something odd")))
     show_progress(run, total=10, show_output=True)
