@@ -53,8 +53,9 @@ def command(argv: list[str]) -> int:
         prog="gemini-lab figures",
         description="The paper's figures with ours beside them, and how far each value is from the "
         "paper's. The exit status is 1 where one is outside its figure's tolerance and no reason "
-        "is known. fig05 is of Figs. 4 and 5, eq1 of Fig. 1. Fig. 2 is a drawing without numbers: "
-        "docs/architecture.md tells the same of this system.",
+        "is known. What was measured is undecided where its 95 % interval reaches over an end of "
+        "the tolerance. fig05 is of Figs. 4 and 5, eq1 of Fig. 1. Fig. 2 is a drawing without "
+        "numbers: docs/architecture.md tells the same of this system.",
     )
     parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
     parser.add_argument("--all", action="store_true", help="every figure")

@@ -169,6 +169,7 @@ def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
         )
     before, checkpoint = (rows[f"gemini, {PARTS[series]}"] for series in fig08.SERIES[:2])
     if paper.parts == len(fig08.SERIES):
+        label = "% of an iteration without checkpoints"
         tolerance, why = LEFT, "chunks that fit shift no collective"
         points.append(
             Point(
@@ -180,13 +181,14 @@ def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
             )
         )
     else:
-        tolerance, why = ROOM, "beyond what the paper's fullest bar leaves, none would fit"
+        label = "% of an iteration without checkpoints, or of idle time"
+        tolerance, why = ROOM, "so much beyond the paper's fullest bar, none would fit"
         points += _filling(record, before, checkpoint, paper)
     return _bars(
         record,
         name=f"fig{number:0>2}-measured",
         title=f"Fig. {number}, scaled down: network idle time",
-        y_label="% of an iteration without checkpoints",
+        y_label=label,
         points=points,
         tolerance=tolerance,
         note="Measured checkpoint time lasts from a span's first chunk to its last, with the "
