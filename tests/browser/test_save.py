@@ -61,7 +61,7 @@ def test_a_saved_run_still_answers_what_if(saved: Path, page: Any) -> None:
     open_alone(page, saved)
     section = page.locator("section.replicas")
     section.get_by_label("What if this node dies?").select_option(label="node-2")
-    section.get_by_text("Its own shard would come from").wait_for()
+    section.get_by_text("Its own shard would have come from").wait_for()
 
 
 def test_a_saved_run_is_small(saved: Path) -> None:
