@@ -75,14 +75,13 @@ class Terminal:
     """A command in a terminal of its own."""
 
     def __init__(self, command: list[str], cwd: Path) -> None:
-        self._ours, theirs = os.openpty()
+        self._ours, self._theirs = os.openpty()  # which is there before the command opens it
         os.set_blocking(self._ours, False)
         self.process = subprocess.Popen(
-            ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(theirs), *command],
+            ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(self._theirs), *command],
             cwd=cwd,
             start_new_session=True,  # whose terminal is the first that it opens
         )
-        os.close(theirs)
 
     def read(self) -> bytes:
         """What it has said since; it waits where nobody reads."""
@@ -92,6 +91,7 @@ class Terminal:
 
     def close(self) -> None:
         os.close(self._ours)
+        os.close(self._theirs)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP"])

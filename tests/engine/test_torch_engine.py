@@ -137,7 +137,7 @@ class Wrapped:
     [
         ({"model": None}, "protect was given an optimizer= alone"),
         ({"optimizer": None}, "protect was given a model= alone"),
-        ({"model": None, "optimizer": None}, "protect was given nothing to protect; give what"),
+        ({"model": None, "optimizer": None}, "protect was given nothing; give what"),
         ({"model": [1]}, "model= is a list; give the nn.Module"),
         ({"optimizer": "Adam"}, "optimizer= is a str; give one torch.optim.Optimizer"),
         ({"optimizer": Wrapped(sgd(nn.Linear(1, 1)))}, "is a Wrapped; give its `.optimizer`"),

@@ -218,7 +218,12 @@ WRONG = [
         "are not more than the paper's",
     ),
     ("lab_08", 1, HASTY, "not yet, with 2 nodes and 1 standby; node-0 loses its worker: the run"),
-    ("lab_08", 1, "decide = lambda state, event, cluster: Fence", "there is Fence itself in it"),
+    (
+        "lab_08",
+        1,
+        "decide = lambda state, event, cluster: Fence",
+        "and it is the class Fence itself",
+    ),
     ("lab_08", 1, "decide = lambda state, event, cluster: 1 / 0", "it raised ZeroDivisionError"),
     ("lab_08", 2, HASTY.replace("decide", "mine"), "the run did not finish: "),
 ]
