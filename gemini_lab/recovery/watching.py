@@ -200,7 +200,7 @@ class WatchedRun(PhasedRun):
         match said:
             case RestoreFailed():
                 yield from self._on_failed_restore(at_s, said)
-            case AllLive() if self._roll_call.hear(node):
+            case AllLive() if self._roll_call.hear(node) and self.state.phase == "running":
                 yield from self._begin(at_s, cause=SEVERED, lost=[])
             case Severed() if self.state.phase == "running" and said.rank not in self._finished:
                 yield from self._roll_call.begin(at_s, self.state, self.living)

@@ -285,6 +285,8 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             closed_s = closed_s + LOOK.total_seconds() if are_closed else 0.0
             if closed_s >= CLOSED_S:
                 self._end_all(promised)
+                with self._promising:
+                    self._promised.difference_update(promised)
 
     def _end_all(self, promised: list[Promise]) -> None:
         """A connection was closed: none of them may ever come."""

@@ -4,6 +4,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import (
+    AllLive,
     CallRoll,
     Fence,
     Held,
@@ -146,6 +147,19 @@ def test_where_others_notice_a_death_before_its_agent_does_the_death_is_told():
     assert story.epoch == before + 1
     assert kept(story) == [[0, 1, 3]] * 4
     assert host(story) == "node-2"
+
+
+def test_a_run_that_has_finished_meanwhile_is_not_begun_again():
+    story = Story().start(keep_processes=True)
+    before, story.ended = story.epoch, {2}  # whose node does not answer yet
+    sever(story, 3)
+    for rank in range(4):
+        story.finish(rank)
+    assert story.root.state.phase in {"finishing", "done"}
+    story.say("node-2", AllLive(epoch=before))
+    story.tick(story.now_s + 1)
+    assert story.epoch == before
+    assert story.of(events.RecoveryStarted) == []
 
 
 def test_a_node_that_does_not_say_whether_its_workers_live_is_not_waited_for_long():
