@@ -11,6 +11,7 @@ from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.placement.dangers import Dangers, allowed_per_day
 from gemini_lab.placement.memory import shards_that_fit
 from gemini_lab.placement.planner import Placement, plan_placement
+from gemini_lab.units import check_number
 
 MOST_REPLICAS: Final = 6
 EXTRA_SHARE: Final = 0.25
@@ -118,10 +119,10 @@ def propose_placement(
     rooms = _per_node(memory_bytes, nodes, "memory_bytes")
     for name, values in {"failures_per_node_per_day": rates, "memory_bytes": rooms}.items():
         for value in values:
-            _check_number(name, value)
+            check_number(name, value)
     memory = [int(room) for room in rooms]
-    _check_number("repair_s", repair_s)
-    _check_number("horizon_days", horizon_days)
+    check_number("repair_s", repair_s)
+    check_number("horizon_days", horizon_days)
     _check_racks(racks, racks_per_day or {})
     most = max(MOST_REPLICAS, fewest_replicas) if most_replicas is None else most_replicas
     if not 1 <= fewest_replicas <= most:
@@ -171,14 +172,9 @@ def propose_placement(
     return _proposal(made[best], fitting[best], tried)
 
 
-def _check_number(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"{name}={value} must be at least 0 and finite")
-
-
 def _check_racks(racks: Sequence[str] | None, racks_per_day: Mapping[str, float]) -> None:
     for rack, rate in racks_per_day.items():
-        _check_number(f"racks_per_day[{rack!r}]", rate)
+        check_number(f"racks_per_day[{rack!r}]", rate)
     unknown = sorted(set(racks_per_day) - set(racks or ()))
     if unknown:
         raise ConfigError(
