@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from gemini_lab.errors import ConfigError
@@ -12,6 +13,9 @@ ITERATIONS: Final = 20
 """How many iterations make a profile (paper, section 5.4)."""
 SKIP: Final = 3
 """Iterations before those: ZeRO-3 learns its prefetch order in the first two."""
+STALL: Final = 1.5
+"""An iteration that takes this many times the median says nothing of the others: the script
+evaluated or saved before it, or a batch came late. In a mean it would pass for idle time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +112,11 @@ class Profiler:
         self._window.append(record)
         if len(self._window) < self._iterations:
             return None
+        usual = without_stalls(self._window)
         self.profile = build_profile(
-            [one.collectives for one in self._window],
-            iteration_s=[one.iteration_s for one in self._window],
-            update_s=[one.update_s for one in self._window],
+            [one.collectives for one in usual],
+            iteration_s=[one.iteration_s for one in usual],
+            update_s=[one.update_s for one in usual],
             world_size=self._world_size,
             conditions=self._conditions,
         )
@@ -125,3 +130,9 @@ class Profiler:
         self._skipped = 0
         self._window.clear()
         return SequenceChange(iteration=self._seen - 1, difference=difference)
+
+
+def without_stalls(records: Sequence[IterationRecord]) -> list[IterationRecord]:
+    """Those that took at most `STALL` times their median."""
+    limit_s = STALL * median(record.iteration_s for record in records)
+    return [record for record in records if record.iteration_s <= limit_s]

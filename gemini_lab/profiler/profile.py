@@ -87,7 +87,8 @@ class Profile:
         iteration_s: Mean duration of an iteration.
         iteration_std_s: Its standard deviation.
         update_s: Mean offset at which the optimizer step begins.
-        iterations: How many iterations were profiled; 0 for a synthetic profile.
+        iterations: How many iterations it is the mean of, without those that stalled; 0 for a
+            synthetic profile.
         world_size: Number of ranks of the job.
         conditions: What made the machine unlike its bare self (a paced link, emulated accelerator
             time), in words; every result made with the profile names them.

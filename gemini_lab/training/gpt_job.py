@@ -25,6 +25,7 @@ from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.training.corpus import TokenBatches, load_corpus
 from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, SIZES, named_size
+from gemini_lab.training.turns import Turns
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -76,6 +77,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=Path,
         help="write when iterations ended, and the processor time until then, here, as JSON",
     )
+    parser.add_argument(
+        "--turns", type=Path, help="train in turns with another job: where this one's are given"
+    )
+    parser.add_argument("--turn-iterations", type=int, default=8, help="of each turn")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser.parse_args(arguments)
 
@@ -148,6 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     emulate(model.blocks, layer_s=options.layer_s, link_bytes_per_s=options.link_bytes_per_s)
     protected = gemini_lab.protect(engine, data=batches)
+    turns = Turns(options.turns, options.turn_iterations) if options.turns else None
+    if turns:
+        turns.wait()
     ended = [now()]
     for step in protected.steps(options.iterations):
         for _ in range(options.accumulate):
@@ -160,6 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended.append(now())
         if rank == 0:
             print(f"iteration {step + 1} loss {loss.item()!r}", flush=True)  # noqa: T201
+        if turns and turns.are_over(step + 1):
+            with protected.pause("another job's turn"):
+                turns.wait()
     if rank == 0 and options.times:
         options.times.write_text(json.dumps(ended), encoding="utf-8")
     comm.barrier()

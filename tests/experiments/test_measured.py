@@ -18,10 +18,10 @@ from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, breaking
 from gemini_lab.experiments.benches.contention import rows as contention_rows
 from gemini_lab.experiments.benches.losses import Loss
 from gemini_lab.experiments.benches.losses import rows_of as losses_rows
-from gemini_lab.experiments.benches.overhead import IDLE, compare
+from gemini_lab.experiments.benches.overhead import IDLE, Pair, compare
 from gemini_lab.experiments.benches.schemes import SCHEMES, rows
 from gemini_lab.experiments.benches.store_runs import Wasted
-from gemini_lab.experiments.benches.timed_runs import TimedRun, idle_s, network_times
+from gemini_lab.experiments.benches.timed_runs import Spent, TimedRun, idle_s, network_times
 from gemini_lab.experiments.figures import measured, provenance
 from gemini_lab.experiments.figures.figure import Figure
 from gemini_lab.log import events
@@ -54,21 +54,25 @@ def plan_of(predicted_s: float, iteration_s: float, *, profile: Profile = PROFIL
     return TrafficPlan(at_s=0.0, profile=profile, schedule=schedule, calibration=wire)
 
 
-def test_a_ratio_is_that_of_two_runs_of_the_same_turn() -> None:
-    turns = [
-        {"plain": TimedRun(iteration_s=2.0), "gemini": TimedRun(iteration_s=3.0, process_s=0.2)},
-        {
-            "plain": TimedRun(iteration_s=4.0, process_s=0.5, thread_s=0.5),
-            "gemini": TimedRun(iteration_s=5.0, process_s=0.75, thread_s=0.5),
-        },
-    ]
-    by_name = {row.name: row for row in compare(turns, IDLE, name="here")}
-    assert by_name["here, gemini / plain"].values == pytest.approx((1.5, 1.25))
-    assert by_name["here, plain"].values == (2.0, 4.0)
+def took(*clock_s: float, process_s: float = 0.0) -> TimedRun:
+    """A run of iterations of so many seconds."""
+    each = tuple(Spent(clock_s=one, process_s=process_s, thread_s=0.5) for one in clock_s)
+    return TimedRun(iteration_s=0.0, each=each)
+
+
+def test_a_ratio_is_that_of_turns_next_to_each_other() -> None:
+    """The machine halves its speed between two turns of three, of which the first waited."""
+    plain = took(99.0, 2.0, 2.0, 99.0, 4.0, 4.0, process_s=0.5)
+    ours = took(99.0, 3.0, 3.0, 99.0, 5.0, 5.0, process_s=0.75)
+    pair = Pair(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
+    by_name = {row.name: row for row in compare({"gemini": [pair]}, IDLE, name="here")}
+    assert by_name["here, gemini / plain torchrun"].values == pytest.approx(((1.5 + 1.25) / 2,))
+    assert by_name["here, plain torchrun"].values == (3.0,)
     added = "here, gemini: processor time added"
-    assert by_name[f"{added}, the whole process"].values == pytest.approx((0.2, 0.25))
-    assert by_name[f"{added}, its training thread"].values == (0.0, 0.0)
-    assert by_name["here, plain"].settings["link_bytes_per_s"] == IDLE.link_bytes_per_s
+    assert by_name[f"{added}, the whole process"].values == pytest.approx((0.25,))
+    assert by_name[f"{added}, its training thread"].values == (0.0,)
+    assert by_name["here, in use while both wait"].values == (0.1,)
+    assert by_name["here, plain torchrun"].settings["link_bytes_per_s"] == IDLE.link_bytes_per_s
 
 
 def test_a_refused_scheme_is_told_from_one_that_was_used() -> None:

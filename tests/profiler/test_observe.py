@@ -7,12 +7,13 @@ from gemini_lab.profiler.observe import IterationRecord, Profiler, SequenceChang
 from gemini_lab.profiler.profile import CollectiveRecord, Profile
 
 
-def iteration(*names: str) -> IterationRecord:
+def iteration(*names: str, late_s: float = 0.0) -> IterationRecord:
+    """An iteration, in which all begins so much later."""
     records = tuple(
-        CollectiveRecord(name=name, size_bytes=8, start_s=float(n), end_s=n + 0.5)
+        CollectiveRecord(name=name, size_bytes=8, start_s=late_s + n, end_s=late_s + n + 0.5)
         for n, name in enumerate(names)
     )
-    return IterationRecord(collectives=records, iteration_s=10.0, update_s=9.0)
+    return IterationRecord(collectives=records, iteration_s=10.0 + late_s, update_s=9.0 + late_s)
 
 
 def test_twenty_iterations_after_three_skipped_ones_make_a_profile() -> None:
@@ -25,6 +26,16 @@ def test_twenty_iterations_after_three_skipped_ones_make_a_profile() -> None:
     assert (profile.iterations, profile.world_size) == (20, 4)
     assert profile.conditions == ("a paced link",)
     assert profiler.profile is profile
+
+
+def test_an_evaluation_between_two_iterations_is_no_idle_time_of_the_network() -> None:
+    profiler = Profiler(iterations=8, skip=0)
+    profiles = [profiler.observe(iteration("a", late_s=100.0 * (n in {2, 6}))) for n in range(8)]
+    profile = profiles[-1]
+    assert isinstance(profile, Profile)
+    assert profile.iterations == 6
+    assert profile.steady
+    assert (profile.iteration_s, profile.idle_s) == (10.0, 9.5)
 
 
 def test_iterations_that_differ_before_the_profile_is_made_start_it_again() -> None:

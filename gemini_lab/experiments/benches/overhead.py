@@ -1,113 +1,188 @@
 """The `overhead` bench: what a checkpoint of every iteration costs training (paper, Fig. 7).
 
 The other side of the comparison is the same script under plain torchrun: no agent, no hook, nothing
-of ours but, where a link is emulated, its pacing.
+of ours but, where a link is emulated, its pacing. Both train in turns of some iterations, so that
+they meet the same machine, on a slow day and on a fast one.
 """
 
+import statistics
 import tempfile
-from typing import Final
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.copy import memory_rows, wire_rows
 from gemini_lab.experiments.benches.timed_runs import (
     AS_IF_LARGE,
+    Spent,
     TimedRun,
     Workload,
     in_lab,
     under_torchrun,
 )
+from gemini_lab.experiments.benches.turns import give_turns, listen
 from gemini_lab.lab.lab import Lab
 from gemini_lab.units import MB, MIB
 
 IDLE: Final = Workload(
-    iterations=40, counted=16, layer_s=0.04, link_bytes_per_s=80.0 * MB, zero=AS_IF_LARGE
+    iterations=88,
+    counted=64,
+    turn_iterations=8,
+    layer_s=0.04,
+    link_bytes_per_s=80.0 * MB,
+    zero=AS_IF_LARGE,
 )
 """A paced link, idle for longer than a checkpoint takes, as an accelerator would leave it."""
-LOOPBACK: Final = Workload(size="small", iterations=12, counted=8)
+LOOPBACK: Final = Workload(size="small", iterations=32, counted=28, turn_iterations=4)
 """Nothing emulated: computing, copying and sending share the CPU."""
 PROFILE_ITERATIONS: Final = 8
+PLAIN: Final = "plain torchrun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two runs of the same script that trained in turns.
+
+    Attributes:
+        plain: Under torchrun.
+        ours: In a lab.
+        turn_iterations: Of each turn. In the first of them a job also waited for its turn, so that
+            it does not count.
+        waiting: The share of a core that was in use while both waited.
+    """
+
+    plain: TimedRun
+    ours: TimedRun
+    turn_iterations: int
+    waiting: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Our iteration's duration beside the other one's: the mean over turns."""
+        return statistics.fmean(
+            _median_s(ours) / _median_s(plain)
+            for plain, ours in zip(self._turns(self.plain), self._turns(self.ours), strict=True)
+        )
+
+    def added_s(self, what: str) -> float:
+        """What an iteration of ours takes more of; `what` names a field of `Spent`."""
+
+        def mean(run: TimedRun) -> float:
+            return statistics.fmean(getattr(one, what) for turn in self._turns(run) for one in turn)
+
+        return mean(self.ours) - mean(self.plain)
+
+    def iteration_s(self, run: TimedRun) -> float:
+        """The median over all turns of a run."""
+        return _median_s([one for turn in self._turns(run) for one in turn])
+
+    def _turns(self, run: TimedRun) -> Iterator[Sequence[Spent]]:
+        for start in range(0, len(run.each), self.turn_iterations):
+            yield run.each[start + 1 : start + self.turn_iterations]
+
+
+def _median_s(spent: Sequence[Spent]) -> float:
+    return statistics.median(one.clock_s for one in spent)
 
 
 def bench(repeats: int) -> list[Row]:
-    """Iteration times with and without checkpoints, in turn; a ratio is that of one turn."""
+    """Iteration times with and without checkpoints; a ratio is that of turns next to each other."""
     with (
         tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
         Lab(2, 0, folder=folder) as lab,
     ):
-        idle = [
-            {
-                "plain torchrun": under_torchrun(IDLE),
-                "gemini": in_lab(lab, IDLE, scheme="gemini", profile_iterations=PROFILE_ITERATIONS),
-                "blocking": in_lab(lab, IDLE, scheme="blocking"),
-            }
-            for _ in range(repeats)
-        ]
-        loopback = [
-            {
-                "plain torchrun": under_torchrun(LOOPBACK),
-                "background": in_lab(lab, LOOPBACK),
-                "blocking": in_lab(lab, LOOPBACK, scheme="blocking"),
-            }
-            for _ in range(repeats)
-        ]
+        planned = {"scheme": "gemini", "profile_iterations": PROFILE_ITERATIONS}
+        idle = {
+            "gemini": [in_turns(lab, IDLE, **planned) for _ in range(repeats)],
+            "blocking": [in_turns(lab, IDLE, scheme="blocking") for _ in range(repeats)],
+        }
+        loopback = {
+            "background": [in_turns(lab, LOOPBACK) for _ in range(repeats)],
+            "blocking": [in_turns(lab, LOOPBACK, scheme="blocking") for _ in range(repeats)],
+        }
     return [
         *compare(idle, IDLE, name="idle link"),
         *compare(loopback, LOOPBACK, name="loopback"),
-        *_floor(loopback, repeats),
+        *_floor(loopback["background"], repeats),
     ]
 
 
-def compare(turns: list[dict[str, TimedRun]], workload: Workload, *, name: str) -> list[Row]:
-    """Iteration times of each arm, and what they are beside those of the first arm, turn by turn.
+def in_turns(lab: Lab, workload: Workload, **settings: Any) -> Pair:
+    """The workload in the lab, with these settings, and under torchrun, in turns."""
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gemini-lab-turns-")))
+        pool = opened.enter_context(ThreadPoolExecutor(2))
+        at = {name: folder / name for name in ("plain", "ours")}
+        # These close first: where turns are given no more, both jobs train on, and end.
+        jobs = {name: opened.enter_context(closing(listen(each))) for name, each in at.items()}
+        plain = pool.submit(under_torchrun, replace(workload, turns=at["plain"]))
+        ours = pool.submit(in_lab, lab, replace(workload, turns=at["ours"]), **settings)
+        waiting = give_turns(jobs, ranks=2)
+        return Pair(
+            plain=plain.result(),
+            ours=ours.result(),
+            turn_iterations=workload.turn_iterations,
+            waiting=waiting,
+        )
+
+
+def compare(arms: dict[str, list[Pair]], workload: Workload, *, name: str) -> list[Row]:
+    """Iteration times of each arm, and what they are beside plain torchrun's in the same turns.
 
     The processor time is what rank 0's process takes more of in an iteration: what no idle time of
     a network hides.
 
     Args:
-        turns: For each repeat, the arms by name; the first one is what the others are held against.
+        arms: The pairs of each of our ways, by its name.
         workload: What all of them ran.
         name: What to call it.
     """
-    base, *others = turns[0]
+    conditions = {**workload.conditions, "turn_iterations": workload.turn_iterations}
+    pairs = [pair for each in arms.values() for pair in each]
     rows = [
         Row(
-            name=f"{name}, {arm}",
-            values=tuple(turn[arm].iteration_s for turn in turns),
-            settings=workload.conditions,
+            name=f"{name}, {PLAIN}",
+            values=tuple(pair.iteration_s(pair.plain) for pair in pairs),
+            settings=conditions,
         )
-        for arm in (base, *others)
     ]
-    rows += [
-        Row(
-            name=f"{name}, {arm} / {base}",
-            values=tuple(turn[arm].iteration_s / turn[base].iteration_s for turn in turns),
-            unit="",
+    for arm, each in arms.items():
+        rows.append(
+            Row(
+                name=f"{name}, {arm}",
+                values=tuple(pair.iteration_s(pair.ours) for pair in each),
+                settings=conditions,
+            )
         )
-        for arm in others
-    ]
-    rows += [
-        Row(
-            name=f"{name}, {arm}: processor time added, {where}",
-            values=tuple(getattr(turn[arm], of) - getattr(turn[base], of) for turn in turns),
-        )
-        for arm in others
-        for where, of in (("the whole process", "process_s"), ("its training thread", "thread_s"))
-    ]
-    return rows
+    for arm, each in arms.items():
+        ratios = tuple(pair.ratio for pair in each)
+        rows.append(Row(name=f"{name}, {arm} / {PLAIN}", values=ratios, unit=""))
+    for arm, each in arms.items():
+        for where, of in (("the whole process", "process_s"), ("its training thread", "thread_s")):
+            rows.append(
+                Row(
+                    name=f"{name}, {arm}: processor time added, {where}",
+                    values=tuple(pair.added_s(of) for pair in each),
+                )
+            )
+    waiting = tuple(pair.waiting for pair in pairs)
+    return [*rows, Row(name=f"{name}, in use while both wait", values=waiting, unit="cores")]
 
 
-def _floor(turns: list[dict[str, TimedRun]], repeats: int) -> list[Row]:
+def _floor(pairs: list[Pair], repeats: int) -> list[Row]:
     """What background checkpoints add to an iteration, beside the least that their bytes take.
 
     The least is one copy, one checksum and one exchange by bare Gloo of the same bytes, each alone.
     """
-    payload_bytes = turns[0]["background"].sent_bytes
+    payload_bytes = pairs[0].ours.sent_bytes
     rates = {row.name: row.median for row in (*memory_rows(repeats), *wire_rows(repeats))}
     size_mib = payload_bytes / MIB
     floor_s = sum(size_mib / rates[name] for name in ("memcpy", "checksum", "bare Gloo"))
-    added = tuple(
-        turn["background"].iteration_s - turn["plain torchrun"].iteration_s for turn in turns
-    )
+    added = tuple((pair.ratio - 1) * pair.iteration_s(pair.plain) for pair in pairs)
     return [
         Row(name="loopback, added by background", values=added),
         Row(name="loopback, floor", values=(floor_s,), settings={"bytes": payload_bytes}),

@@ -54,6 +54,8 @@ class Workload:
         counted: How many of the last ones count; before them a schedule must have been made.
         layer_s: Emulated accelerator time of a block's forward pass.
         link_bytes_per_s: The nodes' emulated links; `None` is bare loopback.
+        turns: Where its ranks wait for their turns, if it trains in turns with another job.
+        turn_iterations: Of each turn.
     """
 
     size: str = "tiny"
@@ -63,6 +65,8 @@ class Workload:
     counted: int
     layer_s: float = 0.0
     link_bytes_per_s: float | None = None
+    turns: Path | None = None
+    turn_iterations: int = 8
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -80,6 +84,9 @@ class Workload:
 
     def job(self, times: Path) -> Job:
         """The job, which writes into `times` when its iterations ended."""
+        in_turn: dict[str, Any] = {}
+        if self.turns:
+            in_turn = {"turns": self.turns, "turn_iterations": self.turn_iterations}
         return gpt_job(
             size=self.size,
             iterations=self.iterations,
@@ -87,7 +94,23 @@ class Workload:
             zero=dict(self.zero),
             layer_s=self.layer_s,
             times=times,
+            **in_turn,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What an iteration took: by the clock, and of a processor.
+
+    Attributes:
+        clock_s: From the end of the one before.
+        process_s: Processor time of rank 0's process, of all its threads.
+        thread_s: The same of its training thread alone.
+    """
+
+    clock_s: float
+    process_s: float
+    thread_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +119,7 @@ class TimedRun:
 
     Attributes:
         iteration_s: Median duration of the counted iterations.
-        process_s: Processor time of rank 0's process in them, of all its threads. Mean.
-        thread_s: The same of its training thread alone.
+        each: What each of the counted iterations took.
         plan: What its chunks followed at last, if anything.
         idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
         idle_left_s: The same in the counted iterations, which carried versions in those spans: what
@@ -110,8 +132,7 @@ class TimedRun:
     """
 
     iteration_s: float
-    process_s: float = 0.0
-    thread_s: float = 0.0
+    each: tuple[Spent, ...] = ()
     plan: TrafficPlan | None = None
     idle_s: float = 0.0
     idle_left_s: float = 0.0
@@ -230,12 +251,8 @@ def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) ->
 def _measured(times: Path, workload: Workload) -> TimedRun:
     """What the job itself wrote into `times`."""
     ended = json.loads(times.read_text(encoding="utf-8"))[-workload.counted - 1 :]
-
-    def spent_s(what: str) -> list[float]:
-        return [after[what] - before[what] for before, after in pairwise(ended)]
-
-    return TimedRun(
-        iteration_s=statistics.median(spent_s("clock_s")),
-        process_s=statistics.mean(spent_s("process_s")),
-        thread_s=statistics.mean(spent_s("thread_s")),
+    each = tuple(
+        Spent(**{what: after[what] - before[what] for what in after})
+        for before, after in pairwise(ended)
     )
+    return TimedRun(iteration_s=statistics.median(one.clock_s for one in each), each=each)
