@@ -21,7 +21,6 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     Iteration,
     IterationBegun,
-    Note,
     Protected,
     Rewound,
     VersionComplete,
@@ -138,16 +137,14 @@ class Supervisor:
             on_message=self._on_message,
             on_output=self._on_output,
             on_exit=self._on_exit,
-            on_note=lambda text: lab.emit(Note(text=text)),
+            on_note=lab.note,
         )
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
         self._watch = WorkerWatch()
-        self._kept = KeptWorkers(say=lambda text: lab.emit(Note(text=text)))
-        self._build_locks = BuildLocks(
-            build_root(os.environ), node=name, say=lambda text: lab.emit(Note(text=text))
-        )
+        self._kept = KeptWorkers(say=lab.note)
+        self._build_locks = BuildLocks(build_root(os.environ), node=name, say=lab.note)
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
@@ -312,7 +309,7 @@ class Supervisor:
         try:
             found = await self.keeper.inventory(order.run)
         except GeminiError as error:
-            self.lab.emit(Note(text=f"{self.name} cannot read its memory, and leaves: {error}"))
+            self.lab.note(f"{self.name} cannot read its memory, and leaves: {error}")
             self._leave()
             return
         stored, unread = None, ""
@@ -346,7 +343,7 @@ class Supervisor:
             unread = str(error)
         else:
             return answer.versions, ""
-        self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
+        self.lab.note(f"the persistent tier cannot be read: {unread}")
         return None, unread
 
     def _start_workers(self, order: StartWorkers) -> None:
@@ -425,17 +422,17 @@ class Supervisor:
             case IterationBegun() | Iteration(restored=False):
                 self._iterations[event.rank].append(event)
             case Rewound():
-                told = self._iterations[event.rank]
-                kept = [said for said in told if said.iteration <= event.version]
-                self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
-                self._left = joined(self._left, [left_of(event, run=self._run or 0)])
+                self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():
                 self._wrong_sums = event
                 if event.goes_back:
-                    told = self._iterations[event.rank]
-                    kept = [said for said in told if said.iteration <= event.version]
-                    self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
-                    self._left = joined(self._left, [left_by(event, run=self._run or 0)])
+                    self._go_back(event, left_by(event, run=self._run or 0))
+
+    def _go_back(self, event: Rewound | WrongSums, left: VersionId) -> None:
+        """A worker of this node goes back to a version: what it did after that counts no more."""
+        kept = [one for one in self._iterations[event.rank] if one.iteration <= event.version]
+        self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
+        self._left = joined(self._left, [left])
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:
