@@ -95,37 +95,36 @@ class RootAgent(WatchedRun):
 
     def handle(self, happening: Happening) -> list[Instruction]:
         """What is to be done now that `happening` happened."""
-        done = self._handle(happening)
+        done = list(self._handle(happening))
         self.state = self._replicas.hear(happening, done, self.state)
         return done
 
-    def _handle(self, happening: Happening) -> list[Instruction]:
+    def _handle(self, happening: Happening) -> Iterator[Instruction]:
         match happening:
             case NodeJoined():
-                return list(self._on_joined(happening))
+                yield from self._on_joined(happening)
             case NodeLost():
-                return list(self._on_lost(happening))
+                yield from self._on_lost(happening)
             case JobSubmitted():
-                return list(self._on_job(happening))
+                yield from self._on_job(happening)
             case JobCancelled():
-                return list(self._on_cancel(happening.at_s))
+                yield from self._on_cancel(happening.at_s)
             case ProgressGivenUp():
-                return list(self._on_given_up(happening))
+                yield from self._on_given_up(happening)
             case SaveWanted():
                 self._saver.want()
-                return []
             case RewindWanted():
-                return list(self._adopt(ask_back(happening, self.state, self.living)))
+                yield from self._adopt(ask_back(happening, self.state, self.living))
             case DrainWanted():
-                return list(self._on_drain(happening))
+                yield from self._on_drain(happening)
             case ResizeWanted():
-                return list(self._on_resize(happening))
+                yield from self._on_resize(happening)
             case NoMachineComes():
-                return list(self._on_none_come(happening.at_s))
+                yield from self._on_none_come(happening.at_s)
             case Tick():
-                return list(self._on_tick(happening.at_s))
+                yield from self._on_tick(happening.at_s)
             case FromAgent():
-                return list(self._on_message(happening))
+                yield from self._on_message(happening)
 
     # -- a root agent after another ------------------------------------------------------------
 
