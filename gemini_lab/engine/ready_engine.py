@@ -116,12 +116,8 @@ def ready_engine(
         recast=_recast(state, settings, remark, is_under_way=not is_first),
         old_slabs=lambda ranks: _old_slabs(session, ranks),
     )
-    if session.standing is not None:
-        session.standing.begin_restore(session.store)
-    with session.pulse.within("restoring", start.plan.tier):
+    with session.restoring():
         small = _restore(session, state.load, state, place)
-    if session.standing is not None:
-        session.standing.end_restore()
     return ReadyEngine(
         engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
     )
@@ -140,8 +136,6 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
         CannotGoOnError: The version cannot be put back in this process.
     """
     start, state, before = session.start, ready.state, ready.place
-    standing = session.standing
-    assert standing is not None
     session.meet()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
@@ -153,10 +147,8 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
         group=group,
         lineage=Lineage(run=start.order.run, epoch=start.epoch),
     )
-    standing.begin_restore(session.store)
-    with session.pulse.within("restoring", start.plan.tier):
+    with session.restoring():
         small = _restore(session, partial(_load_in_place, state), state, place)
-    standing.end_restore()
     return replace(ready, place=place, small=small)
 
 

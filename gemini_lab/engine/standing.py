@@ -105,9 +105,8 @@ class Standing:
 
         return told
 
-    def is_ours(self, error: RuntimeError) -> bool:
+    def is_lost_with_a_rank(self) -> bool:
         """Whether a transfer failed because a rank is lost, and this process is to go on."""
-        del error
         return not self.why_not and self.groups.was_broken_off()
 
     def is_to_stand(self, within_s: float) -> bool:
