@@ -4,13 +4,12 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from typing import Final
 
 import numpy as np
-import psutil
 
+from gemini_lab.engine.idleness import Idleness
 from gemini_lab.errors import GeminiError
 from gemini_lab.memory.room import Room
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
@@ -19,6 +18,7 @@ from gemini_lab.recovery.messages import MakerReady, MakeVersion, Message, Refus
 from gemini_lab.wire.local import LocalChannel
 
 IDLE_S: Final = 60.0
+"""A process that has not answered and uses no processor for so long hangs."""
 _LOOK_S: Final = 2.0
 
 
@@ -32,7 +32,6 @@ class VersionMaker:
         difference_bytes: How large the differences are.
         chunk_bytes: Of the room for them.
         kind: The class of the optimizer.
-        idle_s: A process that has not answered and uses no processor for so long hangs.
 
     Attributes:
         room: Where differences are received.
@@ -49,11 +48,10 @@ class VersionMaker:
         difference_bytes: int,
         chunk_bytes: int,
         kind: str,
-        idle_s: float = IDLE_S,
     ) -> None:
         self.room = Room.create(difference_bytes, chunk_bytes=chunk_bytes)
         self.is_lost = False
-        self._slab, self._idle_s = slab, idle_s
+        self._slab = slab
         self._is_up = False
         self._starting = threading.Lock()  # any thread may ask whether it is ready
         self._channel, theirs = LocalChannel.pair()
@@ -103,14 +101,11 @@ class VersionMaker:
         Raises:
             GeminiError: It could not be made, or its process is gone.
         """
-        used_s, idle_since_s = self._used_s(), time.monotonic()
+        idleness = Idleness(self._process.pid)
         while (heard := self._heard(_LOOK_S)) is None:
-            before_s, used_s = used_s, self._used_s()
-            if used_s != before_s:
-                idle_since_s = time.monotonic()
-            if time.monotonic() - idle_since_s > self._idle_s:
+            if idleness.look() > IDLE_S:
                 self.close()
-                raise GeminiError(f"the process that makes it did nothing for {self._idle_s:.0f} s")
+                raise GeminiError(f"the process that makes it did nothing for {IDLE_S:.0f} s")
         if isinstance(heard, Refused):
             raise heard.to_error()
         if not isinstance(heard, VersionMade):
@@ -145,10 +140,3 @@ class VersionMaker:
     def _place(self, part: Bytes) -> int:
         """Where in the slab this part of it begins."""
         return int(part.ctypes.data - self._slab.memory.ctypes.data)
-
-    def _used_s(self) -> float:
-        try:
-            times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
