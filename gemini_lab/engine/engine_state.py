@@ -42,8 +42,6 @@ class EngineState:
     Args:
         engine: What `deepspeed.initialize` returned first, or a `TorchEngine`.
         script: What the script handed over; restored in place.
-        small_capacity_bytes: Room for the small state; by default 1 MiB, what the model's buffers
-            take, and room for what was handed over. It must be the same in every start of a run.
 
     Attributes:
         framework: Whose model and optimizer.
@@ -55,17 +53,11 @@ class EngineState:
         UnsupportedError: The engine has state that would not be kept; says what to change.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        script: ScriptState | None = None,
-        small_capacity_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, *, script: ScriptState | None = None) -> None:
         self._engine = engine
         self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
-        self.layout: ShardLayout = self._lay_out(small_capacity_bytes)
+        self.layout: ShardLayout = self._lay_out()
         self._identity = zlib.compress(encode(self.layout.identity))
         self.world_changed: WorldChange | None = None
         self._restored: bytes | None = None  # the small state, until the loop's top is reached
@@ -252,14 +244,14 @@ class EngineState:
             small_state.restore(small, self.framework, self.script, with_data=False)
         self._restored = None
 
-    def _lay_out(self, small_capacity_bytes: int | None) -> ShardLayout:
+    def _lay_out(self) -> ShardLayout:
         framework, module = self.framework, self.framework.module
         named = dict(module.named_parameters())
         trained = {id(weight) for weight in framework.trained()}
         frozen = {name: weight for name, weight in named.items() if id(weight) not in trained}
-        if small_capacity_bytes is None:
-            buffers_bytes = sum(b.nbytes for _, b in small_state.persistent_buffers(module))
-            small_capacity_bytes = MIB + buffers_bytes + 256 * len(named) + self.script.room_bytes
+        buffers_bytes = sum(b.nbytes for _, b in small_state.persistent_buffers(module))
+        # It has to be the same in every start of a run.
+        small_capacity_bytes = MIB + buffers_bytes + 256 * len(named) + self.script.room_bytes
         tensors = lay_out(framework.forms(), start_bytes=small_capacity_bytes)
         last = tensors[-1]
         return ShardLayout(
@@ -295,12 +287,9 @@ class EngineState:
             )
         self.script.require_fit(small)
         self.framework.require_fit(small)
-        stored, current = small["client"], self.script.client_state
-        if (stored is None) != (current is None):
-            where = ("the script", "the version")[:: 1 if stored is None else -1]
-            raise ConfigError(
-                f"{where[0]} has a client state, {where[1]} has none; start the script as it was"
-            )
+        small_state.require_both(
+            "a client state", stored=small["client"], current=self.script.client_state
+        )
 
     def _agree(self, failure: GeminiError | None) -> None:
         """Go on if no rank failed; otherwise raise on all of them, so that none waits."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from gemini_lab.engine.blocks import WEIGHT, Kept
 from gemini_lab.engine.sharding import is_dtensor
-from gemini_lab.engine.small_state import beside, numbers
+from gemini_lab.engine.small_state import beside, group_options, numbers, put_group_options
 from gemini_lab.engine.stand_in import state_for
 from gemini_lab.engine.weight_runs import place_of
 from gemini_lab.errors import UnsupportedError
@@ -126,10 +126,7 @@ class OptimizerState:
                 else:
                     plain.append((number, name, value))
         return {
-            "groups": [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in self._optimizer.param_groups
-            ],
+            "groups": group_options(self._optimizer),
             "numbers": numbers(self._optimizer),
             "stateful": stateful,
             "plain": plain,
@@ -141,9 +138,7 @@ class OptimizerState:
 
     def restore(self, small: Mapping[str, Any]) -> None:
         """Put back what `capture` gave; large tensors are there already."""
-        for group, values in zip(self._optimizer.param_groups, small["groups"], strict=True):
-            for key, value in values.items():
-                group[key] = beside(group.get(key), value)
+        put_group_options(self._optimizer, small["groups"])
         vars(self._optimizer).update(small["numbers"])
         found = _by_parameter(small)
         for number, (weight, is_stateful) in enumerate(

@@ -8,7 +8,7 @@ and a base optimizer whose state is kept per partition.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
@@ -22,7 +22,15 @@ from gemini_lab.shard.layout import WeightPiece
 
 
 class Partitions(ABC):
-    """A rank's part of a ZeRO engine's state."""
+    """A rank's part of a ZeRO engine's state.
+
+    Attributes:
+        MASTERS: Where DeepSpeed's optimizer has this rank's partitions of the master weights.
+        WEIGHTS: Where it has the model's weights, by partition.
+    """
+
+    MASTERS: ClassVar[str]
+    WEIGHTS: ClassVar[str]
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -32,21 +40,23 @@ class Partitions(ABC):
             id(weight): name for name, weight in engine.module.named_parameters()
         }
 
-    @abstractmethod
     def masters(self) -> Sequence[torch.Tensor]:
         """This rank's flat partitions of the master weights: live, in a fixed order."""
+        partitions: Sequence[torch.Tensor] = getattr(self.zero, self.MASTERS)
+        return partitions
 
-    @abstractmethod
     def weights(self) -> Iterator[torch.nn.Parameter]:
         """The weights of the model that are trained."""
+        return chain.from_iterable(getattr(self.zero, self.WEIGHTS))
 
     @abstractmethod
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """Which parts of which weights they are, given each partition's number in the payload."""
 
-    @abstractmethod
     def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
         """The weights of which all ranks together hold a partition of this number."""
+        weights: Sequence[torch.Tensor] = getattr(self.zero, self.WEIGHTS)[partition]
+        return weights
 
     def names_in(self, partition: int) -> set[str]:
         """Their names."""
@@ -76,14 +86,8 @@ class Partitions(ABC):
 class Stage12(Partitions):
     """ZeRO stages 1 and 2: each group of weights is one flat tensor, cut into equal parts."""
 
-    def masters(self) -> Sequence[torch.Tensor]:
-        """One partition a parameter group."""
-        partitions: Sequence[torch.Tensor] = self.zero.single_partition_of_fp32_groups
-        return partitions
-
-    def weights(self) -> Iterator[torch.nn.Parameter]:
-        """The weights of all groups."""
-        return chain.from_iterable(self.zero.bit16_groups)
+    MASTERS = "single_partition_of_fp32_groups"
+    WEIGHTS = "bit16_groups"
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """What this rank's cut of each group's flat tensor touches."""
@@ -91,11 +95,6 @@ class Stage12(Partitions):
             weights = self.zero.round_robin_bit16_groups[group]
             offsets = self.zero.round_robin_bit16_offsets[group]
             yield from self._cut(group, tensor, weights, offsets)
-
-    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
-        """A group's."""
-        weights: Sequence[torch.Tensor] = self.zero.bit16_groups[partition]
-        return weights
 
     def publish(self) -> None:
         """Copy this rank's part and gather the others'."""
@@ -123,19 +122,8 @@ class Stage12(Partitions):
 class Stage1WideGradients(Stage12):
     """ZeRO stage 1 with bf16 weights whose gradients are added up in fp32."""
 
-    def masters(self) -> Sequence[torch.Tensor]:
-        """One partition a parameter group."""
-        partitions: Sequence[torch.Tensor] = self.zero.fp32_groups_flat_partition
-        return partitions
-
-    def weights(self) -> Iterator[torch.nn.Parameter]:
-        """The weights of all groups."""
-        return chain.from_iterable(self.zero.bf16_groups)
-
-    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
-        """A group's."""
-        weights: Sequence[torch.Tensor] = self.zero.bf16_groups[partition]
-        return weights
+    MASTERS = "fp32_groups_flat_partition"
+    WEIGHTS = "bf16_groups"
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """What this rank's cut of each group's flat tensor touches."""
@@ -150,24 +138,13 @@ class Stage1WideGradients(Stage12):
 class Stage3(Partitions):
     """ZeRO stage 3: each weight is cut into equal parts; a sub-group joins the parts of several."""
 
-    def masters(self) -> Sequence[torch.Tensor]:
-        """One partition a sub-group."""
-        partitions: Sequence[torch.Tensor] = self.zero.fp32_partitioned_groups_flat
-        return partitions
+    MASTERS = "fp32_partitioned_groups_flat"  # one a sub-group
+    WEIGHTS = "fp16_groups"
 
     def group_of(self, partition: int) -> dict[str, Any]:
         """The parameter group that a sub-group was cut from."""
         group: int = self.zero.sub_group_to_group_id[partition]
         return self.base.param_groups[group]
-
-    def weights(self) -> Iterator[torch.nn.Parameter]:
-        """The weights of all sub-groups."""
-        return chain.from_iterable(self.zero.fp16_groups)
-
-    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
-        """A sub-group's."""
-        weights: Sequence[torch.Tensor] = self.zero.fp16_groups[partition]
-        return weights
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """This rank's part of each weight; the last ranks' may be shorter, or none."""

@@ -13,11 +13,17 @@ from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.narrow_gradients import ScaleWatch
 from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
-from gemini_lab.engine.small_state import beside, numbers, own_numbers
+from gemini_lab.engine.small_state import (
+    group_options,
+    numbers,
+    own_numbers,
+    put_group_options,
+    require_both,
+)
 from gemini_lab.engine.stepping import StepHook, hook_step
 from gemini_lab.engine.updates import Run
 from gemini_lab.engine.zero import partitions_of
-from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
 
@@ -214,13 +220,11 @@ class ZeroFramework(Framework):
 
     def require_fit(self, small: Mapping[str, Any]) -> None:
         """Both have a schedule, or none."""
-        stored, current = small["scheduler"], self._engine.lr_scheduler
-        if (stored is None) != (current is None):
-            where = ("the script", "the version")[:: 1 if stored is None else -1]
-            raise ConfigError(
-                f"{where[0]} has a learning rate scheduler, {where[1]} has none; start the script "
-                "as it was"
-            )
+        require_both(
+            "a learning rate scheduler",
+            stored=small["scheduler"],
+            current=self._engine.lr_scheduler,
+        )
 
     def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
         """The same, with what belongs to partitions found anew: their number may be another."""
@@ -273,10 +277,7 @@ class ZeroFramework(Framework):
         autocast_scaler = getattr(zero, "torch_autocast_gradscaler", None)
         masters = zip(self._partitions.masters(), self._state_forms, strict=True)
         return {
-            "groups": [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in base.param_groups
-            ],
+            "groups": group_options(base),
             "scalars": [scalars_of(base, master, form) for master, form in masters],
             "numbers": own_numbers(base),
             "powers_since": self._powers.capture(),
@@ -288,9 +289,7 @@ class ZeroFramework(Framework):
 
     def _restore_optimizer(self, saved: Mapping[str, Any]) -> None:
         zero, base = self._partitions.zero, self._partitions.base
-        for group, values in zip(base.param_groups, saved["groups"], strict=True):
-            for key, value in values.items():
-                group[key] = beside(group.get(key), value)
+        put_group_options(base, saved["groups"])
         masters = zip(self._partitions.masters(), self._state_forms, saved["scalars"], strict=True)
         for master, form, scalars in masters:
             put_scalars(base, master, form, scalars)
