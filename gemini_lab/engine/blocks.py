@@ -11,8 +11,30 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+import torch
+
+from gemini_lab.memory.slab_form import Bytes
+
 WEIGHT: Final = "parameter.data"
 """The name of a weight's own tensor, which no optimizer gives to another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A flat run of elements: where it begins, in bytes, how many, and their type by torch's name.
+
+    Weights and state lie in the payload of a shard, gradients in that of a difference.
+    """
+
+    offset_bytes: int
+    numel: int
+    dtype: str
+
+    def of(self, data: Bytes) -> torch.Tensor:
+        """The elements, in place."""
+        dtype = getattr(torch, self.dtype)
+        end = self.offset_bytes + self.numel * dtype.itemsize
+        return torch.from_numpy(data[self.offset_bytes : end]).view(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from gemini_lab.engine.contract import Engine, WorldChange
 from gemini_lab.engine.cut_sum import sum_over_ranks
 from gemini_lab.engine.framework import Framework, Pieces
 from gemini_lab.engine.heir import Heir
+from gemini_lab.engine.options import require_both
 from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.recast import recast
 from gemini_lab.engine.script_state import ScriptState
@@ -287,9 +288,7 @@ class EngineState:
             )
         self.script.require_fit(small)
         self.framework.require_fit(small)
-        small_state.require_both(
-            "a client state", stored=small["client"], current=self.script.client_state
-        )
+        require_both("a client state", stored=small["client"], current=self.script.client_state)
 
     def _agree(self, failure: GeminiError | None) -> None:
         """Go on if no rank failed; otherwise raise on all of them, so that none waits."""

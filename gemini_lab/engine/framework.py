@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini_lab.engine.blocks import Run
 from gemini_lab.engine.contract import Engine
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.stepping import StepHook
-from gemini_lab.engine.updates import Run
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece
 

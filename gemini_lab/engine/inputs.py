@@ -8,7 +8,6 @@ is read when the device has come to it, at the latest when the iteration has end
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -17,13 +16,10 @@ import xxhash
 from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.digests import tensor_sum
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.log.events import Inputs
 
-WORD_BYTES: Final = 8
-SLICE_WORDS: Final = 1 << 20
-"""Words of a tensor on a GPU that are weighed at once: bounds the memory for that to 16 MiB."""
-_ODD: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, its bits look random; as a signed word
 _DEEPEST: Final = 16
 
 
@@ -121,30 +117,6 @@ def gradient_norm(engine: Any) -> dict[str, float]:
     """`"grad_norm"` of the last update, over all ranks, where reading it waits for nothing."""
     norm = getattr(engine, "_global_grad_norm", None)
     return {} if norm is None or _is_elsewhere(norm) else {"grad_norm": float(norm)}
-
-
-def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """A checksum of a tensor's bytes as one 64-bit word on its own device, without waiting for it.
-
-    Whole numbers wrap around and are added in any order, so it is the same every time.
-    """
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = data.numel() // WORD_BYTES * WORD_BYTES
-    words = data[:whole]
-    if words.storage_offset() % WORD_BYTES:
-        words = words.clone()
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for part in words.view(torch.int64).split(SLICE_WORDS):  # type: ignore[no-untyped-call]
-        total = total * _ODD + (part * _weights(part.device)[: part.numel()]).sum()
-    rest = data[whole:].to(torch.int64) + 1
-    return total * _ODD + (rest * _weights(rest.device)[: rest.numel()]).sum()
-
-
-@cache
-def _weights(device: torch.device) -> torch.Tensor:
-    """An odd number for each word of a slice: no single changed word leaves the sum as it was."""
-    weights = torch.arange(1, 2 * SLICE_WORDS, 2, dtype=torch.int64, device=device)
-    return (weights * _ODD) | 1
 
 
 def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:

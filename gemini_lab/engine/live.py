@@ -22,10 +22,9 @@ from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
 from gemini_lab.engine.script_watch import ScriptWatch
-from gemini_lab.engine.standing import CannotGoOnError
 from gemini_lab.engine.update_recorder import UpdateRecorder
 from gemini_lab.engine.verification import Verification
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import CannotGoOnError, GeminiError
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
 from gemini_lab.transfer.version import OutgoingVersion

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.blocks import WEIGHT, Kept
+from gemini_lab.engine.options import beside, group_options, numbers, put_group_options
 from gemini_lab.engine.sharding import is_dtensor
-from gemini_lab.engine.small_state import beside, group_options, numbers, put_group_options
 from gemini_lab.engine.stand_in import state_for
 from gemini_lab.engine.weight_runs import place_of
 from gemini_lab.errors import UnsupportedError

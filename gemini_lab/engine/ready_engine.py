@@ -26,10 +26,9 @@ from gemini_lab.engine.shard_memory import (
     open_shard_memory,
     require_fingerprint,
 )
-from gemini_lab.engine.standing import CannotGoOnError
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.engine.torch_engine import TorchEngine, left_out
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.messages import JobOrder

@@ -33,10 +33,6 @@ NOT_IN_LOOP: Final = (
 )
 
 
-class CannotGoOnError(GeminiError):
-    """This process ends, and another one starts in its place."""
-
-
 class Standing:
     """What keeps this process through recoveries.
 

@@ -9,7 +9,7 @@ import xxhash
 from torch import nn
 
 from gemini_lab.engine.agreement import ReplicaCheck
-from gemini_lab.engine.blocks import WEIGHT, Block, Kept, Segment, lay_blocks
+from gemini_lab.engine.blocks import WEIGHT, Block, Kept, Run, Segment, lay_blocks
 from gemini_lab.engine.ddp_buckets import BucketOrder
 from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
@@ -18,7 +18,6 @@ from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.sharding import whole_weights
 from gemini_lab.engine.stepping import StepHook
 from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, replicated_by, reshard
-from gemini_lab.engine.updates import Run
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece

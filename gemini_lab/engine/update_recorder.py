@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import torch
 
-from gemini_lab.engine.blocks import WEIGHT
+from gemini_lab.engine.blocks import WEIGHT, Run
 from gemini_lab.engine.framework import Framework
 from gemini_lab.engine.narrow_gradients import narrowed
 from gemini_lab.engine.optimizer_state import local_part
-from gemini_lab.engine.updates import LIBRARY_KINDS, Run, Step, Update, modes_of, require_repeatable
+from gemini_lab.engine.updates import LIBRARY_KINDS, Step, Update, modes_of, require_repeatable
 from gemini_lab.memory.room import Room
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, lay_out

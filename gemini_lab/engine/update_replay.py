@@ -17,8 +17,8 @@ from gemini_lab.engine.digests import feed
 from gemini_lab.engine.flaws import Flaw
 from gemini_lab.engine.framework import Framework
 from gemini_lab.engine.optimizer_state import local_part
+from gemini_lab.engine.options import own_numbers
 from gemini_lab.engine.random_states import random_states, restore_random_states
-from gemini_lab.engine.small_state import own_numbers
 from gemini_lab.shard.codec import decode, encode
 
 _WEIGHTS: Final = "params"

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import torch
 
+from gemini_lab.engine.blocks import Run
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.codec import decode_framed, encode_framed
@@ -28,24 +29,6 @@ LIBRARY_KINDS: Final = ("DeepSpeedCPUAdam", "FusedAdam")
 """DeepSpeed's, whose library for CPUs remembers the steps that it went through."""
 _MODES: Final = ("adam_w_mode", "fp32_optimizer_states")
 """What such an optimizer is made with, by the names that it keeps it under."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A flat run of elements: where it begins, in bytes, how many, and their type by torch's name.
-
-    Weights and state lie in the payload of a shard, gradients in that of a difference.
-    """
-
-    offset_bytes: int
-    numel: int
-    dtype: str
-
-    def of(self, data: Bytes) -> torch.Tensor:
-        """The elements, in place."""
-        dtype = getattr(torch, self.dtype)
-        end = self.offset_bytes + self.numel * dtype.itemsize
-        return torch.from_numpy(data[self.offset_bytes : end]).view(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

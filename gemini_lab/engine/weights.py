@@ -8,7 +8,7 @@ import xxhash
 
 from gemini_lab.engine.ranks import gather, rank_and_world_size
 from gemini_lab.engine.sharding import is_dtensor
-from gemini_lab.engine.standing import CannotGoOnError
+from gemini_lab.errors import CannotGoOnError
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:

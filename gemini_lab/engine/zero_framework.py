@@ -8,20 +8,19 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.beta_powers import BetaPowers
-from gemini_lab.engine.blocks import WEIGHT
+from gemini_lab.engine.blocks import WEIGHT, Run
 from gemini_lab.engine.framework import Form, Framework, Pieces
 from gemini_lab.engine.heir import Heir, Small
 from gemini_lab.engine.narrow_gradients import ScaleWatch
-from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
-from gemini_lab.engine.small_state import (
+from gemini_lab.engine.options import (
     group_options,
     numbers,
     own_numbers,
     put_group_options,
     require_both,
 )
+from gemini_lab.engine.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.stepping import StepHook, hook_step
-from gemini_lab.engine.updates import Run
 from gemini_lab.engine.zero import partitions_of
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
