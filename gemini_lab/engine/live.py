@@ -16,14 +16,14 @@ import torch
 
 from gemini_lab.engine.carried import carried
 from gemini_lab.engine.contract import WorldChange
-from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
-from gemini_lab.engine.script_watch import ScriptWatch
-from gemini_lab.engine.update_recorder import UpdateRecorder
-from gemini_lab.engine.verification import Verification
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.script_watch import ScriptWatch
+from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.errors import CannotGoOnError, GeminiError
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic

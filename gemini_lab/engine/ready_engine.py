@@ -14,7 +14,7 @@ import msgspec
 
 from gemini_lab.engine.carried import newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Source
-from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.old_shards import OldSlabs
 from gemini_lab.engine.ranks import rank_and_world_size
@@ -26,8 +26,8 @@ from gemini_lab.engine.shard_memory import (
     open_shard_memory,
     require_fingerprint,
 )
-from gemini_lab.engine.surroundings import gather
-from gemini_lab.engine.torch_engine import TorchEngine, left_out
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.surroundings import gather
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
