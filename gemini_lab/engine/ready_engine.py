@@ -5,7 +5,7 @@ the recovery plan says, and with what its version carried beside that.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -255,19 +255,8 @@ def _restore(
     newest = newest_in(small)
     if newest is not None:
         session.emit(msgspec.structs.replace(newest, restored=True))
-    session.emit(_restored_event(place.rank, plan.version, receipt))
-    if receipt.ranks_then is not None:
-        session.emit(
-            events.ShardRecut(
-                shard=place.rank,
-                version=plan.version,
-                ranks_then=receipt.ranks_then,
-                ranks=place.seats.world_size,
-                read_bytes=receipt.read_bytes,
-                local_bytes=receipt.local_bytes,
-                peer_bytes=receipt.peer_bytes,
-            )
-        )
+    for event in _told(receipt, place, plan.version):
+        session.emit(event)
     for watch in state.script.watches:
         if watch.replay_s > _LONG_REPLAY_S and place.rank == 0:
             text = (
@@ -308,9 +297,10 @@ def _recast(
     return recast
 
 
-def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRestored:
-    return events.ShardRestored(
-        shard=rank,
+def _told(receipt: Receipt, place: Place, version: int) -> Iterator[events.AnyEvent]:
+    """How this rank's shard came back, as the log has it."""
+    yield events.ShardRestored(
+        shard=place.rank,
         version=version,
         tier=receipt.tier,
         holder=receipt.holder,
@@ -320,3 +310,13 @@ def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRe
         verify_s=receipt.verify_s,
         load_s=receipt.load_s,
     )
+    if receipt.ranks_then is not None:
+        yield events.ShardRecut(
+            shard=place.rank,
+            version=version,
+            ranks_then=receipt.ranks_then,
+            ranks=place.seats.world_size,
+            read_bytes=receipt.read_bytes,
+            local_bytes=receipt.local_bytes,
+            peer_bytes=receipt.peer_bytes,
+        )
