@@ -7,6 +7,7 @@
     ├── LaunchError        nodes could not be started
     ├── IntegrityError     bytes are not the bytes that were written
     ├── MessageError       another process said something that is no message
+    ├── CannotGoOnError    a worker's process cannot be kept: another one starts in its place
     └── RunFailedError     a run ended without finishing
 
 A message says what was asked, what stood against it (with numbers), and the way out.
@@ -56,6 +57,10 @@ class IntegrityError(GeminiError):
 
 class MessageError(GeminiError):
     """What another process said is no message, or not a message of this version."""
+
+
+class CannotGoOnError(GeminiError):
+    """A worker's process ends, and another one starts in its place."""
 
 
 class RunFailedError(GeminiError):

@@ -213,16 +213,16 @@ class Seats:
             )
 
 
-def dangers(seats: Seats, settings: Settings, at_s: float = 0.0) -> Dangers:
-    """What befalls the nodes on these positions, as far as it is known by now."""
+def dangers(seats: Seats, settings: Settings) -> Dangers:
+    """What befalls the nodes on these positions, by the risk that seats have: as of one moment."""
     racks, risk = seats.racks, seats.risk
     nodes = [member or "" for member in seats.members] or [""] * seats.nodes
     return Dangers(
-        failures_per_day=risk.per_day(nodes, at_s, expected=settings.expected_failures),
+        failures_per_day=risk.per_day(nodes, 0.0, expected=settings.expected_failures),
         repair_s=settings.repair_s,
         racks=racks,
         racks_per_day=risk.racks_per_day(
-            set(racks or ()), at_s, expected=settings.rack_failures_per_day
+            set(racks or ()), 0.0, expected=settings.rack_failures_per_day
         ),
     )
 

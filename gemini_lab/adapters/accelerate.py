@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.protection import protect, remarks
-from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 

@@ -17,9 +17,9 @@ from lightning.pytorch import Callback, Trainer
 from gemini_lab.adapters.lightning_state import LightningState
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
-from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 

@@ -23,10 +23,10 @@ from gemini_lab.adapters.trainer_checks import STAGES, require_length, require_t
 from gemini_lab.adapters.trainer_state import TrainerState
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable, ZeroEngine
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.loaders import watch
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
-from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.state.loaders import watch
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 

@@ -8,7 +8,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from gemini_lab.engine.contract import Engine, Keepable, Stateful, ZeroEngine
-from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError
 from gemini_lab.settings import SettingValue
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gemini_lab.engine.iterations import IterationLog, iteration_in
-from gemini_lab.engine.verification import Verification
+from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.log.events import Iteration
 from gemini_lab.recovery.guard import Guard
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from gemini_lab.engine.framework import Framework
-from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings

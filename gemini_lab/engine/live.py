@@ -8,50 +8,26 @@ but what is drawn (random numbers, data) or counted by the script may by then be
 iteration, so of these the version keeps what there was right after the step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
 
 import torch
 
 from gemini_lab.engine.carried import carried
 from gemini_lab.engine.contract import WorldChange
-from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
-from gemini_lab.engine.standing import CannotGoOnError
-from gemini_lab.engine.update_recorder import UpdateRecorder
-from gemini_lab.engine.verification import Verification
-from gemini_lab.errors import GeminiError
-from gemini_lab.shard.codec import decode, encode
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.script_watch import ScriptWatch
+from gemini_lab.engine.verify.verification import Verification
+from gemini_lab.errors import CannotGoOnError, GeminiError
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
 from gemini_lab.transfer.version import OutgoingVersion
-
-_LOOKS: Final = 3  # so many versions of a worker are looked at
-_GLANCES: Final = (3, 30, 300, 3000)  # after these many, other weights: some change late
-
-STANDS_STILL: Final = (
-    "the position in the data stood still during an iteration, so it will not come back: give "
-    "`protect` the loader that training reads, and make its iterator afterwards"
-)
-IS_AMBIGUOUS: Final = (
-    "between the step and the next forward pass the script drew random numbers or changed "
-    "client_state, and a version has both as they were right after the step; where that belongs to "
-    "the iteration before (an evaluation, a counter), loop `for step in protected.steps(N)`"
-)
-ASKS_NOTHING: Final = (
-    "the script has not asked where to go on, and a loop from 0 would do the first iterations once "
-    "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
-)
-ARE_NOT_KEPT: Final = (
-    "weights beside the engine's change while it trains ({}), and will not come back after a "
-    "failure: name what holds them, such as an average or another model and its optimizer: "
-    'protect(..., also={{"ema": ema}})'
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,21 +95,14 @@ class LiveProtection:
         self._is_in_loop = False
         self._is_computing = False
         self._is_judged = True  # whether the guard has seen the newest iteration
-        self._remark, self._hold = remark, hold
+        self._hold = hold
+        self._script_watch = ScriptWatch(state.script, remark)
         self._rejoining = rejoining
         self._is_to_hold = False
         self._unsealed: Unsealed | None = None
         self._top_is_told = False
         self._is_asked = False
-        self._looks = _LOOKS
-        self._sealed = 0
-        self._positions = b""
-        self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
-        self._said: set[str] = set()
         self._is_finished = False
-
-        for watch in state.script.watches:
-            watch.on_fetch = self._see_fetch
 
     @property
     def step(self) -> int:
@@ -222,8 +191,8 @@ class LiveProtection:
         self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
         try:
             waited_s = self._traffic.wait()
-        except RuntimeError as error:
-            if not self._is_lost_with_a_rank(error):
+        except RuntimeError:
+            if not self._is_lost_with_a_rank():
                 raise
         if self._is_broken:
             return 0.0
@@ -236,7 +205,7 @@ class LiveProtection:
     def after_update(self, waited_s: float) -> None:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
         version = self._state.version
-        self._at_fetch = None
+        self._script_watch.end_update()
         self._is_computing = self._is_judged = False
         if self._is_broken:
             return
@@ -245,8 +214,8 @@ class LiveProtection:
         self._iterations.end(version, waited_s=waited_s)
         try:
             is_to_be_sent = self._traffic.end_iteration(version)
-        except RuntimeError as error:  # ranks may speak here of how they send versions
-            if not self._is_lost_with_a_rank(error):
+        except RuntimeError:  # ranks may speak here of how they send versions
+            if not self._is_lost_with_a_rank():
                 raise
             return
         if is_to_be_sent or self._is_to_hold:
@@ -265,9 +234,9 @@ class LiveProtection:
         """Whether a rank is lost, and the iteration under way counts no more."""
         return self._rejoining is not None and self._rejoining.standing.is_broken
 
-    def _is_lost_with_a_rank(self, error: RuntimeError) -> bool:
+    def _is_lost_with_a_rank(self) -> bool:
         """Whether a transfer failed because a rank is lost without which this process can go on."""
-        return self._rejoining is not None and self._rejoining.standing.is_ours(error)
+        return self._rejoining is not None and self._rejoining.standing.is_lost_with_a_rank()
 
     def _rejoin(self, rejoining: Rejoining) -> None:
         """Be at the top of the iteration after the version of the plan, with other ranks."""
@@ -295,8 +264,8 @@ class LiveProtection:
         try:
             if not self._is_broken:
                 self._end_iteration()
-        except RuntimeError as error:
-            if not self._is_lost_with_a_rank(error):
+        except RuntimeError:
+            if not self._is_lost_with_a_rank():
                 raise
         while self._rejoining is not None and self._is_broken:
             self._rejoin(self._rejoining)
@@ -344,40 +313,13 @@ class LiveProtection:
         if self._unsealed is not None:
             drawn, self._unsealed = self._unsealed.drawn, None
             drawn = self._state.capture_drawn() if drawn is None else drawn
-            if self._looks:
-                self._look(decode(drawn), at_top=at_top)
-            self._sealed += 1
-            if self._sealed in _GLANCES and (names := self._state.script.bystanders()):
-                self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
+            self._script_watch.see_version(drawn, at_top=at_top, is_asked=self._is_asked)
             if self._is_to_hold:
                 self._traffic.end_training()  # this version leaves at once, whatever the plan says
             self.send_version(drawn, at_top=at_top)
             if self._is_to_hold:
                 self._traffic.wait()
                 self._hold(self._state.version)
-
-    def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:
-        """Look at one of the first versions for what the script's author should know."""
-        self._looks -= 1
-        positions = encode(drawn["data"])
-        if drawn["data"] and positions == self._positions:
-            self._remark_once(STANDS_STILL)
-        self._positions = positions
-        others = {name: drawn[name] for name in ("client", "also", "random")}
-        if not at_top and encode(others) != (self._at_fetch or encode(self._state.script.others())):
-            self._remark_once(IS_AMBIGUOUS)
-        if not self._looks and not self._is_asked:
-            self._remark_once(ASKS_NOTHING)
-
-    def _see_fetch(self) -> None:
-        """A loader is asked for a batch: what is drawn from here on is drawn for that."""
-        if self._looks and self._at_fetch is None:
-            self._at_fetch = encode(self._state.script.others())
-
-    def _remark_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._remark(text)
 
     def send_version(self, drawn: bytes | None = None, *, at_top: bool = False) -> None:
         """Begin to send the engine's state as it is now.

@@ -17,21 +17,21 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
 from gemini_lab.engine.carried import epoch_in, newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
-from gemini_lab.engine.flaws import Flaws
-from gemini_lab.engine.inputs import gradient_norm, watch_inputs
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
+from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ready_engine import ReadyEngine, ready_engine
 from gemini_lab.engine.rejoining import Rejoining, follow, rewinder_of
 from gemini_lab.engine.rewinding import encode_order
-from gemini_lab.engine.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.state.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.unprotected import Unprotected
-from gemini_lab.engine.update_recorder import UpdateRecorder
-from gemini_lab.engine.verification import Verification, Verified, verified_in
-from gemini_lab.engine.verifying import Verifier
+from gemini_lab.engine.verify.flaws import Flaws
+from gemini_lab.engine.verify.verification import Verification, Verified, verified_in
+from gemini_lab.engine.verify.verifying import Verifier
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import WorkerStart

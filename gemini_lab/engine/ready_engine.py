@@ -5,7 +5,7 @@ the recovery plan says, and with what its version carried beside that.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -14,7 +14,7 @@ import msgspec
 
 from gemini_lab.engine.carried import newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Source
-from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.old_shards import OldSlabs
 from gemini_lab.engine.ranks import rank_and_world_size
@@ -26,10 +26,9 @@ from gemini_lab.engine.shard_memory import (
     open_shard_memory,
     require_fingerprint,
 )
-from gemini_lab.engine.standing import CannotGoOnError
-from gemini_lab.engine.surroundings import gather
-from gemini_lab.engine.torch_engine import TorchEngine, left_out
-from gemini_lab.errors import ConfigError
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.surroundings import gather
+from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.messages import JobOrder
@@ -116,12 +115,8 @@ def ready_engine(
         recast=_recast(state, settings, remark, is_under_way=not is_first),
         old_slabs=lambda ranks: _old_slabs(session, ranks),
     )
-    if session.standing is not None:
-        session.standing.begin_restore(session.store)
-    with session.pulse.within("restoring", start.plan.tier):
+    with session.restoring():
         small = _restore(session, state.load, state, place)
-    if session.standing is not None:
-        session.standing.end_restore()
     return ReadyEngine(
         engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
     )
@@ -140,8 +135,6 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
         CannotGoOnError: The version cannot be put back in this process.
     """
     start, state, before = session.start, ready.state, ready.place
-    standing = session.standing
-    assert standing is not None
     session.meet()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
@@ -153,10 +146,8 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
         group=group,
         lineage=Lineage(run=start.order.run, epoch=start.epoch),
     )
-    standing.begin_restore(session.store)
-    with session.pulse.within("restoring", start.plan.tier):
+    with session.restoring():
         small = _restore(session, partial(_load_in_place, state), state, place)
-    standing.end_restore()
     return replace(ready, place=place, small=small)
 
 
@@ -264,19 +255,8 @@ def _restore(
     newest = newest_in(small)
     if newest is not None:
         session.emit(msgspec.structs.replace(newest, restored=True))
-    session.emit(_restored_event(place.rank, plan.version, receipt))
-    if receipt.ranks_then is not None:
-        session.emit(
-            events.ShardRecut(
-                shard=place.rank,
-                version=plan.version,
-                ranks_then=receipt.ranks_then,
-                ranks=place.seats.world_size,
-                read_bytes=receipt.read_bytes,
-                local_bytes=receipt.local_bytes,
-                peer_bytes=receipt.peer_bytes,
-            )
-        )
+    for event in _told(receipt, place, plan.version):
+        session.emit(event)
     for watch in state.script.watches:
         if watch.replay_s > _LONG_REPLAY_S and place.rank == 0:
             text = (
@@ -317,9 +297,10 @@ def _recast(
     return recast
 
 
-def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRestored:
-    return events.ShardRestored(
-        shard=rank,
+def _told(receipt: Receipt, place: Place, version: int) -> Iterator[events.AnyEvent]:
+    """How this rank's shard came back, as the log has it."""
+    yield events.ShardRestored(
+        shard=place.rank,
         version=version,
         tier=receipt.tier,
         holder=receipt.holder,
@@ -329,3 +310,13 @@ def _restored_event(rank: int, version: int, receipt: Receipt) -> events.ShardRe
         verify_s=receipt.verify_s,
         load_s=receipt.load_s,
     )
+    if receipt.ranks_then is not None:
+        yield events.ShardRecut(
+            shard=place.rank,
+            version=version,
+            ranks_then=receipt.ranks_then,
+            ranks=place.seats.world_size,
+            read_bytes=receipt.read_bytes,
+            local_bytes=receipt.local_bytes,
+            peer_bytes=receipt.peer_bytes,
+        )

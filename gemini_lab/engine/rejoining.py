@@ -11,7 +11,7 @@ from gemini_lab.engine.carried import guard_in
 from gemini_lab.engine.ready_engine import ReadyEngine, go_on
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.standing import CannotGoOnError
+from gemini_lab.errors import CannotGoOnError
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.transfer.traffic import CheckpointTraffic
 

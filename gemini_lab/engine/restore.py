@@ -236,7 +236,7 @@ def _fetch_own(tier: PersistentTier, version: int, place: Place) -> Receipt:
         require_same(stored.identity, place.layout.identity)
     buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload
-    _seal(buffer, len(payload))
+    buffer.seal(len(payload))
     return Receipt(tier="persistent", holder=place.persistent_url)
 
 
@@ -254,7 +254,7 @@ def _fetch_recut(
     for number, shard in enumerate(shards):
         with _usable(version, place):
             shard.copy(plan.moves_from(number), buffer.data.data)
-    _seal(buffer, layout.payload_bytes)
+    buffer.seal(layout.payload_bytes)
     return Receipt(
         tier="persistent",
         holder=place.persistent_url,
@@ -290,7 +290,7 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
         raise UnusableCopyError(
             shard=error.shard, version=version, holder=error.holder, reason=error.reason
         ) from error
-    _seal(buffer, layout.payload_bytes)
+    buffer.seal(layout.payload_bytes)
     return Receipt(
         tier="peer" if old.peer_bytes else "local",
         holder=max(old.peers, key=lambda node: old.peers[node], default=place.node),
@@ -313,12 +313,6 @@ def _begin_cut(
     for start, size_bytes in moves.zeros:
         buffer.data[start : start + size_bytes] = 0
     return buffer
-
-
-def _seal(buffer: WriteBuffer, payload_bytes: int) -> None:
-    for index in range(buffer.chunk_count(payload_bytes)):
-        buffer.seal_chunk(index)
-    buffer.commit(payload_bytes)
 
 
 def put_back(

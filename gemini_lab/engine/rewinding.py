@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from gemini_lab.engine.carried import epoch_in, guard_in
-from gemini_lab.engine.engine_state import EngineState
+from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import ReadBuffer, Slab

@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NoReturn
 
@@ -191,6 +192,16 @@ class WorkerSession:
         if isinstance(answer[0], Refused):
             raise answer[0].to_error()
         return answer
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """In it, the version of the plan is loaded; all ranks do so together."""
+        if self.standing is not None:
+            self.standing.begin_restore(self.store)
+        with self.pulse.within("restoring", self.start.plan.tier):
+            yield
+        if self.standing is not None:
+            self.standing.end_restore()
 
     def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
         """Tell the root agent that a copy could not be used, so that it plans without it."""

@@ -33,10 +33,6 @@ NOT_IN_LOOP: Final = (
 )
 
 
-class CannotGoOnError(GeminiError):
-    """This process ends, and another one starts in its place."""
-
-
 class Standing:
     """What keeps this process through recoveries.
 
@@ -105,9 +101,8 @@ class Standing:
 
         return told
 
-    def is_ours(self, error: RuntimeError) -> bool:
+    def is_lost_with_a_rank(self) -> bool:
         """Whether a transfer failed because a rank is lost, and this process is to go on."""
-        del error
         return not self.why_not and self.groups.was_broken_off()
 
     def is_to_stand(self, within_s: float) -> bool:

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+from gemini_lab.engine.frameworks.stepping import next_step_updates
 from gemini_lab.engine.process_exit import die_with_parent, leave
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
-from gemini_lab.engine.stepping import next_step_updates
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.transfer.clocks import DeviceClock, WallClock

@@ -1,1 +1,13 @@
-"""What a person holds: a lab, its runs, and how they are shown and stopped."""
+"""What a person holds: a lab, its runs, and how they are shown and stopped.
+
+    the handle      lab, by config and submission (checked at the door), earlier and known_machines
+                    (what earlier runs left); run and runs; followed, a run as its log tells it
+    its nodes       cluster, the contract; agents fulfils it, by starting, connections, loop, alone
+    from elsewhere  control and attached, by attach and access; detached starts a run that outlives
+                    its launcher, owner keeps its log; notice ends one that was told to
+    what is seen    progress and bars, output; watched, for commands that look; pages finds what
+                    draws
+    metrics         metrics, served; sinks and otlp, sent
+
+What is asked of nodes here is carried out in `node`.
+"""

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,14 @@ from gemini_lab.node.config import DRAIN_KEY, LAB_KEY, NONE_COME_KEY, AgentUp, L
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.network import remarks_on
+from gemini_lab.node.words import (
+    CANCEL_KEY,
+    GIVE_UP_KEY,
+    RESIZE_KEY,
+    REWIND_KEY,
+    SAVE_KEY,
+    new_word,
+)
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
@@ -347,36 +356,34 @@ class AgentCluster:
         """Start a job on the nodes."""
         self._remarks.clear()
         self._remark()
-        patiently(lambda: self._store.put("job", msgspec.json.encode(job).decode()))
+        self._put("job", msgspec.json.encode(job).decode())
 
     def stop(self, number: int) -> None:
         """End the run with this number."""
-        patiently(lambda: self._store.put("cancel", str(number)))
+        self._put(CANCEL_KEY, str(number))
 
     def save(self, number: int) -> None:
         """Have the next version of the run with this number go to the persistent tier."""
-        word = time.time_ns()  # through the store: the same again would be no news
-        patiently(lambda: self._store.put("save", f"{number} {word}"))
+        self._put(SAVE_KEY, new_word(number))
 
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        word = time.time_ns()  # rises also from owner to owner
-        patiently(lambda: self._store.put("give_up", f"{number} {word}"))
+        self._put(GIVE_UP_KEY, new_word(number))
 
     def rewind(self, number: int, *, steps: int, skip: bool) -> None:
         """Have training of the run with this number go back."""
-        word = time.time_ns()
-        patiently(lambda: self._store.put("rewind", f"{number} {word} {steps} {skip:d}"))
+        self._put(REWIND_KEY, new_word(number, steps, int(skip)))
 
     def drain(self, number: int, node: str) -> None:
         """Have the ranks that the run with this number has on a node move to another machine."""
-        word = time.time_ns()
-        patiently(lambda: self._store.put(DRAIN_KEY + node, f"{number} {word}"))
+        self._put(DRAIN_KEY + node, new_word(number))
 
     def resize(self, number: int, nodes: int) -> None:
         """Have the run with this number go on with so many nodes."""
-        word = time.time_ns()
-        patiently(lambda: self._store.put("resize", f"{number} {word} {nodes}"))
+        self._put(RESIZE_KEY, new_word(number, nodes))
+
+    def _put(self, key: str, value: str) -> None:
+        patiently(partial(self._store.put, key, value))
 
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.

@@ -12,15 +12,15 @@ PACKAGE: Final = Path(__file__).parents[1]
 _BY_NAME: Final = {kind.__name__: name for name, kind in events.KINDS.items()}
 
 
-def emitters(package: Path = PACKAGE) -> Mapping[str, tuple[str, ...]]:
-    """For each kind that is made somewhere in `package`, the modules that do, in order.
+def emitters() -> Mapping[str, tuple[str, ...]]:
+    """For each kind that is made somewhere in the package, the modules that do, in order.
 
     An event is made by calling its class or the class's `of`. The class was imported from
     `gemini_lab.log.events` by its name or with the module. Tests are not looked at.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for path in sorted(package.rglob("*.py")):
-        module = ".".join(path.relative_to(package).with_suffix("").parts)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for kind in made_in(path.read_text(encoding="utf-8")):
             found[kind].add(module)
     return {kind: tuple(sorted(modules)) for kind, modules in found.items()}

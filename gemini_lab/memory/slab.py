@@ -84,6 +84,12 @@ class WriteBuffer:
             self._digested_bytes[index] = self.chunk(index).nbytes
         self.digests[index] = digest
 
+    def seal(self, payload_bytes: int) -> None:
+        """Commit the first `payload_bytes` of `data`, all chunks sealed here."""
+        for index in range(self.chunk_count(payload_bytes)):
+            self.seal_chunk(index)
+        self.commit(payload_bytes)
+
     def commit(self, payload_bytes: int) -> None:
         """Make the first `payload_bytes` of `data` the complete version, with one last store.
 

@@ -20,7 +20,7 @@ import msgspec
 
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
-from gemini_lab.log.events import NodeReady, Note
+from gemini_lab.log.events import NodeReady
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
@@ -155,7 +155,7 @@ class Agent:
 
     def _say_failure(self, error: BaseException) -> None:
         text = f"{self.name}'s agent: {type(error).__name__}: {error}"
-        self.lab.emit(Note(text=text))
+        self.lab.note(text)
         with suppress(OSError):  # a full disk
             print(text, file=sys.stderr)  # noqa: T201
 
@@ -184,7 +184,7 @@ class Agent:
     async def _rejoin(self) -> None:
         """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
-        self.lab.emit(Note(text=f"{self.name} lost its lease and took another"))
+        self.lab.note(f"{self.name} lost its lease and took another")
         items = (await self.membership.read()).items
         await self.supervisor.end_workers(before=read_epoch(items))
 

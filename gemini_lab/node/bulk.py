@@ -11,12 +11,10 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-import psutil
-
+from gemini_lab.engine.idleness import Idleness
 from gemini_lab.errors import GeminiError
 from gemini_lab.recovery.messages import (
     BulkRequest,
@@ -211,28 +209,18 @@ class _BulkProcess:
         self, purpose: str, *, idle_s: float | None
     ) -> tuple[Message, list[int]] | None:
         """The next thing it says, for as long as it works."""
-        used_s, idle_since_s = self._used_s(), time.monotonic()
+        idleness = Idleness(self._process.pid)
         look_s = min(LOOK_S, idle_s or LOOK_S)
         while True:
             try:
                 return await asyncio.wait_for(self._heard.get(), look_s)
             except TimeoutError:
-                before_s, used_s = used_s, self._used_s()
-            if used_s != before_s:
-                idle_since_s = time.monotonic()
-            if idle_s is not None and time.monotonic() - idle_since_s > idle_s:
+                passed_s = idleness.look()
+            if idle_s is not None and passed_s > idle_s:
                 raise BulkEndedError(
                     f"a bulk process did nothing for {idle_s:.0f} s and was ended before it had "
                     f"done {purpose}; nothing but that is lost: it can be asked again"
                 )
-
-    def _used_s(self) -> float:
-        """Seconds of a processor that it has used."""
-        try:
-            times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
 
     def _read(self) -> None:
         messages, is_open = self._channel.poll()

@@ -79,9 +79,7 @@ def lay_out(request: LayOutSlab, old: list[Slab]) -> Slab:
     for info, payload in kept:
         buffer = slab.begin(info.shard, info.version, info.lineage)
         buffer.data[: len(payload)] = memoryview(payload)
-        for index in range(buffer.chunk_count(len(payload))):
-            buffer.seal_chunk(index)
-        buffer.commit(len(payload))
+        buffer.seal(len(payload))
     return slab
 
 

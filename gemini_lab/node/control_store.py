@@ -146,6 +146,16 @@ def tls_credentials(address: EtcdAddress) -> Any:
     )
 
 
+def no_answer(
+    address: EtcdAddress, timeout_s: float, error: BaseException
+) -> StoreUnavailableError:
+    """What is said of an etcd that did not answer."""
+    return StoreUnavailableError(
+        f"etcd at {', '.join(address.endpoints)} did not answer within {timeout_s:g} s "
+        f"({type(error).__name__}: {error}); check that it runs and that this machine reaches it"
+    )
+
+
 def _host_and_port(endpoint: str) -> tuple[str, int]:
     parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
     try:
@@ -263,11 +273,7 @@ class EtcdStore:
                 return act(self._client)
             except Exception as error:
                 self._drop()
-                raise StoreUnavailableError(
-                    f"etcd at {', '.join(self.address.endpoints)} did not answer within "
-                    f"{self.timeout_s:g} s ({type(error).__name__}: {error}); check that it runs "
-                    "and that this machine reaches it"
-                ) from error
+                raise no_answer(self.address, self.timeout_s, error) from error
 
     def _connect(self, endpoint: str) -> Any:
         import etcd3  # noqa: PLC0415  (gRPC's threads start with its import)

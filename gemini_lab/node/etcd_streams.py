@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 from gemini_lab.node.control_store import (
     Endpoints,
     EtcdAddress,
-    StoreUnavailableError,
     client_endpoints,
+    no_answer,
     tls_credentials,
 )
 
@@ -118,11 +118,7 @@ class EtcdStreams:
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                     raise  # this agent ends; else the connection was closed under the call
                 await self.close()
-                raise StoreUnavailableError(
-                    f"etcd at {', '.join(self.address.endpoints)} did not answer within "
-                    f"{self.timeout_s:g} s ({type(error).__name__}: {error}); check that it runs "
-                    "and that this machine reaches it"
-                ) from error
+                raise no_answer(self.address, self.timeout_s, error) from error
 
     async def _connect(self, endpoint: str) -> None:
         from etcd3 import etcdrpc  # noqa: PLC0415

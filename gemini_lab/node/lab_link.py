@@ -76,7 +76,7 @@ class LabLink:
         if self._dropped:
             text = f"{self._dropped} messages of {self._name} were dropped: no lab took them"
             self._dropped = 0
-            self.emit(Note(text=text))
+            self.note(text)
 
     def heard(self, count: int) -> None:
         """The owner needs the first `count` messages that it was sent no more."""
@@ -104,6 +104,10 @@ class LabLink:
     def emit(self, event: AnyEvent, *, term: int | None = None) -> None:
         """Say an event of this node, or of the root agent of `term`."""
         self.pass_on(Entry(at_s=self._wall_s(), node=self._name, event=event), term=term)
+
+    def note(self, text: str) -> None:
+        """Say what a person should know."""
+        self.emit(Note(text=text))
 
     def pass_on(self, entry: Entry, *, term: int | None = None) -> None:
         """Say an event on the lab's clock, also where this machine's was set meanwhile."""

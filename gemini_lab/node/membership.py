@@ -3,15 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from gemini_lab.node.control_store import ControlStore, patiently
 from gemini_lab.node.etcd_streams import StoreStreams
 from gemini_lab.node.news import Reading, StoreNews
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,7 @@ class Membership:
             self.store.put(f"nodes/{self.name}", value, lease=lease)
             return lease
 
-        self._lease = await self.call(lambda: patiently(write))
+        self._lease = await asyncio.to_thread(patiently, write)
         self._renewed_s = time.monotonic()
 
     async def renew(self) -> bool:
@@ -104,7 +101,7 @@ class Membership:
         await self.streams.close()
         lease, self._lease = self._lease, None
         if lease is not None:
-            await self.call(lambda: self.store.revoke(lease))
+            await asyncio.to_thread(self.store.revoke, lease)
 
     async def read(self, *, whole: bool = False) -> Reading:
         """What every agent is to know of the store, or all that is in the lab's part of it."""
@@ -117,10 +114,7 @@ class Membership:
         record = RootRecord(
             name=self.name, address=self.address, term=int(items.get("term", "0")) + 1
         )
-        lease = self._lease
-        text = record.to_text()
-        won = await self.call(lambda: self.store.create("root", text, lease=lease))
-        return record if won else None
+        return record if await self._write_record(record) else None
 
     def is_own(self, record: RootRecord) -> bool:
         """Whether this very process wrote the root's record."""
@@ -128,21 +122,21 @@ class Membership:
 
     async def reclaim(self, record: RootRecord) -> None:
         """Write the root's record again if the store has lost it, and nobody else has the place."""
-        lease, text = self._lease, record.to_text()
-        await self.call(lambda: self.store.create("root", text, lease=lease))
+        await self._write_record(record)
+
+    async def _write_record(self, record: RootRecord) -> bool:
+        """Whether there was no root, and is one now, for as long as this node's lease stands."""
+        text, lease = record.to_text(), self._lease
+        return await asyncio.to_thread(self.store.create, "root", text, lease=lease)
 
     async def write_as_root(self, record: RootRecord, values: Mapping[str, str]) -> bool:
         """Write, all or nothing, while `record` is the root: a deposed root changes nothing."""
-        text = record.to_text()
-        return await self.call(lambda: self.store.put_if(values, guard="root", held=text))
+        held = record.to_text()
+        return await asyncio.to_thread(self.store.put_if, values, guard="root", held=held)
 
     async def depose(self, record: RootRecord) -> None:
         """Remove a root whose process is known to be dead."""
-        await self.call(lambda: self.store.delete_if("root", record.to_text()))
-
-    async def call(self, act: Callable[[], Result]) -> Result:
-        """Run a blocking call of the store beside the event loop."""
-        return await asyncio.to_thread(act)
+        await asyncio.to_thread(self.store.delete_if, "root", record.to_text())
 
 
 def node_addresses(items: Mapping[str, str]) -> dict[str, str]:

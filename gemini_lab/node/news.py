@@ -41,7 +41,6 @@ class StoreNews:
     Args:
         store: The lab's, to read.
         streams: The same store, to watch.
-        reread_s: The longest that a reading counts, whatever the watch says.
         clock: A clock that nobody sets.
     """
 
@@ -50,18 +49,16 @@ class StoreNews:
         store: ControlStore,
         streams: StoreStreams,
         *,
-        reread_s: float = REREAD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._streams = store, streams
-        self._reread_s = reread_s
         self._clock = clock
         self._turn = asyncio.Lock()  # one look at a time
         self._watch: object | None = None  # the one that stands
         self._is_whole = False  # whether it is on all keys
         self._rung_s: float | None = clock()  # since when something is to be read
         self._spread_s = 0.0  # by which those wait who have time
-        self._read_s = -reread_s
+        self._read_s = -REREAD_S
         self._last: Reading | None = None
 
     def is_due(self, *, is_urgent: bool = True) -> bool:
@@ -74,7 +71,7 @@ class StoreNews:
         now_s = self._clock()
         if self._rung_s is not None:
             return is_urgent or now_s >= self._rung_s + self._spread_s
-        return now_s >= self._read_s + self._reread_s
+        return now_s >= self._read_s + REREAD_S
 
     def ring(self) -> None:
         """Have the store be read again."""

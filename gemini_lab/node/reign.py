@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-from gemini_lab.log.events import Note
 from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
@@ -45,8 +44,7 @@ class Reign:
         )
         self._shell_task = self._tasks.begin(self._act(self.shell))
         if self._config.detached is not None:
-            owner = run_owner(self._config, record, note=lambda text: lab.emit(Note(text=text)))
-            self._owner_task = self._tasks.begin(owner)
+            self._owner_task = self._tasks.begin(run_owner(self._config, record, note=lab.note))
         self._on_change()
 
     def resign(self) -> None:

@@ -10,27 +10,20 @@ import msgspec
 
 from gemini_lab.log.events import AnyEvent, RootElected
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.node.config import DRAIN_KEY, NONE_COME_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
+from gemini_lab.node.words import Words
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
-    DrainWanted,
     Emit,
     HangUp,
     Happening,
     Instruction,
-    JobCancelled,
     JobSubmitted,
-    NoMachineComes,
-    ProgressGivenUp,
     RequestNodes,
-    ResizeWanted,
-    RewindWanted,
     RootState,
-    SaveWanted,
     Send,
     Tick,
     WriteState,
@@ -85,19 +78,13 @@ class RootShell:
         self._known: dict[str, str] = {}  # addresses of nodes that count, as the store has them
         self._epoch: int | None = None  # as the store has it
         self._job_number: int | None = None
-        self._cancelled: int | None = None
-        self._given_up: int | None = None
-        self._save: str | None = None  # the last word to save that was heard
-        self._asked_back: int | None = None  # likewise, to go back
-        self._none_come: str | None = None  # that no machine comes; what was said before is old
-        self._resized: int | None = None  # to have another size
-        self._drains: dict[str, str] = {}  # and to drain, by node
+        self._words = Words()
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
         try:
             await self._write({"term": str(self.record.term)})
-            items = await self._membership.call(self._membership.store.items)
+            items = await asyncio.to_thread(self._membership.store.items)
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
             root = root_agent(state, at_s=self._clock())
@@ -144,52 +131,8 @@ class RootShell:
             if order.number != self._job_number and len(self._links.connected) >= wanted:
                 self._job_number = order.number
                 self._happenings.put_nowait(JobSubmitted(at_s=now, order=order))
-        if "cancel" in items and int(items["cancel"]) != self._cancelled:
-            self._cancelled = int(items["cancel"])
-            if self._cancelled == self._job_number:
-                self._happenings.put_nowait(JobCancelled(at_s=now, number=self._cancelled))
-        word = items.get("save")
-        if word is not None and word != self._save and int(word.split()[0]) == self._job_number:
-            self._save = word
-            self._happenings.put_nowait(SaveWanted())
-        if "give_up" in items:
-            job, number = map(int, items["give_up"].split())
-            if job == self._job_number and number != self._given_up:
-                self._given_up = number
-                self._happenings.put_nowait(ProgressGivenUp(at_s=now, number=number))
-
-        self._observe_rewind(items)
-        self._observe_resize(items, now=now)
-        word = items.get(NONE_COME_KEY, "")
-        if self._none_come not in {None, word}:
-            self._happenings.put_nowait(NoMachineComes(at_s=now))
-        self._none_come = word
-        self._observe_drains(items, now=now)
-
-    def _observe_rewind(self, items: Mapping[str, str]) -> None:
-        job, number, steps, skip = map(int, items.get("rewind", "-1 0 0 0").split())
-        if job == self._job_number and number != self._asked_back:
-            self._asked_back = number
-            self._happenings.put_nowait(RewindWanted(number=number, steps=steps, skip=bool(skip)))
-
-    def _observe_resize(self, items: Mapping[str, str], *, now: float) -> None:
-        job, number, nodes = map(int, items.get("resize", "-1 0 0").split())
-        if job == self._job_number and number != self._resized:
-            self._resized = number
-            self._happenings.put_nowait(ResizeWanted(at_s=now, number=number, nodes=nodes))
-
-    def _observe_drains(self, items: Mapping[str, str], *, now: float) -> None:
-        drains = {
-            key.removeprefix(DRAIN_KEY): word
-            for key, word in items.items()
-            if key.startswith(DRAIN_KEY)
-        }
-        news = [one for one in drains.items() if one not in self._drains.items()]
-        for node, word in sorted(news, key=lambda one: int(one[1].split()[1])):
-            job, number = map(int, word.split())
-            if job == self._job_number:
-                self._drains[node] = word
-                self._happenings.put_nowait(DrainWanted(at_s=now, node=node, number=number))
+        for wanted in self._words.hear(items, job=self._job_number, at_s=now):
+            self._happenings.put_nowait(wanted)
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

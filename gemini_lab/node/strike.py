@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.orders import Action
-from gemini_lab.log.events import Injected, Note
+from gemini_lab.log.events import Injected
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.frozen import stand_guard
@@ -82,7 +82,7 @@ def _signal_worker(node: Victim, action: Action, signal_number: int) -> None:
     ranks = sorted(node.host.workers) if action.rank is None else [action.rank]
     pid = node.host.signal(ranks[0], signal_number) if ranks else None
     if pid is None:
-        node.lab.emit(Note(text=f"{action.kind}: no such worker runs on {node.name}"))
+        node.lab.note(f"{action.kind}: no such worker runs on {node.name}")
     else:
         _said(node, action, rank=ranks[0], pid=pid)
 
@@ -92,7 +92,7 @@ async def _flip_bit(node: Victim, action: Action) -> None:
     try:
         hit = await node.keeper.flip_bit(shard=action.shard, bit=bit)
     except GeminiError as error:
-        node.lab.emit(Note(text=f"no bit was flipped: {error}"))
+        node.lab.note(f"no bit was flipped: {error}")
     else:
         _said(node, action, shard=hit.shard, version=hit.version, byte=hit.byte)
 
@@ -104,7 +104,7 @@ def _compute_wrong(node: Victim, action: Action) -> None:
     if ranks:
         _said(node, action, rank=ranks[0])
     else:
-        node.lab.emit(Note(text=f"{action.kind}: no worker runs on {node.name}"))
+        node.lab.note(f"{action.kind}: no worker runs on {node.name}")
 
 
 def _cut_workers(node: Victim, action: Action) -> None:
@@ -113,7 +113,7 @@ def _cut_workers(node: Victim, action: Action) -> None:
     if any(told):
         _said(node, action)
     else:
-        node.lab.emit(Note(text=f"{action.kind}: no worker runs on {node.name}"))
+        node.lab.note(f"{action.kind}: no worker runs on {node.name}")
 
 
 def _said(node: Victim, action: Action, **more: int) -> None:

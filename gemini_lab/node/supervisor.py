@@ -8,7 +8,6 @@ import asyncio
 import os
 import signal
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -18,15 +17,7 @@ import psutil
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import (
-    Iteration,
-    IterationBegun,
-    Note,
-    Protected,
-    Rewound,
-    VersionComplete,
-    WrongSums,
-)
+from gemini_lab.log.events import Protected, VersionComplete
 from gemini_lab.memory.free import free_memory
 from gemini_lab.node.build_locks import BuildLocks, build_root
 from gemini_lab.node.bulk import BulkProcesses
@@ -34,11 +25,11 @@ from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.remembered import Remembered
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
-from gemini_lab.recovery.distrust import left_by
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -86,11 +77,9 @@ from gemini_lab.recovery.messages import (
     WorkerPulse,
     WorkerStart,
 )
-from gemini_lab.recovery.plan import Stored, VersionId
+from gemini_lab.recovery.plan import Stored
 from gemini_lab.recovery.protocol import HeardEvent
-from gemini_lab.recovery.rewinds import joined, left_of
 
-REMEMBERED: Final = 32  # words of a worker on its iterations that a new root is told, two of each
 FENCE_S: Final = 1.0
 """For the root agent to say itself that an epoch has begun, and which workers go on in it."""
 STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
@@ -138,24 +127,17 @@ class Supervisor:
             on_message=self._on_message,
             on_output=self._on_output,
             on_exit=self._on_exit,
-            on_note=lambda text: lab.emit(Note(text=text)),
+            on_note=lab.note,
         )
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
         self._watch = WorkerWatch()
-        self._kept = KeptWorkers(say=lambda text: lab.emit(Note(text=text)))
-        self._build_locks = BuildLocks(
-            build_root(os.environ), node=name, say=lambda text: lab.emit(Note(text=text))
-        )
+        self._kept = KeptWorkers(say=lab.note)
+        self._build_locks = BuildLocks(build_root(os.environ), node=name, say=lab.note)
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
-        self._iterations: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
-            lambda: deque(maxlen=REMEMBERED)
-        )
-        self._left: tuple[VersionId, ...] = ()  # by rewinds
-        self._wrong_sums: WrongSums | None = None  # said by a worker of the last start
-        self._run: int | None = None  # whose those are
+        self._remembered = Remembered()
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._is_placed = False  # whether the root agent knows the placement
         self._noted = 0  # the newest epoch that the store said has begun
@@ -175,7 +157,7 @@ class Supervisor:
             workers=workers,
             is_ready=self.host.is_ready,
             memory_bytes=free_memory().size_bytes + self.keeper.size_bytes,
-            wrong_sums=self._wrong_sums,
+            wrong_sums=self._remembered.wrong_sums,
         )
 
     def say_leaving(self, within_s: float | None = None) -> None:
@@ -312,7 +294,7 @@ class Supervisor:
         try:
             found = await self.keeper.inventory(order.run)
         except GeminiError as error:
-            self.lab.emit(Note(text=f"{self.name} cannot read its memory, and leaves: {error}"))
+            self.lab.note(f"{self.name} cannot read its memory, and leaves: {error}")
             self._leave()
             return
         stored, unread = None, ""
@@ -325,10 +307,8 @@ class Supervisor:
                 damaged=found.damaged,
                 persistent=stored,
                 unread=unread,
-                left=[*self._left],
-                iterations=[said for told in self._iterations.values() for said in told]
-                if order.run == self._run
-                else [],
+                left=[*self._remembered.left],
+                iterations=self._remembered.iterations(order.run),
                 protected=self._protected
                 if order.asks_settings and (found.copies or found.damaged)
                 else None,
@@ -346,15 +326,11 @@ class Supervisor:
             unread = str(error)
         else:
             return answer.versions, ""
-        self.lab.emit(Note(text=f"the persistent tier cannot be read: {unread}"))
+        self.lab.note(f"the persistent tier cannot be read: {unread}")
         return None, unread
 
     def _start_workers(self, order: StartWorkers) -> None:
-        if self._run != order.order.run:
-            self._iterations.clear()
-            self._left = ()
-            self._run = order.order.run
-        self._wrong_sums = None
+        self._remembered.begin(order.order.run)
         self._is_placed = order.seats.placement is not None
         self.keeper.turn_to(order.seats.world_size)
         interface = interface_of(self._ip)
@@ -403,7 +379,7 @@ class Supervisor:
                     self.writer.begin_if_whole()
                 elif isinstance(message.entry.event, Protected):
                     self._protected = message.entry.event
-                self._remember(message.entry.event)
+                self._remembered.take(message.entry.event)
             case WorkerPulse():
                 self._watch.hear(message)
             case Stands() | Serving():
@@ -418,24 +394,6 @@ class Supervisor:
                 ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
             ):
                 self.root.send(message)
-
-    def _remember(self, event: events.AnyEvent) -> None:
-        """Keep what a worker of this node said of its newest iterations."""
-        match event:
-            case IterationBegun() | Iteration(restored=False):
-                self._iterations[event.rank].append(event)
-            case Rewound():
-                told = self._iterations[event.rank]
-                kept = [said for said in told if said.iteration <= event.version]
-                self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
-                self._left = joined(self._left, [left_of(event, run=self._run or 0)])
-            case WrongSums():
-                self._wrong_sums = event
-                if event.goes_back:
-                    told = self._iterations[event.rank]
-                    kept = [said for said in told if said.iteration <= event.version]
-                    self._iterations[event.rank] = deque(kept, maxlen=REMEMBERED)
-                    self._left = joined(self._left, [left_by(event, run=self._run or 0)])
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

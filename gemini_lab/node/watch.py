@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import psutil
 
 from gemini_lab.engine.pulse import BEAT_S
@@ -99,19 +100,10 @@ class WorkerWatch:
         pulse, silent_s = seen.pulse, seen.silent_s
         if silent_s < STILL_S:
             return pulse
-        return WorkerPulse(
-            rank=pulse.rank,
-            epoch=pulse.epoch,
-            doing=pulse.doing,
-            detail=pulse.detail,
-            calls=pulse.calls,
+        return msgspec.structs.replace(
+            pulse,
             still_s=pulse.still_s + silent_s,
             idle_s=pulse.idle_s + silent_s,
-            waits_in=pulse.waits_in,
-            where=pulse.where,
-            lock=pulse.lock,
-            compiles=pulse.compiles,
-            runs_other=pulse.runs_other,
             silent_s=silent_s,
             is_stopped=pid is not None and self._is_stopped(pid),
         )

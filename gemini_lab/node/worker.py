@@ -20,7 +20,8 @@ from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
-from gemini_lab.engine.standing import CannotGoOnError, Standing, rendezvous_client
+from gemini_lab.engine.standing import Standing, rendezvous_client
+from gemini_lab.errors import CannotGoOnError
 from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings

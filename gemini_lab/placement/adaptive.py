@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gemini_lab.errors import CapacityError, ConfigError
@@ -116,11 +117,7 @@ def propose_placement(
     if nodes < 1:
         raise ConfigError(f"nodes={nodes} must be at least 1")
     rates = _per_node(failures_per_node_per_day, nodes, "failures_per_node_per_day")
-    rooms = _per_node(memory_bytes, nodes, "memory_bytes")
-    for name, values in {"failures_per_node_per_day": rates, "memory_bytes": rooms}.items():
-        for value in values:
-            check_number(name, value)
-    memory = [int(room) for room in rooms]
+    memory = [int(room) for room in _per_node(memory_bytes, nodes, "memory_bytes")]
     check_number("repair_s", repair_s)
     check_number("horizon_days", horizon_days)
     _check_racks(racks, racks_per_day or {})
@@ -143,18 +140,16 @@ def propose_placement(
     for replicas in (*range(first, min(nodes, most) + 1), *range(first - 1, 0, -1)):
         if made and replicas < first:
             break  # fewer are for where there is no memory for more
+        plan = partial(
+            plan_placement,
+            nodes=nodes,
+            replicas=replicas,
+            racks=racks,
+            memory_bytes=memory,
+            shard_bytes=shard_bytes,
+        )
         try:
-            plain = [
-                plan_placement(
-                    nodes=nodes,
-                    replicas=replicas,
-                    strategy=strategy,
-                    racks=racks,
-                    memory_bytes=memory,
-                    shard_bytes=shard_bytes,
-                )
-                for strategy in (["auto", "hosted"] if nodes % replicas else ["auto"])
-            ]
+            plain = [plan()] if nodes % replicas == 0 else [plan(), plan(strategy="hosted")]
         except CapacityError as error:
             tried.append(_misfit(replicas, str(error)))
             if made:
@@ -184,11 +179,12 @@ def _check_racks(racks: Sequence[str] | None, racks_per_day: Mapping[str, float]
 
 
 def _per_node(value: float | Sequence[float], nodes: int, name: str) -> list[float]:
-    if isinstance(value, int | float):
-        return [value] * nodes
-    if len(value) != nodes:
-        raise ConfigError(f"`{name}` needs one entry a node: {nodes} (got {len(value)})")
-    return list(value)
+    values = [value] * nodes if isinstance(value, int | float) else list(value)
+    if len(values) != nodes:
+        raise ConfigError(f"`{name}` needs one entry a node: {nodes} (got {len(values)})")
+    for each in values:
+        check_number(name, each)
+    return values
 
 
 def _strengthen(

@@ -1,1 +1,16 @@
-"""Stage 5: who notices a failure, and what is loaded from where."""
+"""Stage 5: who notices a failure, and what is loaded from where.
+
+    the root agent  root > watching > phases, three layers of one state machine; guided asks a
+                    function of the user's own, in the words of deciding
+    its words       protocol, what it hears and has done; messages, those between all processes;
+                    telling and told, what it knows as the log has it
+    the plan        plan <- planning, seating (who sits where), recutting (other numbers of ranks),
+                    stakes (whether progress would be thrown away), learning (how machines fail)
+    its parts       stop, drains, resizes, replicas (all ranks stop for these); ahead and keeping
+                    (processes that start early, or stay); saver; rewinds; roll_call
+    its judgements  faults, hangs, progress; repeats, finite, guard (what was computed); wrong_sums
+                    and distrust (a machine that computes wrong)
+    for people      wasted_time, by the paper's equation
+
+`model` plays all of this on a modelled world, where an attack looks for what breaks it.
+"""

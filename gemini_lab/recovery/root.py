@@ -95,37 +95,36 @@ class RootAgent(WatchedRun):
 
     def handle(self, happening: Happening) -> list[Instruction]:
         """What is to be done now that `happening` happened."""
-        done = self._handle(happening)
+        done = list(self._handle(happening))
         self.state = self._replicas.hear(happening, done, self.state)
         return done
 
-    def _handle(self, happening: Happening) -> list[Instruction]:
+    def _handle(self, happening: Happening) -> Iterator[Instruction]:
         match happening:
             case NodeJoined():
-                return list(self._on_joined(happening))
+                yield from self._on_joined(happening)
             case NodeLost():
-                return list(self._on_lost(happening))
+                yield from self._on_lost(happening)
             case JobSubmitted():
-                return list(self._on_job(happening))
+                yield from self._on_job(happening)
             case JobCancelled():
-                return list(self._on_cancel(happening.at_s))
+                yield from self._on_cancel(happening.at_s)
             case ProgressGivenUp():
-                return list(self._on_given_up(happening))
+                yield from self._on_given_up(happening)
             case SaveWanted():
                 self._saver.want()
-                return []
             case RewindWanted():
-                return list(self._adopt(ask_back(happening, self.state, self.living)))
+                yield from self._adopt(ask_back(happening, self.state, self.living))
             case DrainWanted():
-                return list(self._on_drain(happening))
+                yield from self._on_drain(happening)
             case ResizeWanted():
-                return list(self._on_resize(happening))
+                yield from self._on_resize(happening)
             case NoMachineComes():
-                return list(self._on_none_come(happening.at_s))
+                yield from self._on_none_come(happening.at_s)
             case Tick():
-                return list(self._on_tick(happening.at_s))
+                yield from self._on_tick(happening.at_s)
             case FromAgent():
-                return list(self._on_message(happening))
+                yield from self._on_message(happening)
 
     # -- a root agent after another ------------------------------------------------------------
 
@@ -376,41 +375,49 @@ class RootAgent(WatchedRun):
     # -- time ----------------------------------------------------------------------------------
 
     def _on_tick(self, at_s: float) -> Iterator[Instruction]:
-        phase = self.state.phase
-        elapsed_s = at_s - self._entered_s
-        limit_s = FENCE_LIMIT_S if phase == "fencing" else INVENTORY_LIMIT_S
-        if phase in {"fencing", "inventory"} and at_s - self._asked_s > limit_s:
-            yield from self._drop_silent_agents(at_s)
-        elif phase == "waiting":
-            yield from self._saver.give_up_if_late(at_s, state=self.state)
-            yield from self._save_meanwhile(at_s)
-            if patience_s(self.state, at_s) == 0 and not self._has_run_short:
-                self._has_run_short = True
-                yield from self._decide(at_s)
-            elif elapsed_s > self._retry_s:
-                self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
-                yield from self._take_inventory(at_s)
-        elif phase == "rendezvous" and elapsed_s > RENDEZVOUS_LIMIT_S:
-            yield from self._begin(at_s, cause="no answer", lost=[])
-        elif phase in {"starting", "running"}:
-            yield from self._check_progress(at_s)
-            if late := self._stop.late(at_s, self.state.ranks):
-                yield Emit(event=events.Note(text=late))
-            if self._roll_call.is_late(at_s):
-                yield from self._begin(at_s, cause=SEVERED, lost=[])
-                return
-            if self._ahead.is_late(at_s):
-                yield from self._without_ahead(at_s, "they did not come to `protect` in time")
-            if self.state.phase == "running":
+        match self.state.phase:
+            case "fencing" if at_s - self._asked_s > FENCE_LIMIT_S:
+                yield from self._drop_silent_agents(at_s)
+            case "inventory" if at_s - self._asked_s > INVENTORY_LIMIT_S:
+                yield from self._drop_silent_agents(at_s)
+            case "waiting":
+                yield from self._look_again(at_s)
+            case "rendezvous" if at_s - self._entered_s > RENDEZVOUS_LIMIT_S:
+                yield from self._begin(at_s, cause="no answer", lost=[])
+            case "starting" | "running":
+                yield from self._look_at_workers(at_s)
+            case "finishing":
+                before = self._saver.version
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
-                yield from self._saver.begin_if_due(at_s, state=self.state)
-                yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
-                yield from self._adopt(self._replicas.begin_if_due(at_s, self.state, self.living))
-        elif phase == "finishing":
-            before = self._saver.version
+                if self._saver.version is None:
+                    yield from self._save_last(at_s, after=before)
+
+    def _look_again(self, at_s: float) -> Iterator[Instruction]:
+        """The run waits: with fewer machines once, when it may, and else for what has come."""
+        yield from self._saver.give_up_if_late(at_s, state=self.state)
+        yield from self._save_meanwhile(at_s)
+        if patience_s(self.state, at_s) == 0 and not self._has_run_short:
+            self._has_run_short = True
+            yield from self._decide(at_s)
+        elif at_s - self._entered_s > self._retry_s:
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+            yield from self._take_inventory(at_s)
+
+    def _look_at_workers(self, at_s: float) -> Iterator[Instruction]:
+        """Workers start or train: who is late is noticed, and what is due is begun."""
+        yield from self._check_progress(at_s)
+        if late := self._stop.late(at_s, self.state.ranks):
+            yield Emit(event=events.Note(text=late))
+        if self._roll_call.is_late(at_s):
+            yield from self._begin(at_s, cause=SEVERED, lost=[])
+            return
+        if self._ahead.is_late(at_s):
+            yield from self._without_ahead(at_s, "they did not come to `protect` in time")
+        if self.state.phase == "running":
             yield from self._saver.give_up_if_late(at_s, state=self.state)
-            if self._saver.version is None:
-                yield from self._save_last(at_s, after=before)
+            yield from self._saver.begin_if_due(at_s, state=self.state)
+            yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
+            yield from self._adopt(self._replicas.begin_if_due(at_s, self.state, self.living))
 
     def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
         """Agents that live but do not answer count as lost, and are used again last of all."""

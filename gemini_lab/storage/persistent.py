@@ -311,16 +311,14 @@ class PersistentTier:
             f"{'damaged' if text else 'missing'}; use another version"
         )
 
-    def read_shard(self, version: int, shard: int) -> memoryview:
-        """A shard's payload as it lay in the slab, every bit verified.
+    def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
+        """A shard's payload as it lay in the slab, and the layout that was stored with it.
+
+        Every bit is verified.
 
         Raises:
             IntegrityError: A bit is wrong or missing, or the version does not exist.
         """
-        return self.read_file(version, shard)[0]
-
-    def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
-        """A shard's payload and the layout that was stored with it, verified as in `read_shard`."""
         records = self._records(version)
         if shard not in range(len(records)):
             raise IntegrityError(

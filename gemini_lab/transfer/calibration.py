@@ -138,16 +138,16 @@ def _bus_rate(group: CheckpointGroup, lanes: Lanes, repeats: int) -> float:
     return float(min(rate for (rate,) in group.all_gather([ours])))
 
 
-def copy_rate(*, size_bytes: int = MEMORY_BYTES, repeats: int = REPEATS) -> float:
+def copy_rate(*, repeats: int) -> float:
     """Bytes per second of a memory copy between touched pages; the median of `repeats`."""
-    source, target = (np.ones(size_bytes, np.uint8) for _ in range(2))
-    return _rate(lambda: np.copyto(target, source), size_bytes, repeats)
+    source, target = (np.ones(MEMORY_BYTES, np.uint8) for _ in range(2))
+    return _rate(lambda: np.copyto(target, source), MEMORY_BYTES, repeats)
 
 
-def hash_rate(*, size_bytes: int = MEMORY_BYTES, repeats: int = REPEATS) -> float:
+def hash_rate(*, repeats: int) -> float:
     """Bytes per second of the chunks' checksum; the median of `repeats`."""
-    source = np.ones(size_bytes, np.uint8)
-    return _rate(lambda: chunk_digest(source), size_bytes, repeats)
+    source = np.ones(MEMORY_BYTES, np.uint8)
+    return _rate(lambda: chunk_digest(source), MEMORY_BYTES, repeats)
 
 
 def _rate(work: Callable[[], object], size_bytes: int, repeats: int) -> float:

@@ -56,17 +56,18 @@ class Lanes(Protocol):
 
 
 class CudaLanes:
-    """The lanes of this rank's GPU; every rank makes one, at the same time.
+    """The lanes of this rank's GPU, the current one of the thread that makes them.
+
+    Every rank makes one, at the same time.
 
     Args:
         group: A NCCL group over all ranks for chunks alone, from `dist.new_group(backend="nccl")`;
             `None` where nothing is sent.
-        device: The GPU, the current one of the thread that makes the lanes.
     """
 
-    def __init__(self, group: Any = None, *, device: torch.device | None = None) -> None:
+    def __init__(self, group: Any = None) -> None:
         self._group = group
-        self._device = device or torch.device("cuda", torch.cuda.current_device())
+        self._device = torch.device("cuda", torch.cuda.current_device())
         self._streams: dict[str, Any] = {
             lane: torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             for lane in ("wire", "bus", "local")

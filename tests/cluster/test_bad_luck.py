@@ -176,7 +176,7 @@ def test_memory_that_does_not_suffice_is_refused_with_the_numbers(lab, script):
     text = tiny_script(STAGE=3).replace(
         "protected = gemini_lab.protect",
         "from gemini_lab.shard.layout import ShardLayout as L\n"
-        "import gemini_lab.engine.engine_state as E\n"
+        "import gemini_lab.engine.state.engine_state as E\n"
         "import dataclasses\n"
         "old = E.EngineState._lay_out\n"
         "huge = lambda s, c: dataclasses.replace(old(s, c), payload_bytes=2**42)\n"

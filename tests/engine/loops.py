@@ -17,12 +17,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.carried import epoch_in
-from gemini_lab.engine.engine_state import EngineState
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder
-from gemini_lab.engine.surroundings import gather
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 12

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from tier_ranks import fetched, save
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from gemini_lab.engine.engine_state import EngineState
-from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.script_state import ScriptState
 
 GLOBAL_BATCH = 12
 

@@ -9,8 +9,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.rewinding import encode_order
-from gemini_lab.engine.torch_engine import TorchEngine
 from gemini_lab.log.events import Rewound
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import GoBack

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.utils.data import DataLoader
 
 import gemini_lab
-from gemini_lab.engine.surroundings import gather
+from gemini_lab.engine.state.surroundings import gather
 from gemini_lab.errors import ConfigError
 
 

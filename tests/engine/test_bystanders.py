@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from gemini_lab.engine.bystanders import Bystanders
-from gemini_lab.engine.keepsakes import keepsakes
+from gemini_lab.engine.state.bystanders import Bystanders
+from gemini_lab.engine.state.keepsakes import keepsakes
 
 
 def trained():

@@ -88,7 +88,7 @@ def test_a_damaged_version_is_stepped_over_and_told(server, tmp_path):
     tier, _ = trained(server, tmp_path, {"stage": 2, "optimizer": "SGD"})
     layouts = [tier.read_file(6, rank)[1] for rank in range(2)]
     records = [
-        tier.write_shard(7, rank, tier.read_shard(6, rank), layouts[rank]) for rank in range(2)
+        tier.write_shard(7, rank, tier.read_file(6, rank)[0], layouts[rank]) for rank in range(2)
     ]
     tier.commit(7, records, {})
     path = next((tmp_path / "persistent").glob("*7/shard-0001-*"))

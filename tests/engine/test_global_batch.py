@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gemini_lab.engine.engine_state import EngineState
-from gemini_lab.engine.script_state import ScriptState
-from gemini_lab.engine.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
-from gemini_lab.engine.keepsakes import keepsakes
+from gemini_lab.engine.state.keepsakes import keepsakes
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 

@@ -16,9 +16,9 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gemini_lab.engine.loaders import watch
 from gemini_lab.engine.random_states import random_states, restore_random_states
-from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.state.loaders import watch
+from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from gemini_lab.engine.frameworks.stepping import hook_step
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.live import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL, LiveProtection
+from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.engine.stepping import hook_step
+from gemini_lab.engine.state.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 

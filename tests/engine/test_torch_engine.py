@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import gemini_lab
 from gemini_lab.engine.arguments import as_engine
-from gemini_lab.engine.torch_engine import TorchEngine, hook_optimizer, left_out
-from gemini_lab.engine.torch_framework import TorchFramework
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer, left_out
+from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 
 
@@ -253,7 +253,7 @@ def test_a_model_that_is_changed_after_protect_is_refused(change):
     model = nn.Linear(3, 2)
     optimizer = sgd(model)
     known = framework(model, optimizer)
-    specs = gemini_lab.engine.engine_state.lay_out(known.forms(), start_bytes=0)
+    specs = gemini_lab.engine.state.engine_state.lay_out(known.forms(), start_bytes=0)
     change(model, optimizer)
     for weight in optimizer.param_groups[0]["params"]:
         weight.grad = torch.zeros_like(weight)

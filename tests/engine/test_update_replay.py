@@ -2,7 +2,7 @@
 
 import torch
 
-from gemini_lab.engine.update_replay import _copied, count_places
+from gemini_lab.engine.verify.update_replay import _copied, count_places
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 

@@ -8,9 +8,9 @@ from keeper import SlabKeeper
 from rewind_loops import Listed, engine_of
 from torch.utils.data import DataLoader
 
-from gemini_lab.engine.flaws import Flaws
-from gemini_lab.engine.verification import Verification, Verified
-from gemini_lab.engine.verifying import Verifier
+from gemini_lab.engine.verify.flaws import Flaws
+from gemini_lab.engine.verify.verification import Verification, Verified
+from gemini_lab.engine.verify.verifying import Verifier
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Flawed

@@ -29,12 +29,12 @@ from safetensors.torch import save_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gemini_lab.engine.engine_state import EngineState
-from gemini_lab.engine.repeater import Repeater
-from gemini_lab.engine.script_state import ScriptState
+from gemini_lab.engine.gradients.repeater import Repeater
+from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
+from gemini_lab.engine.gradients.updates import Step
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
-from gemini_lab.engine.update_recorder import UpdateRecorder
-from gemini_lab.engine.updates import Step
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.shard.layout import framed
 
 STEPS = 6

@@ -41,7 +41,7 @@ def supervisor():
         name="node-0",
         ip="127.0.0.1",
         warm=False,
-        lab=SimpleNamespace(emit=None, pass_on=lambda _: None),
+        lab=SimpleNamespace(emit=None, note=None, pass_on=lambda _: None),
         root=SimpleNamespace(send=lambda _: None),
         tasks=SimpleNamespace(begin=None),
         leave=None,

@@ -31,7 +31,7 @@ class Agent:
             name="node-0",
             ip="127.0.0.1",
             warm=False,
-            lab=SimpleNamespace(emit=self.to_log.append, pass_on=lambda _: None),
+            lab=SimpleNamespace(emit=self.to_log.append, note=None, pass_on=lambda _: None),
             root=SimpleNamespace(send=self.to_root.append),
             tasks=SimpleNamespace(begin=self.begun.append),
             leave=None,

@@ -127,7 +127,7 @@ def test_a_saved_version_is_read_back_with_its_layout(tier):
     save(tier, 12, job="test")
     assert tier.versions() == [12]
     for shard in (0, 1):
-        assert tier.read_shard(12, shard) == payload(12, shard)
+        assert tier.read_file(12, shard)[0] == payload(12, shard)
         assert tier.read_file(12, shard)[1] == layout(shard)
     assert tier.manifest(12)["meta"] == {"job": "test"}
     assert [record["shard"] for record in tier.manifest(12)["shards"]] == [0, 1]
@@ -161,7 +161,7 @@ def test_a_version_without_its_manifest_does_not_exist(tier):
     tier.write_shard(3, 0, payload(3, 0), layout())
     assert tier.versions() == []
     with pytest.raises(IntegrityError, match=r"version 3 does not exist .* manifest is missing"):
-        tier.read_shard(3, 0)
+        tier.read_file(3, 0)
 
 
 def test_the_newest_versions_are_kept_and_nothing_else(tier):
@@ -181,10 +181,10 @@ def test_a_version_saved_after_a_fall_back_is_kept(tier):
 def test_a_version_can_be_saved_again(tier):
     save(tier, 4)
     record = tier.write_shard(4, 0, payload(99, 0), layout())
-    assert tier.read_shard(4, 0) == payload(4, 0)  # until it is committed
+    assert tier.read_file(4, 0)[0] == payload(4, 0)  # until it is committed
     other = tier.write_shard(4, 1, payload(4, 1), layout(1))
     tier.commit(4, [record, other], {})
-    assert tier.read_shard(4, 0) == payload(99, 0)
+    assert tier.read_file(4, 0)[0] == payload(99, 0)
     assert len(tier._files(4)) == 3
 
 
@@ -214,11 +214,11 @@ def test_a_missing_or_cut_shard_file_makes_its_version_not_exist(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert tier.versions() == [1]
     with pytest.raises(IntegrityError, match=r"shard 1 of version 2 .* is damaged"):
-        tier.read_shard(2, 1)
+        tier.read_file(2, 1)
     path.unlink()
     assert tier.versions() == [1]
     with pytest.raises(IntegrityError, match="0 bytes"):
-        tier.read_shard(2, 1)
+        tier.read_file(2, 1)
 
 
 def test_a_manifest_cut_anywhere_makes_its_version_not_exist(tmp_path):
@@ -244,7 +244,7 @@ def test_a_flipped_bit_in_any_file_never_loads_silently(tmp_path, seed):
     path.write_bytes(data)
     with pytest.raises(IntegrityError):  # noqa: PT012 - whichever shard it is
         for shard in (0, 1):
-            tier.read_shard(1, shard)
+            tier.read_file(1, shard)
 
 
 def test_a_manifest_of_another_version_does_not_count(tmp_path):
@@ -262,7 +262,7 @@ def test_a_payload_of_another_size_than_its_layout_is_refused(tier):
 def test_a_shard_that_the_version_has_not_is_refused(tier):
     save(tier, 1)
     with pytest.raises(IntegrityError, match=r"has shards \[0, 1\], not 2"):
-        tier.read_shard(1, 2)
+        tier.read_file(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_failing_store_is_explained_and_older_versions_stay(broken, error, kin
                 tier.check()
         broken()
         assert tier.versions() == [1]
-        assert tier.read_shard(1, 0) == payload(1, 0)
+        assert tier.read_file(1, 0)[0] == payload(1, 0)
     save(tier, 2)
     assert tier.versions() == [1, 2]
 
@@ -373,7 +373,7 @@ def test_a_really_full_disk_loses_only_the_new_version(mount):
     with pytest.raises(CapacityError, match="it is full"):
         save(tier, 2)
     assert tier.versions() == [1]
-    assert tier.read_shard(1, 1) == payload(1, 1)
+    assert tier.read_file(1, 1)[0] == payload(1, 1)
     assert not list(folder.rglob("*.part"))  # their room is free again
     (folder / "ballast").unlink()
     save(tier, 2)

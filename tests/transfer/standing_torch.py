@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gemini_lab.engine.ddp_buckets import BucketOrder
+from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.standing_groups import StandingGroups
 

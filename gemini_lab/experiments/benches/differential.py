@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gemini_lab.engine.blocks import WEIGHT
-from gemini_lab.engine.maker_process import make_version
-from gemini_lab.engine.repeater import Repeater, rehearse
-from gemini_lab.engine.updates import Run, Step, Update
+from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
+from gemini_lab.engine.gradients.maker_process import make_version
+from gemini_lab.engine.gradients.repeater import Repeater, rehearse
+from gemini_lab.engine.gradients.updates import Step, Update
 from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.contention import SETTINGS, crossing, workload
 from gemini_lab.experiments.benches.timed_runs import TimedRun, Workload, in_lab

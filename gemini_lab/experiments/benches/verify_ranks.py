@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gemini_lab.engine.engine_state import framework_of
-from gemini_lab.engine.flaws import Flaws
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
-from gemini_lab.engine.torch_engine import TorchEngine
-from gemini_lab.engine.verifying import Found, Verifier
+from gemini_lab.engine.state.engine_state import framework_of
+from gemini_lab.engine.verify.flaws import Flaws
+from gemini_lab.engine.verify.verifying import Found, Verifier
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Where
 from gemini_lab.recovery.messages import Flawed

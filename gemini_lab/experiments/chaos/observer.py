@@ -19,6 +19,7 @@ import psutil
 from gemini_lab.errors import IntegrityError
 from gemini_lab.experiments.chaos.victims import nodes_of
 from gemini_lab.memory.slab import CopyInfo, Slab
+from gemini_lab.node.processes import is_alive
 
 LOOK_S: Final = 0.05
 FIND_S: Final = 1.0
@@ -124,7 +125,7 @@ class Observer:
         held: dict[Hashable, set[CopyInfo]] = {}
         for (pid, _), slab in self._slabs.items():
             held.setdefault(pid, set()).update(slab.copies())
-        return {agent.pid: held.get(agent.pid, set()) for agent in self._agents if _lives(agent)}
+        return {agent.pid: held.get(agent.pid, set()) for agent in self._agents if is_alive(agent)}
 
     def _open(self, pid: int) -> Iterator[tuple[int, int]]:
         """The slabs that a process has open; those that are new are attached to."""
@@ -148,10 +149,3 @@ class Observer:
     def _forget(self, places: Iterable[tuple[int, int]]) -> None:
         for place in places:
             self._slabs.pop(place).close()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

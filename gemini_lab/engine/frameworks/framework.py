@@ -1,0 +1,222 @@
+"""What protection asks of a framework: what is state, how it goes back, when an update is made.
+
+All else is the same for every framework. `zero_framework` fulfils this for DeepSpeed's engines,
+`torch_framework` for plain PyTorch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.frameworks.blocks import Run
+from gemini_lab.engine.frameworks.heir import Heir, Small
+from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.settings import SettingValue
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece
+
+Form = tuple[str, str, tuple[int, ...]]
+"""A tensor of the payload: its name, its type by torch's name, its shape."""
+Pieces = list[tuple[int, torch.Tensor]]
+"""Offset in the payload, and the live, flat tensor whose bytes belong there; in order."""
+
+
+class Framework(ABC):
+    """A model and its optimizer as one framework has them.
+
+    What changes only in an update is given out as live tensors (`forms`, `pieces`, `load`); what is
+    small is captured by value (`capture`, `restore`). All ranks make one together.
+
+    Args:
+        engine: What is protected.
+
+    Attributes:
+        engine: The same.
+        parallelism: How ranks share the model, in a word.
+        stage: ZeRO stage; 0 elsewhere.
+        shares_updates: Whether all ranks make one and the same update.
+        rank: This process's.
+        world_size: How many ranks there are.
+    """
+
+    parallelism = "ZeRO"
+    stage = 0
+    shares_updates = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.rank, self.world_size = rank_and_world_size()
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The model itself, by whose names its weights are known."""
+
+    @property
+    @abstractmethod
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What makes the updates."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return torch.device(self.engine.device)
+
+    @abstractmethod
+    def settings(self) -> Mapping[str, SettingValue]:
+        """What the script set."""
+
+    @abstractmethod
+    def trained(self) -> Iterator[nn.Parameter]:
+        """The weights that updates change."""
+
+    def batch(self) -> int | None:
+        """Samples of all ranks that make one update; `None` where the script alone knows."""
+        return None
+
+    # -- the large part --------------------------------------------------------------------------
+
+    @abstractmethod
+    def forms(self) -> Sequence[Form]:
+        """The tensors of this rank's payload; the same names and shapes on all ranks."""
+
+    @abstractmethod
+    def weight_pieces(self) -> Iterator[WeightPiece]:
+        """Which parts of which weights, and of what is kept for them, this rank's tensors hold."""
+
+    def unplaced(self) -> list[str]:
+        """Tensors of which it is not known which part of the whole this rank has."""
+        return []
+
+    @abstractmethod
+    def present(self) -> list[bool]:
+        """Which tensors of the state exist by now: optimizers make theirs at their first step."""
+
+    @abstractmethod
+    def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
+        """The live tensors, the same until the next update.
+
+        Raises:
+            UnsupportedError: The state is no longer what was laid out.
+        """
+
+    @abstractmethod
+    def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
+        """Put tensors back, and whatever is derived from them; all ranks together.
+
+        Args:
+            values: Those of this rank's payload, in the order of `forms`.
+            present: What `present` gave when they were captured.
+        """
+
+    @abstractmethod
+    def drop_gradients(self, *, is_computing: bool) -> None:
+        """Forget gradients of which no update was made, before an earlier version comes back.
+
+        Args:
+            is_computing: Whether the model has computed since the last update.
+
+        Raises:
+            UnsupportedError: There are such that cannot be forgotten.
+        """
+
+    @abstractmethod
+    def updated_tensors(
+        self, layout: ShardLayout
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+        """What the optimizer updates, and where it and its state lie in a payload, by name.
+
+        Each, or this rank's part of it, is whole in the payload of this rank, and live.
+
+        Raises:
+            UnsupportedError: It is not.
+        """
+
+    def watch_gradients(self) -> tuple[torch.dtype, Callable[[], float]] | None:
+        """Watch how gradients come to the optimizer, where they were of a narrower type before.
+
+        Returns:
+            The type in which ranks reduced them, and by what the newest were multiplied since;
+            `None` where the optimizer gets them as they were reduced, or nobody knows.
+        """
+        return None
+
+    def powers_since(self) -> int:
+        """Of an optimizer with a library: the first step of those taken there without a gap."""
+        return 0
+
+    # -- the small part --------------------------------------------------------------------------
+
+    @abstractmethod
+    def require_boundary(self) -> None:
+        """Refuse to capture a version in the middle of gradient accumulation.
+
+        Raises:
+            UnsupportedError: It is.
+        """
+
+    @abstractmethod
+    def capture(self) -> dict[str, Any]:
+        """The framework's own small state by name, for the codec."""
+
+    @abstractmethod
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Put back what `capture` gave; the tensors were put back before."""
+
+    @abstractmethod
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Refuse a small state that this script's objects have no place for.
+
+        Raises:
+            ConfigError: It is one.
+        """
+
+    @abstractmethod
+    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+        """What `capture` would have given here, out of what ranks of another number captured.
+
+        Args:
+            smalls: Theirs, in order; beside what `capture` gave, `"present"` as it was then.
+            heir: This rank, and the layouts of their shards.
+
+        Returns:
+            The same with `"present"`.
+
+        Raises:
+            ConfigError: They differ in what this rank cannot have of all of them.
+        """
+
+    # -- computing again -------------------------------------------------------------------------
+
+    def contributing(self) -> Sequence[torch.Tensor]:
+        """Where this rank's gradients arrive, before they are added up over the ranks."""
+        return [weight for weight in self.trained() if weight.requires_grad]
+
+    def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
+        """Let go of what computing gradients beside an iteration has left."""
+
+    def obstacle(self) -> str:
+        """Why this process could not go on with other ranks, in words; empty if it can."""
+        return ""
+
+    def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do
+        """Communicate from here on as an engine that was just made.
+
+        At the loop's top; a version is put back afterwards.
+        """
+
+    # -- the boundaries --------------------------------------------------------------------------
+
+    @abstractmethod
+    def hook(self, hook: StepHook) -> Callable[[], None]:
+        """Have the hook called around updates, and where an iteration begins to compute.
+
+        Returns:
+            Takes the hook off again.
+        """

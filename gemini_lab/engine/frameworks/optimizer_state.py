@@ -1,0 +1,258 @@
+"""A torch optimizer's state: which tensors it is made of, and what is small beside them."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gemini_lab.engine.frameworks.blocks import WEIGHT, Kept
+from gemini_lab.engine.frameworks.options import beside, group_options, numbers, put_group_options
+from gemini_lab.engine.frameworks.sharding import is_dtensor
+from gemini_lab.engine.frameworks.stand_in import state_for
+from gemini_lab.engine.frameworks.weight_runs import place_of
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.shard.layout import DTYPE_BYTES
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+_SCRATCH: Final = {"state", "param_groups", "defaults", "_dummy_overflow_buf"}
+"""Attributes with tensors that are no state beside `state`; the last is FusedAdam's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorForm:
+    """A large tensor of the state, as this rank has it; as for its fields, see `Kept`."""
+
+    parameter: int
+    name: str
+    dtype: str
+    numel: int
+    place: int | None
+
+
+class OptimizerState:
+    """The weights that an optimizer trains, and what it keeps for each.
+
+    Large are the weights, all that has more than one element, and all that is sharded. The rest,
+    such as counts of steps, is small.
+
+    Args:
+        optimizer: Any of torch's kind.
+
+    Attributes:
+        weights: What it trains, in its order.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.weights: list[nn.Parameter] = [w for g in optimizer.param_groups for w in g["params"]]
+        self._groups = [g for g in optimizer.param_groups for _ in g["params"]]
+
+    def forms(self) -> Iterator[TensorForm]:
+        """All large tensors, also those that the optimizer has not made yet.
+
+        Raises:
+            UnsupportedError: It keeps what is no tensor or number.
+        """
+        for number, weight in enumerate(self.weights):
+            yield self._form(number, WEIGHT, weight)
+            state = self._optimizer.state.get(weight) or self._foreseen(number)
+            for name in sorted(state):
+                if self._is_large(name, state[name]):
+                    yield self._form(number, name, state[name])
+        require_none_beside(self._optimizer, trained=self.weights)
+
+    def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
+        """A large tensor, live; None if it does not exist yet."""
+        weight = self.weights[parameter]
+        if name == WEIGHT:
+            return weight
+        state: Mapping[str, Any] = self._optimizer.state.get(weight, {})
+        return state.get(name)
+
+    def make(self, wanted: Sequence[Kept]) -> None:
+        """Have exactly these large tensors, as the optimizer itself would make them."""
+        named: dict[int, set[str]] = {}
+        for one in wanted:
+            named.setdefault(one.parameter, set()).add(one.name)
+        for number, weight in enumerate(self.weights):
+            names = named.get(number, set()) - {WEIGHT}
+            state = self._optimizer.state.pop(weight, {})
+            if not names <= {*state}:
+                state = {**self._foreseen(number), **state}
+            kept = {k: v for k, v in state.items() if k in names or not self._is_large(k, v)}
+            if kept:
+                self._optimizer.state[weight] = kept
+
+    def require_unchanged(self) -> None:
+        """Refuse parameters that came or went since.
+
+        Raises:
+            UnsupportedError: Some did.
+        """
+        now = [id(w) for group in self._optimizer.param_groups for w in group["params"]]
+        if now != [id(weight) for weight in self.weights]:
+            raise UnsupportedError(
+                f"the optimizer has other parameters ({len(now)}) than when `protect` was called "
+                f"({len(self.weights)}); add parameter groups, and call fully_shard, before it"
+            )
+
+    # -- the small part --------------------------------------------------------------------------
+
+    def capture(self, large: Sequence[Kept]) -> dict[str, Any]:
+        """What there is beside large tensors, for the codec.
+
+        Args:
+            large: What was laid out.
+
+        Raises:
+            UnsupportedError: There is a large tensor that was not.
+        """
+        known = {(one.parameter, one.name) for one in large}
+        alike: dict[tuple[str, str, str], list[tuple[int, torch.Tensor]]] = {}
+        plain, stateful = [], []
+        for number, weight in enumerate(self.weights):
+            state: Mapping[str, Any] = self._optimizer.state.get(weight, {})
+            stateful.append(bool(state))
+            for name, value in state.items():
+                if (number, name) in known:
+                    continue
+                if self._is_large(name, value):
+                    raise self._new_tensor(number, name)
+                if isinstance(value, torch.Tensor):
+                    key = (name, str(value.dtype), f"{tuple(value.shape)} {value.device}")
+                    alike.setdefault(key, []).append((number, value))
+                else:
+                    plain.append((number, name, value))
+        return {
+            "groups": group_options(self._optimizer),
+            "numbers": numbers(self._optimizer),
+            "stateful": stateful,
+            "plain": plain,
+            "tensors": [
+                (name, [n for n, _ in found], torch.stack([value for _, value in found]))
+                for (name, *_), found in alike.items()
+            ],
+        }
+
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Put back what `capture` gave; large tensors are there already."""
+        put_group_options(self._optimizer, small["groups"])
+        vars(self._optimizer).update(small["numbers"])
+        found = _by_parameter(small)
+        for number, (weight, is_stateful) in enumerate(
+            zip(self.weights, small["stateful"], strict=True)
+        ):
+            if not is_stateful:
+                self._optimizer.state.pop(weight, None)
+                continue
+            state = self._optimizer.state[weight]
+            before = dict(state) if state else self._foreseen(number)
+            for name in [n for n in state if not self._is_large(n, state[n])]:
+                del state[name]
+            for name, value in found.get(number, {}).items():
+                state[name] = beside(before.get(name), value)
+
+    # -- what kind a value is of -----------------------------------------------------------------
+
+    def _foreseen(self, number: int) -> dict[str, Any]:
+        return state_for(self._optimizer, self._groups[number], self.weights[number])
+
+    def _form(self, number: int, name: str, tensor: torch.Tensor) -> TensorForm:
+        part = local_part(tensor)
+        dtype = str(part.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES or part.layout != torch.strided:
+            raise UnsupportedError(
+                f"{called(self._optimizer)} keeps {name!r} as a tensor of type {dtype} "
+                f"({part.layout}); known are dense tensors of {', '.join(DTYPE_BYTES)}"
+            )
+        return TensorForm(
+            parameter=number, name=name, dtype=dtype, numel=part.numel(), place=place_of(tensor)
+        )
+
+    def _is_large(self, name: str, value: object) -> bool:
+        """Whether a value is a large tensor.
+
+        Raises:
+            UnsupportedError: It is neither that nor small.
+        """
+        if isinstance(value, torch.Tensor):
+            return is_dtensor(value) or value.numel() > 1
+        require_plain(self._optimizer, name, value)
+        return False
+
+    def _new_tensor(self, number: int, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{called(self._optimizer)} made a tensor {name!r} for parameter {number} that was not "
+            "there when `protect` was called; change its options before, not after, or take a "
+            "first step before `protect`"
+        )
+
+
+def require_plain(optimizer: torch.optim.Optimizer, name: str, value: object) -> None:
+    """Refuse a value of an optimizer's state that is no tensor, number or text, or list of these.
+
+    Raises:
+        UnsupportedError: It is not.
+    """
+    values = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(one, _PLAIN) for one in values):
+        raise UnsupportedError(
+            f"{called(optimizer)} keeps {name!r} of a parameter as a {type(value).__name__}, which "
+            "is no tensor or number; use an optimizer whose state is tensors, such as torch's "
+            "AdamW, SGD, Adagrad, RMSprop or Muon"
+        )
+
+
+def require_none_beside(
+    optimizer: torch.optim.Optimizer, *, trained: Iterable[torch.Tensor]
+) -> None:
+    """Refuse what an optimizer keeps in attributes of its own, beside its state.
+
+    Raises:
+        UnsupportedError: It keeps something there.
+    """
+    known = {id(weight) for weight in trained}
+    for name, value in vars(optimizer).items():
+        held = value.values() if isinstance(value, Mapping) else value
+        held = held if isinstance(held, Collection) and not isinstance(held, str) else [held]
+        if any(isinstance(one, torch.optim.Optimizer) for one in held):
+            raise UnsupportedError(
+                f"{called(optimizer)} has another optimizer inside ({name!r}), whose state would "
+                "not be kept; use one that keeps all of it in its own `state`"
+            )
+        found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in known]
+        if found and name not in _SCRATCH:
+            raise UnsupportedError(
+                f"{called(optimizer)} keeps tensors in its attribute {name!r}, beside its state; "
+                "keep them in optimizer.state, where checkpoints find them"
+            )
+
+
+def called(optimizer: torch.optim.Optimizer) -> str:
+    """How an error speaks of it."""
+    return f"the optimizer {type(optimizer).__name__}"
+
+
+def _by_parameter(small: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The small values that were captured, by their parameter's number and by name."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, members, stack in small["tensors"]:
+        for number, value in zip(members, stack.unbind(), strict=True):
+            found.setdefault(number, {})[name] = value.clone()
+    for number, name, value in small["plain"]:
+        found.setdefault(number, {})[name] = value
+    return found
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor: all, or its shard; live."""
+    part: Any = tensor.detach()
+    found: torch.Tensor = part.to_local() if is_dtensor(tensor) else part
+    return found
+
+
+def flat_part(part: torch.Tensor) -> torch.Tensor:
+    """It in one dimension; a copy only where its elements lie in another order."""
+    return part.contiguous().view(-1)

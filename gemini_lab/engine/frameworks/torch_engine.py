@@ -1,0 +1,298 @@
+"""A plain PyTorch model and its optimizer, counted like an engine: what `protect(model=...)` makes.
+
+How its ranks share it is read off the model, and what cannot be kept exactly is refused here.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from gemini_lab.engine.frameworks.sharding import is_dtensor, is_fsdp1, is_fsdp2
+from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.settings import SettingValue
+
+Parallelism = Literal["DDP", "FSDP2", "none"]
+_REPLICATE: Final = "torch.distributed._composable.replicate"
+_TENSORS: Final = (torch.Tensor, nn.Parameter)
+
+
+def _nothing() -> None:
+    """Nobody listens."""
+
+
+def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
+    """What `torch.compile` leaves as it is, also where a model or a step is compiled.
+
+    Called where there is an optimizer, which has imported the compiler: it takes a second.
+    """
+    left: Callable[..., None] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return left
+
+
+class TorchEngine:
+    """A model and the torch optimizer that trains it, with a count of its updates.
+
+    Args:
+        model: As it is called: plain, in DistributedDataParallel, or after `fully_shard`.
+        optimizer: Made of its parameters.
+        settings: As in the `"gemini"` block of a DeepSpeed configuration.
+        step: Updates that were done before.
+
+    Attributes:
+        module: The model.
+        optimizer: The optimizer.
+        settings: The settings.
+        global_steps: Updates done so far.
+        parallelism: How the ranks share the model.
+        before_update: Called where an update begins, on the thread that makes it.
+        after_update: Called where it has ended and is counted.
+
+    Raises:
+        UnsupportedError: They have state that cannot be put back exactly; says what to change.
+        ConfigError: They are no model and no optimizer, or not of one another.
+    """
+
+    training_dataloader = None  # what a DeepSpeed engine may have, too
+    lr_scheduler = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        settings: Mapping[str, SettingValue] | None = None,
+        step: int = 0,
+    ) -> None:
+        if isinstance(model, nn.Module):
+            reshard(model)
+        _require_kinds(model, optimizer, step)
+        for found, way_out in _obstacles(model, optimizer):
+            raise UnsupportedError(f"this model cannot be protected: {found}; {way_out}")
+        self.module = model
+        self.optimizer = optimizer
+        self.settings = dict(settings or {})
+        self.global_steps = step
+        self.parallelism: Parallelism = _parallelism(model)
+        self.before_update: Callable[[], None] = _nothing
+        self.after_update: Callable[[], None] = _nothing
+        self._depth = 0
+        optimizer.register_step_pre_hook(_uncompiled(self._enter))
+        optimizer.register_step_post_hook(_uncompiled(self._leave))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        device: torch.device = self.optimizer.param_groups[0]["params"][0].device
+        return device
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank."""
+        return rank_and_world_size()[0]
+
+    @property
+    def bare(self) -> nn.Module:
+        """The model without what wraps it: its weights have their own names there."""
+        return unwrapped(self.module)
+
+    def _enter(self, *_: object) -> None:
+        if self._depth and not self._is_nested():
+            self._depth = 0  # a step before this one raised
+        self._depth += 1
+        if self._depth == 1:
+            self.before_update()
+
+    def _leave(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.global_steps += 1
+            self.after_update()
+
+    def _is_nested(self) -> bool:
+        """Whether a class's `step` called that of its base: torch calls hooks for both."""
+        frame, found = inspect.currentframe(), 0
+        while frame is not None:
+            is_step = frame.f_code.co_name == "wrapper"  # in which torch calls the hooks
+            found += is_step and frame.f_locals.get("self") is self.optimizer
+            frame = frame.f_back
+        return found > 1
+
+
+def left_out(engine: TorchEngine) -> Iterator[str]:
+    """What of the model will not come back after a failure, as sentences for people."""
+    kept = {id(weight) for group in engine.optimizer.param_groups for weight in group["params"]}
+    named = engine.bare.named_parameters()
+    left = [name for name, weight in named if weight.requires_grad and id(weight) not in kept]
+    if left:
+        yield (
+            f"{len(left)} parameters require gradients and are not in optimizer= ({left[0]}...): "
+            "what else trains them does not come back; name that and what it trains in `also`, or "
+            "let requires_grad_(False) say that nothing does"
+        )
+
+
+def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
+    """Have the optimizer call the hook around its updates, and the model where it computes.
+
+    `optimizer.step` is called for updates alone, whatever a script accumulates before; a step that
+    is left out, as by a GradScaler after an overflow, makes no update.
+
+    Returns:
+        Takes the hook off again.
+    """
+    module, waited_s = engine.module, 0.0
+    trains_in_mode = module.training
+
+    @_uncompiled
+    def begin_forward(*_: object) -> None:
+        if torch.is_grad_enabled() and module.training == trains_in_mode:
+            hook.begin_forward()
+
+    def before_update() -> None:
+        nonlocal trains_in_mode, waited_s
+        trains_in_mode = module.training
+        hook.begin_forward()  # also where the model is not called as a whole
+        waited_s = hook.before_update()
+
+    # Before the model's own hooks: those of FSDP already call collectives of the next iteration.
+    handle = module.register_forward_pre_hook(begin_forward, prepend=True)
+    engine.before_update = before_update
+    engine.after_update = lambda: hook.after_update(waited_s)
+
+    def unhook() -> None:
+        handle.remove()
+        engine.before_update = engine.after_update = _nothing
+
+    return unhook
+
+
+def reshard(model: nn.Module) -> None:
+    """Have FSDP2 let go of whole weights, which it may keep after a forward pass without gradients.
+
+    As long as it keeps them, the model's parameters are not those that its optimizer has.
+    """
+    for module in model.modules():
+        if is_fsdp2(module):
+            module.reshard()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and `torch.compile`, in either order."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def replicated_by(model: nn.Module) -> DistributedDataParallel | None:
+    """What replicates the model, if anything does."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def _parallelism(model: nn.Module) -> Parallelism:
+    if replicated_by(model) is not None:
+        return "DDP"
+    return "FSDP2" if any(is_fsdp2(part) for part in model.modules()) else "none"
+
+
+def _require_kinds(model: object, optimizer: object, step: object) -> None:
+    """Refuse what is no model, no torch optimizer, or no count.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model= is a {type(model).__name__}; give the nn.Module that is trained")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        way_out = (
+            "its `.optimizer`"
+            if isinstance(inner, torch.optim.Optimizer)
+            else "one torch.optim.Optimizer (further models and their optimizers go into `also`)"
+        )
+        raise ConfigError(f"optimizer= is a {type(optimizer).__name__}; give {way_out}")
+    own = {id(weight) for weight in model.parameters()}
+    if not any(id(w) in own for group in optimizer.param_groups for w in group["params"]):
+        raise ConfigError(
+            "optimizer= holds none of the parameters of model=; make the optimizer of "
+            "model.parameters(), and after fully_shard, which replaces them"
+        )
+    if not isinstance(step, int) or step < 0:
+        raise ConfigError(f"step={step!r} is no number of updates; give 0 or more")
+
+
+def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
+    """What stands against protecting them: what was found, and the way out."""
+    if any(is_fsdp1(part) for part in model.modules()):
+        yield (
+            "it is wrapped in FullyShardedDataParallel (FSDP1)",
+            "shard it with FSDP2: torch.distributed.fsdp.fully_shard(model)",
+        )
+    if any(isinstance(part, DataParallel) for part in model.modules()):
+        yield "it is wrapped in DataParallel", "use DistributedDataParallel"
+    if any(kind.__module__ == _REPLICATE for part in model.modules() for kind in _kinds(part)):
+        yield "replicate() was called with it", "wrap it in DistributedDataParallel"
+    # By its name: to import it compiles functions.
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in _kinds(optimizer)):
+        yield (
+            "its ZeroRedundancyOptimizer shares out state by itself",
+            "use a torch optimizer (what DDP replicates is kept once), or fully_shard",
+        )
+    ddp = replicated_by(model)
+    inside = (p for p in unwrapped(model).modules() if isinstance(p, DistributedDataParallel))
+    if ddp is None and any(True for _ in inside):
+        yield "DistributedDataParallel is around parts of it", "wrap the model as a whole"
+    elif ddp is not None:
+        yield from _of_ddp(ddp)
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            yield from _of_weight(weight, is_replicated=ddp is not None)
+
+
+def _kinds(thing: object) -> tuple[type, ...]:
+    return type(thing).__mro__
+
+
+def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
+    """What DistributedDataParallel can be told that has state, or shares no model of one kind."""
+    if dist.get_world_size(ddp.process_group) != dist.get_world_size():
+        members, ranks = dist.get_world_size(ddp.process_group), dist.get_world_size()
+        yield f"DDP is over {members} of {ranks} ranks", "give it no process_group"
+    if ddp.static_graph:
+        yield (
+            "DDP has static_graph=True, whose first iteration adds up gradients in another order",
+            "leave static_graph out",
+        )
+    if ddp.mixed_precision is not None:
+        yield "DDP has mixed_precision", "use torch.autocast"
+    for hook, state in getattr(ddp, "_comm_hooks", ()):
+        if state is not None and not isinstance(state, dist.ProcessGroup):
+            name, kind = getattr(hook, "__name__", hook), type(state).__name__
+            yield (
+                f"DDP's communication hook {name} keeps state of its own ({kind})",
+                "use one without, such as bf16_compress_hook, or none",
+            )
+
+
+def _of_weight(weight: torch.Tensor, *, is_replicated: bool) -> Iterator[tuple[str, str]]:
+    """A weight that is no plain tensor."""
+    is_known = type(weight.data) in _TENSORS or is_dtensor(weight.data)
+    if not is_known or weight.layout != torch.strided or weight.is_meta:
+        kind = "meta" if weight.is_meta else type(weight.data).__name__
+        yield (
+            f"a parameter of shape {[*weight.shape]} is a {kind} tensor ({weight.layout})",
+            "use dense parameters of torch's own kinds, materialised before `protect`",
+        )
+    if is_replicated and is_dtensor(weight):
+        yield "its parameters are DTensors under DDP", "use fully_shard with a mesh of both"

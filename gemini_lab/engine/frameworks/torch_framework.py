@@ -1,0 +1,330 @@
+"""A plain PyTorch model and its optimizer as protection sees them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+
+from gemini_lab.engine.frameworks.agreement import ReplicaCheck
+from gemini_lab.engine.frameworks.blocks import WEIGHT, Block, Kept, Run, Segment, lay_blocks
+from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
+from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
+from gemini_lab.engine.frameworks.heir import Heir, Small
+from gemini_lab.engine.frameworks.optimizer_state import OptimizerState, flat_part, local_part
+from gemini_lab.engine.frameworks.sharding import whole_weights
+from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.frameworks.torch_engine import (
+    TorchEngine,
+    hook_optimizer,
+    replicated_by,
+    reshard,
+)
+from gemini_lab.engine.ranks import gather
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.settings import SettingValue
+from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece
+
+
+class TorchFramework(Framework):
+    """The state of a model and its torch optimizer.
+
+    Args:
+        engine: Both.
+
+    Raises:
+        UnsupportedError: The optimizer's state cannot be kept, or the ranks differ in what they
+            are to share; says what to change.
+    """
+
+    def __init__(self, engine: TorchEngine) -> None:
+        super().__init__(engine)
+        self._engine = engine
+        self.parallelism = engine.parallelism
+        self._state = OptimizerState(engine.optimizer)
+        self._kept = self._describe()
+        names = {id(weight): name for name, weight in self.module.named_parameters()}
+        self._names = [  # an optimizer may train what is not in the model
+            names.get(id(weight), f"parameter {number} of the optimizer")
+            for number, weight in enumerate(self._state.weights)
+        ]
+        self._is_shared = engine.parallelism == "DDP" and self.world_size > 1
+        self.shares_updates = self._is_shared
+        ranks = self.world_size if self._is_shared else 1
+        self._blocks = lay_blocks(self._kept, ranks=ranks)
+        self._part = self.rank if self._is_shared else 0
+        ddp = replicated_by(engine.module)
+        self._order = None if ddp is None else BucketOrder(ddp)
+        self._check = ReplicaCheck(self._digested) if self._is_shared else None
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without what wraps it."""
+        return self._engine.bare
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The script's."""
+        return self._engine.optimizer
+
+    def settings(self) -> Mapping[str, SettingValue]:
+        """What `protect` was given as `settings`."""
+        return self._engine.settings
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        """All that the optimizer has."""
+        return iter(self._state.weights)
+
+    # -- the large part --------------------------------------------------------------------------
+
+    def forms(self) -> Sequence[Form]:
+        """A flat tensor a block."""
+        return [(f"{b.name}.{b.dtype}", b.dtype, (b.numel,)) for b in self._blocks]
+
+    def weight_pieces(self) -> Iterator[WeightPiece]:
+        """What of which weights and states this rank's parts are; others may have the same."""
+        for number, block in enumerate(self._blocks):
+            for segment in block.parts[self._part]:
+                kept = self._kept[segment.kept]
+                if kept.place is not None:
+                    yield WeightPiece(
+                        weight=self._names[kept.parameter],
+                        weight_offset=kept.place + segment.start,
+                        tensor=number,
+                        tensor_offset=segment.at,
+                        numel=segment.numel,
+                        state="" if block.name == WEIGHT else block.name,
+                    )
+
+    def unplaced(self) -> list[str]:
+        """What is sharded along other dimensions than the first."""
+        return [
+            f"{one.name} of {self._names[one.parameter]}"
+            for one in self._kept
+            if one.place is None and one.numel
+        ]
+
+    def present(self) -> list[bool]:
+        """Of each tensor of the state, whichever rank keeps it."""
+        state = self._state
+        return [state.tensor(one.parameter, one.name) is not None for one in self._kept]
+
+    def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
+        """What this rank keeps of each tensor that there is."""
+        self._state.require_unchanged()
+        found = []
+        for spec, block in zip(specs, self._blocks, strict=True):
+            itemsize = DTYPE_BYTES[block.dtype]
+            for segment in block.parts[self._part]:
+                flat = self._flat(self._kept[segment.kept])
+                if flat is not None:
+                    run = flat[segment.start : segment.start + segment.numel]
+                    found.append((spec.offset_bytes + segment.at * itemsize, run))
+        return found
+
+    def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
+        """Copy them over the live tensors, which are made or dropped as they were then."""
+        reshard(self._engine.bare)
+        self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
+        with torch.no_grad():
+            for block, value in zip(self._blocks, values, strict=True):
+                for part, segments in enumerate(block.parts):
+                    source = self._from(part, value) if self._is_shared else value
+                    for segment in segments:
+                        if present[segment.kept]:
+                            self._put(segment, source)
+
+    def updated_tensors(
+        self, layout: ShardLayout
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+        """Each weight of which this rank has a part."""
+        if self._is_shared:
+            raise UnsupportedError(
+                '"replicate": "gradients" has peers make a shard\'s updates again, and under DDP a '
+                "shard is cut out of the state wherever the cut falls, so that no tensor of it has "
+                'an update of its own; leave it out: "replicate": "copies" is for all, and each '
+                "rank's part is small; or shard with fully_shard"
+            )
+        found: dict[int, dict[str, Run]] = {}
+        for spec, block in zip(layout.tensors, self._blocks, strict=True):
+            for segment in block.parts[self._part]:
+                kept = self._kept[segment.kept]
+                found.setdefault(kept.parameter, {})[kept.name] = Run(
+                    offset_bytes=spec.offset_bytes + segment.at * DTYPE_BYTES[block.dtype],
+                    numel=segment.numel,
+                    dtype=block.dtype,
+                )
+        weights = self._state.weights
+        if any(not local_part(weights[number]).is_contiguous() for number in found):
+            raise UnsupportedError(
+                '"replicate": "gradients" has peers make updates again on flat tensors, and a '
+                "weight lies in another order (such as channels_last); leave it out: "
+                '"replicate": "copies" is for all'
+            )
+        return [(weights[number], runs) for number, runs in sorted(found.items())]
+
+    def drop_gradients(self, *, is_computing: bool) -> None:
+        """As they are before the first backward pass."""
+        del is_computing
+        for weight in self._state.weights:
+            weight.grad = None
+
+    def _from(self, part: int, value: torch.Tensor) -> torch.Tensor:
+        """A rank's part of a block, on all of them."""
+        device = self._engine.device
+        source = value.to(device, copy=True) if part == self.rank else None
+        if source is None:
+            source = torch.empty(value.shape, dtype=value.dtype, device=device)
+        dist.broadcast(source.view(torch.uint8), src=part)
+        return source
+
+    def _put(self, segment: Segment, part: torch.Tensor) -> None:
+        """Copy a segment from a block's part into its tensor, in whatever order that lies."""
+        tensor = self._tensor(self._kept[segment.kept])
+        if tensor is not None:
+            whole = flat_part(tensor)
+            source = part[segment.at : segment.at + segment.numel]
+            whole[segment.start : segment.start + segment.numel].copy_(source)
+            if not tensor.is_contiguous():
+                tensor.copy_(whole.view(tensor.shape))
+
+    def _describe(self) -> list[Kept]:
+        """All tensors of the state; their sizes are agreed upon with the other ranks."""
+        forms = list(self._state.forms())
+        known = gather([len(forms), *_word(forms)])
+        if len({tuple(one) for one in known}) > 1:
+            raise UnsupportedError(
+                "the ranks train different parameters: they keep "
+                f"{[one[0] for one in known]} tensors, or of other types; make the same model and "
+                "optimizer on every rank"
+            )
+        sizes = gather([form.numel for form in forms])
+        return [
+            Kept(
+                parameter=form.parameter,
+                name=form.name,
+                dtype=form.dtype,
+                numel=form.numel,
+                most=max(size[number] for size in sizes),
+                place=form.place,
+            )
+            for number, form in enumerate(forms)
+        ]
+
+    def _tensor(self, one: Kept) -> torch.Tensor | None:
+        """This rank's part of a tensor, live; None if the optimizer has not made it yet."""
+        tensor = self._state.tensor(one.parameter, one.name)
+        return None if tensor is None else local_part(tensor)
+
+    def _flat(self, one: Kept) -> torch.Tensor | None:
+        tensor = self._tensor(one)
+        if tensor is None:
+            return None
+        if (tensor.numel(), str(tensor.dtype)) != (one.numel, f"torch.{one.dtype}"):
+            raise UnsupportedError(
+                f"{one.name} of parameter {one.parameter} became {tensor.dtype} of "
+                f"{tensor.numel()} elements, but was laid out as {one.dtype} of {one.numel}; "
+                "change model and optimizer before `protect`, not after"
+            )
+        return flat_part(tensor)
+
+    # -- the small part --------------------------------------------------------------------------
+
+    def require_boundary(self) -> None:
+        """A torch optimizer steps at boundaries alone; but uneven ranks make different versions."""
+        ddp = replicated_by(self._engine.module)
+        if ddp is not None and ddp._join_config.enable:  # noqa: SLF001 - as DDP itself asks
+            raise UnsupportedError(
+                "the model trains inside DDP's join(), where ranks end one before the other, and a "
+                "version is made by all of them; give every rank as many batches"
+            )
+
+    def capture(self) -> dict[str, Any]:
+        """The count of updates, the optimizer's small state, the order of DDP's gradients."""
+        return {
+            "counters": {"global_steps": self._engine.global_steps},
+            "optimizer": self._state.capture(self._kept),
+            "gradients": [] if self._order is None else self._order.indices,
+        }
+
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Put them back."""
+        self._engine.global_steps = small["counters"]["global_steps"]
+        self._state.restore(small["optimizer"])
+        if self._order is not None and not self._order.indices:
+            self._order.rehearse(small["gradients"])
+
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Nothing of it is optional."""
+
+    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+        """The same: a job's ranks have all of it alike."""
+        names = ("counters", "optimizer", "gradients", "present")
+        return {name: heir.shared([one[name] for one in smalls], f"its {name}") for name in names}
+
+    # -- computing again -------------------------------------------------------------------------
+
+    def contributing(self) -> Sequence[torch.Tensor]:
+        """The model's weights; under FSDP2 the whole ones, which there are once it has computed."""
+        if self.parallelism != "FSDP2":
+            return super().contributing()
+        return [weight for weight in whole_weights(self.module) if weight.requires_grad]
+
+    # -- going on with other ranks ---------------------------------------------------------------
+
+    def obstacle(self) -> str:
+        """DDP does not tell of one of its ways to be told of another sum."""
+        if self._order is None or self._order.can_begin_anew:
+            return ""
+        return "DDP has a built-in communication hook, which it does not tell again"
+
+    def begin_anew(self) -> None:
+        """Without gradients, and with DDP's buckets of the start."""
+        self.drop_gradients(is_computing=False)
+        if self._order is not None:
+            self._order.begin_anew()
+        if self._check is not None:
+            self._check.restart()
+
+    # -- the boundaries --------------------------------------------------------------------------
+
+    def hook(self, hook: StepHook) -> Callable[[], None]:
+        """In the optimizer's step."""
+        unhook = hook_optimizer(self._engine, hook)
+        if self._check is not None:
+            then, check = self._engine.after_update, self._check
+            self._engine.after_update = self._checked(then, check, lambda: hook.counts)
+        return unhook
+
+    def _checked(
+        self, then: Callable[[], None], check: ReplicaCheck, counts: Callable[[], bool]
+    ) -> Callable[[], None]:
+        def after_update() -> None:
+            then()  # first: where a machine computes wrong, it is named, and the script is not
+            try:
+                check.after_update(self._engine.global_steps)
+            except UnsupportedError:
+                if counts():
+                    raise
+
+        return after_update
+
+    def _digested(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that DDP's ranks are to have alike, each with its block's name."""
+        for block in self._blocks:
+            for number in _members(block):
+                flat = self._flat(self._kept[number])
+                if flat is not None:
+                    yield block.name, flat
+
+
+def _members(block: Block) -> list[int]:
+    return sorted({segment.kept for part in block.parts for segment in part})
+
+
+def _word(forms: Sequence[Any]) -> list[int]:
+    """A checksum of which tensors there are, as one signed word."""
+    text = repr([(form.parameter, form.name, form.dtype) for form in forms])
+    return [xxhash.xxh3_64_intdigest(text.encode()) >> 1]

@@ -1,0 +1,196 @@
+"""One view of DeepSpeed's ZeRO optimizers: partitions of master weights, and what hangs on them.
+
+ZeRO shards the optimizer (stage 1), the gradients (stage 2) and the weights (stage 3) over the
+ranks. All three leave each rank the same kind of state: some flat partitions of the master weights,
+and a base optimizer whose state is kept per partition.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, ClassVar, Final
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from gemini_lab.engine.frameworks.weights import held_of
+from gemini_lab.engine.frameworks.zero_obstacles import obstacles
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.shard.layout import WeightPiece
+
+
+class Partitions(ABC):
+    """A rank's part of a ZeRO engine's state.
+
+    Attributes:
+        MASTERS: Where DeepSpeed's optimizer has this rank's partitions of the master weights.
+        WEIGHTS: Where it has the model's weights, by partition.
+    """
+
+    MASTERS: ClassVar[str]
+    WEIGHTS: ClassVar[str]
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.zero = engine.optimizer
+        self.base: torch.optim.Optimizer = engine.optimizer.optimizer
+        self.names: dict[int, str] = {
+            id(weight): name for name, weight in engine.module.named_parameters()
+        }
+
+    def masters(self) -> Sequence[torch.Tensor]:
+        """This rank's flat partitions of the master weights: live, in a fixed order."""
+        partitions: Sequence[torch.Tensor] = getattr(self.zero, self.MASTERS)
+        return partitions
+
+    def weights(self) -> Iterator[torch.nn.Parameter]:
+        """The weights of the model that are trained."""
+        return chain.from_iterable(getattr(self.zero, self.WEIGHTS))
+
+    @abstractmethod
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """Which parts of which weights they are, given each partition's number in the payload."""
+
+    def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
+        """The weights of which all ranks together hold a partition of this number."""
+        weights: Sequence[torch.Tensor] = getattr(self.zero, self.WEIGHTS)[partition]
+        return weights
+
+    def names_in(self, partition: int) -> set[str]:
+        """Their names."""
+        return {self.names[id(weight)] for weight in self.weights_in(partition)}
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Bring the master weights to the model's own weights, on all ranks together."""
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """In which a rank's part of the reduced gradients is added up; fp32 where that is unknown.
+
+        What is offloaded is added up in buffers of its own.
+        """
+        is_offloaded = getattr(self.zero, "cpu_offload", False) or getattr(
+            self.zero, "offload_optimizer", False
+        )
+        dtype: torch.dtype = getattr(self.zero, "gradient_accumulation_dtype", torch.float32)
+        return torch.float32 if is_offloaded else dtype
+
+    def group_of(self, partition: int) -> dict[str, Any]:
+        """The base optimizer's parameter group of a partition."""
+        return self.base.param_groups[partition]
+
+
+class Stage12(Partitions):
+    """ZeRO stages 1 and 2: each group of weights is one flat tensor, cut into equal parts."""
+
+    MASTERS = "single_partition_of_fp32_groups"
+    WEIGHTS = "bit16_groups"
+
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """What this rank's cut of each group's flat tensor touches."""
+        for group, tensor in enumerate(tensors):
+            weights = self.zero.round_robin_bit16_groups[group]
+            offsets = self.zero.round_robin_bit16_offsets[group]
+            yield from self._cut(group, tensor, weights, offsets)
+
+    def publish(self) -> None:
+        """Copy this rank's part and gather the others'."""
+        self.zero.update_lp_params()
+
+    def _cut(
+        self, group: int, tensor: int, weights: Sequence[torch.Tensor], offsets: Sequence[int]
+    ) -> Iterator[WeightPiece]:
+        """What lies in this rank's part of a group, whose weights begin at `offsets`."""
+        size = self.masters()[group].numel()
+        rank = torch.distributed.get_rank(self.zero.real_dp_process_group[group])
+        for weight, offset in zip(weights, offsets, strict=True):
+            start = max(offset, rank * size)
+            end = min(offset + weight.numel(), (rank + 1) * size)
+            if start < end:
+                yield WeightPiece(
+                    weight=self.names[id(weight)],
+                    weight_offset=start - offset,
+                    tensor=tensor,
+                    tensor_offset=start - rank * size,
+                    numel=end - start,
+                )
+
+
+class Stage1WideGradients(Stage12):
+    """ZeRO stage 1 with bf16 weights whose gradients are added up in fp32."""
+
+    MASTERS = "fp32_groups_flat_partition"
+    WEIGHTS = "bf16_groups"
+
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """What this rank's cut of each group's flat tensor touches."""
+        for group, tensor in enumerate(tensors):
+            weights, offsets, end = self.zero.bf16_groups[group], [], 0
+            for weight in weights:
+                offsets.append(end)
+                end += weight.numel()
+            yield from self._cut(group, tensor, weights, offsets)
+
+
+class Stage3(Partitions):
+    """ZeRO stage 3: each weight is cut into equal parts; a sub-group joins the parts of several."""
+
+    MASTERS = "fp32_partitioned_groups_flat"  # one a sub-group
+    WEIGHTS = "fp16_groups"
+
+    def group_of(self, partition: int) -> dict[str, Any]:
+        """The parameter group that a sub-group was cut from."""
+        group: int = self.zero.sub_group_to_group_id[partition]
+        return self.base.param_groups[group]
+
+    def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
+        """This rank's part of each weight; the last ranks' may be shorter, or none."""
+        for weights, tensor in zip(self.zero.fp16_groups, tensors, strict=True):
+            tensor_offset = 0
+            for weight in weights:
+                size, (start, held) = weight.partition_numel(), held_of(weight)
+                if held:
+                    yield WeightPiece(
+                        weight=self.names[id(weight)],
+                        weight_offset=start,
+                        tensor=tensor,
+                        tensor_offset=tensor_offset,
+                        numel=held,
+                    )
+                tensor_offset += size
+
+    def publish(self) -> None:
+        """Copy this rank's parts; gather the weights that stay gathered."""
+        zero = self.zero
+        zero.checkpoint_event_prologue()  # gives up whatever was gathered of the old weights
+        for index, master in enumerate(zero.fp32_partitioned_groups_flat):
+            zero.fp16_partitioned_groups_flat[index].data.copy_(master.data)
+            zero._unflatten_partitioned_parameters(index)  # noqa: SLF001 - as its own loading does
+        zero.checkpoint_event_epilogue()  # gathers the weights that stage 3 keeps gathered
+
+
+_VIEWS: Final[dict[type, type[Partitions]]] = {
+    DeepSpeedZeroOptimizer: Stage12,
+    BF16_Optimizer: Stage1WideGradients,
+    DeepSpeedZeroOptimizer_Stage3: Stage3,
+}
+
+
+def partitions_of(engine: Any) -> Partitions:
+    """The view of `engine`'s ZeRO optimizer.
+
+    Raises:
+        UnsupportedError: The engine has state that would not be kept; says what to change.
+    """
+    for found, way_out in obstacles(engine):
+        raise UnsupportedError(f"this engine cannot be protected: it has {found}; {way_out}")
+    view = _VIEWS.get(type(engine.optimizer))
+    if view is None:
+        raise UnsupportedError(
+            "this engine cannot be protected: it has the optimizer wrapper "
+            f"{type(engine.optimizer).__name__}; use plain ZeRO stage 1, 2 or 3 with an optimizer"
+        )
+    return view(engine)

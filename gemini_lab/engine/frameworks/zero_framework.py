@@ -1,0 +1,324 @@
+"""A DeepSpeed engine under ZeRO as protection sees it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gemini_lab.engine.frameworks.beta_powers import BetaPowers
+from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
+from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
+from gemini_lab.engine.frameworks.heir import Heir, Small
+from gemini_lab.engine.frameworks.narrow_gradients import ScaleWatch
+from gemini_lab.engine.frameworks.options import (
+    group_options,
+    numbers,
+    own_numbers,
+    put_group_options,
+    require_both,
+)
+from gemini_lab.engine.frameworks.partition_state import put_scalars, scalars_of, state_form
+from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
+from gemini_lab.engine.frameworks.zero import partitions_of
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.settings import SettingValue
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
+
+_MASTER: Final = "master"  # beside the names of the optimizer's own tensors
+_COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+
+
+class ZeroFramework(Framework):
+    """The state of a DeepSpeed engine, as its ZeRO stage cuts it.
+
+    Args:
+        engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
+
+    Raises:
+        UnsupportedError: The engine has state that would not be kept; says what to change.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
+        self._partitions = partitions_of(engine)
+        self.stage = int(engine.zero_optimization_stage())
+        masters, base = self._partitions.masters(), self._partitions.base
+        self._state_forms = [
+            state_form(base, self._partitions.group_of(number), master)
+            for number, master in enumerate(masters)
+        ]
+        self._powers = BetaPowers(self._partitions)
+        self._slots = list(self._lay_slots())
+        self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
+
+    @property
+    def module(self) -> nn.Module:
+        """The engine's model."""
+        module: nn.Module = self._engine.module
+        return module
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one inside ZeRO's."""
+        return self._partitions.base
+
+    def settings(self) -> Mapping[str, SettingValue]:
+        """The `"gemini"` block of the DeepSpeed configuration."""
+        config = getattr(self._engine, "_config", None)
+        block: Mapping[str, SettingValue] = getattr(config, "_param_dict", {}).get("gemini", {})
+        return block
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        """The weights of all parameter groups."""
+        return self._partitions.weights()
+
+    # -- the large part --------------------------------------------------------------------------
+
+    def forms(self) -> Sequence[Form]:
+        """Each partition's master weights and moments."""
+        masters = self._partitions.masters()
+        return [
+            (f"{partition}.{name}", str(dtype).removeprefix("torch."), masters[partition].shape)
+            for partition, name, dtype in self._slots
+        ]
+
+    def weight_pieces(self) -> Iterator[WeightPiece]:
+        """What of which weights the partitions are; their moments lie as they do."""
+        numbers = [index for index, slot in enumerate(self._slots) if slot[1] == _MASTER]
+        for piece in self._partitions.pieces(numbers):
+            yield piece
+            partition = self._slots[piece.tensor][0]
+            for index, (other, name, _) in enumerate(self._slots):
+                if other == partition and name != _MASTER:
+                    yield replace(piece, tensor=index, state=name)
+
+    def present(self) -> list[bool]:
+        """Of each tensor in `forms`."""
+        return [self._tensor(index) is not None for index in range(len(self._slots))]
+
+    def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
+        """One piece a tensor; what does not exist yet is zeros."""
+        return [(spec.offset_bytes, self._checked(i, spec)) for i, spec in enumerate(specs)]
+
+    def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
+        """Copy tensors over the live ones, made or dropped as they were then, and publish them."""
+        masters, states = self._partitions.masters(), self._partitions.base.state
+        for index, (value, is_present) in enumerate(zip(values, present, strict=True)):
+            partition, name, dtype = self._slots[index]
+            master = masters[partition]
+            if not is_present:
+                states.get(master, {}).pop(name, None)
+                continue
+            target = self._tensor(index)
+            if target is None:
+                target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
+            target.data.copy_(value)
+        self._partitions.publish()
+
+    def updated_tensors(
+        self, layout: ShardLayout
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+        """Each partition, with its moments."""
+        masters = self._partitions.masters()
+        found: list[tuple[torch.Tensor, dict[str, Run]]] = [(master, {}) for master in masters]
+        for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
+            run = Run(
+                offset_bytes=spec.offset_bytes, numel=masters[partition].numel(), dtype=spec.dtype
+            )
+            found[partition][1][WEIGHT if name == _MASTER else name] = run
+        return found
+
+    def watch_gradients(self) -> tuple[torch.dtype, Callable[[], float]] | None:
+        """In bf16 or fp16, unless they are added up in fp32."""
+        dtype = self._partitions.gradient_dtype
+        can_watch = hasattr(self._partitions.zero, "unscale_and_clip_grads")
+        if dtype not in {torch.bfloat16, torch.float16} or not can_watch:
+            return None
+        watch = ScaleWatch(self._partitions.zero)
+        return dtype, lambda: watch.scale
+
+    def powers_since(self) -> int:
+        """As the versions have it."""
+        return self._powers.capture()
+
+    def drop_gradients(self, *, is_computing: bool) -> None:
+        """None are left after an update; those between are in ZeRO's own buffers."""
+        if is_computing:
+            raise UnsupportedError(
+                "DeepSpeed keeps gradients of which no update was made, and training would go back "
+                "with them; call protected.rewind after the engine.step() that updates the weights"
+            )
+
+    def _lay_slots(self) -> Iterator[tuple[int, str, torch.dtype]]:
+        """Each tensor of the payload: its partition, its name in it, its type."""
+        for partition, master in enumerate(self._partitions.masters()):
+            yield partition, _MASTER, master.dtype
+            for name, dtype in self._state_forms[partition].large.items():
+                yield partition, name, dtype
+
+    def _tensor(self, index: int) -> torch.Tensor | None:
+        """A live tensor of the payload; None if the optimizer has not made it yet."""
+        partition, name, _ = self._slots[index]
+        master = self._partitions.masters()[partition]
+        state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
+        return master if name == _MASTER else state.get(name)
+
+    def _checked(self, index: int, spec: TensorSpec) -> torch.Tensor:
+        tensor = self._tensor(index)
+        if tensor is None:
+            zeros = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+            return self._zeros.setdefault(index, zeros)
+        self._zeros.pop(index, None)
+        if (tuple(tensor.shape), str(tensor.dtype)) != (spec.shape, f"torch.{spec.dtype}"):
+            raise UnsupportedError(
+                f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "
+                f"{spec.dtype} {[*spec.shape]}; leave the optimizer's state as its class makes it"
+            )
+        return tensor.detach()
+
+    # -- the small part --------------------------------------------------------------------------
+
+    def batch(self) -> int | None:
+        """As DeepSpeed has it."""
+        return int(self._engine.train_batch_size())
+
+    def require_boundary(self) -> None:
+        """Refuse a version between micro-batches."""
+        engine = self._engine
+        if not engine.managed_gradient_accumulation():
+            return
+        # Who tells the engine of boundaries calls its step there alone: so it counts updates.
+        declared: bool | None = engine._is_gradient_accumulation_boundary  # noqa: SLF001
+        steps: int = engine.gradient_accumulation_steps()
+        is_within = engine.micro_steps % steps if declared is None else not declared
+        if is_within:
+            raise UnsupportedError(
+                f"a version was asked for in the middle of {steps} micro-batches; call "
+                "capture_small right after the step() that updates the weights"
+            )
+
+    def capture(self) -> dict[str, Any]:
+        """Counters, what the optimizer and its wrapper keep beside large tensors, schedule."""
+        scheduler = self._engine.lr_scheduler
+        return {
+            "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
+            "optimizer": self._capture_optimizer(),
+            "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
+        }
+
+    def restore(self, small: Mapping[str, Any]) -> None:
+        """Put them back."""
+        self._restore_optimizer(small["optimizer"])
+        if self._engine.lr_scheduler is not None:
+            self._engine.lr_scheduler.load_state_dict(small["scheduler"])
+        for name in _COUNTERS:
+            setattr(self._engine, name, small["counters"][name])
+
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Both have a schedule, or none."""
+        require_both(
+            "a learning rate scheduler",
+            stored=small["scheduler"],
+            current=self._engine.lr_scheduler,
+        )
+
+    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+        """The same, with what belongs to partitions found anew: their number may be another."""
+        before = [self._partitions_then(number, heir) for number in range(len(self._state_forms))]
+        optimizers = [one["optimizer"] for one in smalls]
+        common = [{**one, "scalars": None} for one in optimizers]
+        scalars = [
+            heir.shared([one["scalars"][n] for one in optimizers for n in numbers], "a step count")
+            for numbers in before
+        ]
+        there = [
+            {
+                spec.name: is_there
+                for spec, is_there in zip(layout.tensors, small["present"], strict=True)
+            }
+            for layout, small in zip(heir.layouts, smalls, strict=True)
+        ]
+        present = [
+            heir.shared([one[f"{n}.{name}"] for one in there for n in before[partition]], name)
+            for partition, name, _ in self._slots
+        ]
+        return {
+            "counters": self._counters(heir.shared([one["counters"] for one in smalls], "a count")),
+            "optimizer": {**heir.shared(common, "the optimizer's state"), "scalars": scalars},
+            "scheduler": heir.shared([one["scheduler"] for one in smalls], "the schedule"),
+            "present": present,
+        }
+
+    def _partitions_then(self, partition: int, heir: Heir) -> list[int]:
+        """The partitions in which a version has the weights of one of today's."""
+        names = self._partitions.names_in(partition)
+        return sorted(
+            {
+                partition_of(layout.tensors[piece.tensor].name) or 0
+                for layout in heir.layouts
+                for piece in layout.pieces
+                if not piece.state and piece.weight in names
+            }
+        )
+
+    def _counters(self, counters: Mapping[str, int]) -> dict[str, int]:
+        """The counters of a version, whose iterations may have had as many micro-batches or not."""
+        if not self._engine.managed_gradient_accumulation():
+            return dict(counters)
+        steps: int = self._engine.gradient_accumulation_steps()
+        return {**counters, "micro_steps": counters["global_steps"] * steps}
+
+    def _capture_optimizer(self) -> dict[str, Any]:
+        zero, base = self._partitions.zero, self._partitions.base
+        autocast_scaler = getattr(zero, "torch_autocast_gradscaler", None)
+        masters = zip(self._partitions.masters(), self._state_forms, strict=True)
+        return {
+            "groups": group_options(base),
+            "scalars": [scalars_of(base, master, form) for master, form in masters],
+            "numbers": own_numbers(base),
+            "powers_since": self._powers.capture(),
+            "overflow": bool(getattr(zero, "overflow", False)),
+            "loss_scaler": numbers(getattr(zero, "loss_scaler", None)),
+            "external_loss_scale": getattr(zero, "external_loss_scale", None),
+            "autocast_scaler": None if autocast_scaler is None else autocast_scaler.state_dict(),
+        }
+
+    def _restore_optimizer(self, saved: Mapping[str, Any]) -> None:
+        zero, base = self._partitions.zero, self._partitions.base
+        put_group_options(base, saved["groups"])
+        masters = zip(self._partitions.masters(), self._state_forms, saved["scalars"], strict=True)
+        for master, form, scalars in masters:
+            put_scalars(base, master, form, scalars)
+        vars(base).update(saved.get("numbers", {}))  # versions of 0.1.0 have neither
+        self._powers.restore(saved.get("powers_since", 1))
+        if hasattr(zero, "overflow"):
+            zero.overflow = saved["overflow"]
+        if saved["loss_scaler"] is not None:
+            vars(zero.loss_scaler).update(saved["loss_scaler"])
+        if saved["external_loss_scale"] is not None:
+            zero.override_loss_scale(saved["external_loss_scale"])
+        if saved["autocast_scaler"] is not None:
+            zero.torch_autocast_gradscaler.load_state_dict(saved["autocast_scaler"])
+
+    # -- computing again -------------------------------------------------------------------------
+
+    def end_replay(self) -> None:
+        """Have ZeRO 3 partition what it gathered and saw no gradient leave."""
+        if self.stage == 3:
+            self._partitions.zero.parameter_offload.release_backward_leftovers()
+
+    def begin_anew(self) -> None:
+        """Have ZeRO 3 learn the order of its modules again, of which ranks tell each other."""
+        if self.stage == 3:
+            coordinator = self._partitions.zero.parameter_offload.get_param_coordinator()
+            if not coordinator.is_invalid_trace():
+                coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
+
+    # -- the boundaries --------------------------------------------------------------------------
+
+    def hook(self, hook: StepHook) -> Callable[[], None]:
+        """In `engine.step`."""
+        return hook_step(self._engine, hook)

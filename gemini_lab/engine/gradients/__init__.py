@@ -1,0 +1,1 @@
+"""Versions that peers make themselves, of the gradients that made them."""

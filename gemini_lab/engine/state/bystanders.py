@@ -1,0 +1,149 @@
+"""Weights beside the engine's that change while it trains: they will not come back, so it is said.
+
+Averaged weights and second models show in no loss of the engine's, so nothing else tells that they
+were lost. Whether they are trained, or stand still as a teacher does, is seen by looking twice.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from weakref import ref
+
+import torch
+import xxhash
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import nn
+
+from gemini_lab.engine.frameworks.sharding import is_dtensor
+
+SAMPLE: Final = 256
+"""Elements of a tensor that are looked at."""
+_DEEPEST: Final = 4
+
+
+class Bystanders:
+    """What looks like weights, is not the engine's, and is not handed over.
+
+    These are frozen weights of the model, modules outside of it, and tensors that are alive
+    together in the shapes of at least half of its matrices, such as an average in a dictionary.
+    What the script makes later is not seen. A few values of each are read now, and again whenever
+    they are asked for.
+
+    Args:
+        living: The objects of this process.
+        engine: What is protected.
+        kept: What travels with versions already.
+    """
+
+    def __init__(self, living: Iterable[object], engine: Any, kept: Sequence[object] = ()) -> None:
+        own = {id(part) for part in engine.module.modules()}
+        weights = [*engine.module.parameters()]
+        state = getattr(engine.optimizer, "state", {})
+        taken = {_place(one) for one in _tensors([engine.module, dict(state), *kept])}
+        taken |= {id(weight) for weight in weights}
+        self._seen: list[tuple[str, list[ref[torch.Tensor]], int]] = []
+        handed = {_place(one) for one in _tensors(kept)}
+        frozen = [w for w in weights if not w.requires_grad and _place(w) not in handed]
+        self._note("frozen weights of the model", frozen)
+        # By their type alone: to ask an object of unknown kind anything may run its code.
+        things = [one for one in living if issubclass(type(one), nn.Module | torch.Tensor)]
+        modules = [m for m in things if isinstance(m, nn.Module) and "_modules" in vars(m)]
+        for root in _roots(modules, own):
+            found = [t for t in _tensors([root]) if not taken & {_place(t), id(t)}]
+            taken |= {_place(tensor) for tensor in found}
+            self._note(type(root).__name__, found)
+        loose = [t for t in things if type(t) is torch.Tensor and t._base is None]  # noqa: SLF001
+        self._note("tensors in the shapes of the model's weights", _copy(loose, weights, taken))
+
+    def changed(self) -> list[str]:
+        """Those that have other values than at first, in words; each is given once."""
+        found = []
+        for one in [*self._seen]:
+            name, tensors, before = one
+            if all(tensor() is not None for tensor in tensors) and _digest(tensors) != before:
+                found.append(name)
+                self._seen.remove(one)
+        return found
+
+    def _note(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
+        references = [ref(tensor) for tensor in tensors]
+        if references:
+            self._seen.append((name, references, _digest(references)))
+
+
+def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:
+    """Modules that are no part of others, of the model, or of another engine."""
+    of_engines = {
+        id(part) for one in modules if isinstance(one, DeepSpeedEngine) for part in one.modules()
+    }
+    parts = {id(child) for one in modules for child in one.children()} | own | of_engines
+    return (one for one in modules if id(one) not in parts)
+
+
+def _copy(
+    loose: Sequence[torch.Tensor], weights: Sequence[Any], taken: set[int]
+) -> list[torch.Tensor]:
+    """Those among loose tensors that have the shapes of weights, if they are many enough.
+
+    Flat ones do not count where others are: a framework's buffers are flat.
+    """
+    shapes: list[tuple[int, ...]] = [tuple(getattr(one, "ds_shape", one.shape)) for one in weights]
+    shapes = [shape for shape in shapes if len(shape) > 1] or shapes
+    wanted = set(shapes)
+    filled = [one for one in loose if tuple(one.shape) in wanted and _is_filled(one)]
+    found = [one for one in filled if _place(one) not in taken]
+    matched = sum(min(shapes.count(s), sum(tuple(t.shape) == s for t in found)) for s in wanted)
+    return found if 2 * matched >= len(shapes) else []
+
+
+def _tensors(things: Iterable[Any], depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in modules, containers, and objects with a state."""
+    for thing in things:
+        if isinstance(thing, torch.Tensor):
+            yield thing
+        elif isinstance(thing, nn.Module):
+            yield from thing.parameters()
+            yield from thing.buffers()
+        elif depth >= _DEEPEST:
+            continue
+        elif isinstance(thing, Mapping):
+            yield from _tensors(thing.values(), depth + 1)
+        elif isinstance(thing, list | tuple):
+            yield from _tensors(thing, depth + 1)
+        elif hasattr(thing, "state_dict"):
+            yield from _tensors([thing.state_dict(), getattr(thing, "__dict__", {})], depth + 1)
+
+
+def _held(tensor: Any) -> torch.Tensor:
+    """What this rank has of a tensor: its part, where ranks share it."""
+    part = getattr(tensor, "ds_tensor", None)
+    part = tensor if part is None else part
+    held: torch.Tensor = part.to_local() if is_dtensor(part) else part
+    return held
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its values lie; its own identity where it has none."""
+    held = _held(tensor)
+    return held.untyped_storage().data_ptr() if _is_filled(held) else id(tensor)
+
+
+def _is_filled(tensor: torch.Tensor) -> bool:
+    """Whether it has values now: FSDP2 frees those of gathered weights."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return False
+    return bool(tensor.untyped_storage().nbytes())
+
+
+def _digest(tensors: Iterable[ref[torch.Tensor]]) -> int:
+    """A checksum of the first values of each."""
+    digest = xxhash.xxh3_64()
+    for reference in tensors:
+        tensor = reference()
+        if tensor is None or not _is_filled(_held(tensor)):
+            continue
+        row = _held(tensor).detach()
+        while row.dim() > 1 and row.numel() > SAMPLE and row.shape[0]:
+            row = row[0]
+        sample = row.flatten()[:SAMPLE].clone().cpu()  # numpy would pin down the storage itself
+        digest.update(sample.view(torch.uint8).numpy().data)
+    return digest.intdigest()

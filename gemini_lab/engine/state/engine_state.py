@@ -1,0 +1,344 @@
+"""A training job's model states as one shard: what GEMINI keeps (paper, section 2.1).
+
+The large part are the master weights and the optimizer's tensors. They do not change between two
+optimizer steps, so they are given out as live references and copied while the next iteration
+computes. The small part (counters, schedule, random states, data position, the user's own objects)
+changes at any time and is captured as bytes when the next iteration begins. What of it is drawn,
+and so may be of either iteration, can be captured before.
+"""
+
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gemini_lab.engine.contract import Engine, WorldChange
+from gemini_lab.engine.frameworks.cut_sum import sum_over_ranks
+from gemini_lab.engine.frameworks.framework import Framework, Pieces
+from gemini_lab.engine.frameworks.heir import Heir
+from gemini_lab.engine.frameworks.options import require_both
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.torch_framework import TorchFramework
+from gemini_lab.engine.frameworks.weights import aliases, digest_over_ranks
+from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
+from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.state import small_state
+from gemini_lab.engine.state.recast import recast
+from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, framed, lay_out, require_same
+from gemini_lab.units import MIB, format_bytes
+
+Payload = bytes | bytearray | memoryview
+
+
+class EngineState:
+    """The shard of one rank: how it lies in memory, out of it and back in.
+
+    All ranks make one together, when model and optimizer are made.
+
+    Args:
+        engine: What `deepspeed.initialize` returned first, or a `TorchEngine`.
+        script: What the script handed over; restored in place.
+
+    Attributes:
+        framework: Whose model and optimizer.
+        layout: The form of this rank's payload.
+        script: What the script handed over.
+        world_changed: Set when a version of another number of ranks was taken over.
+
+    Raises:
+        UnsupportedError: The engine has state that would not be kept; says what to change.
+    """
+
+    def __init__(self, engine: Engine, *, script: ScriptState | None = None) -> None:
+        self._engine = engine
+        self.framework = framework_of(engine)
+        self.script = ScriptState() if script is None else script
+        self.layout: ShardLayout = self._lay_out()
+        self._identity = zlib.compress(encode(self.layout.identity))
+        self.world_changed: WorldChange | None = None
+        self._restored: bytes | None = None  # the small state, until the loop's top is reached
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps done so far."""
+        return int(self._engine.global_steps)
+
+    def pieces(self) -> Pieces:
+        """The large part: live tensors, the same until the next step, and where they belong.
+
+        Raises:
+            UnsupportedError: The optimizer's state is no longer what was laid out.
+        """
+        return self.framework.pieces(self.layout.tensors)
+
+    def capture_drawn(self) -> bytes:
+        """What of the small state may be of either iteration, as it is now; for `capture_small`.
+
+        Raises:
+            UnsupportedError: An object in it cannot be stored.
+        """
+        return encode(self.script.drawn())
+
+    def capture_small(
+        self,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        drawn: bytes | None = None,
+        at_top: bool = False,
+    ) -> bytes:
+        """The small part as bytes, between two iterations; they say their own length.
+
+        Args:
+            extra: Whatever else should travel with this version; `load` returns it.
+            drawn: What `capture_drawn` gave before; by default it is captured now.
+            at_top: The script is at the top of its loop; see `restore_small_again`.
+
+        Raises:
+            UnsupportedError: It is no time for it (gradients are being accumulated), or an object
+                in it cannot be stored.
+            CapacityError: It outgrew its room.
+        """
+        self.framework.require_boundary()
+        drawn = self.capture_drawn() if drawn is None else drawn
+        small = small_state.capture(self.framework, self.script, drawn)
+        small["identity"] = self._identity
+        small["present"] = self.framework.present()
+        small["extra"] = dict(extra or {})
+        small["at_top"] = at_top
+        small["batch"] = self.batch
+        return self._within_room(encode_framed(small))
+
+    def _within_room(self, encoded: bytes) -> bytes:
+        room_bytes = self.layout.small_capacity_bytes
+        if len(encoded) > room_bytes:
+            raise CapacityError(
+                f"the small state takes {format_bytes(len(encoded))}, its room is "
+                f"{format_bytes(room_bytes)}; keep large objects out of client_state and the data "
+                "position, or hand them to `protect` in the size that they will have"
+            )
+        return encoded
+
+    def load(self, payload: Payload, *, in_place: bool = False) -> dict[str, Any]:
+        """Put a version back, so that the numbers that follow are those of a run that went on.
+
+        All ranks call it together, each with its own shard of one version. Nothing is changed on
+        any rank if one of them finds that its shard does not fit.
+
+        Args:
+            payload: Its bytes.
+            in_place: Whether the script reads on with the iterators that it has, and is at the top
+                of its loop.
+
+        Returns:
+            What `capture_small` was given as `extra`.
+
+        Raises:
+            ConfigError: The model, its optimizer or the script changed since, here or elsewhere.
+            IntegrityError: The payload cannot be read.
+        """
+        failure: GeminiError | None = None
+        small: dict[str, Any] = {}
+        try:
+            small = small_state.unfold(decode_framed(payload))
+            self._require_fit(small, len(payload))
+        except GeminiError as error:
+            failure = error
+        self._agree(failure)
+        values = [_view(payload, spec) for spec in self.layout.tensors]
+        self.framework.load(values, small["present"])
+        small_state.restore(small, self.framework, self.script, in_place=in_place)
+        self._restored = framed(payload) if small.get("at_top") and not in_place else None
+        return dict(small["extra"])
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of all ranks that make one update; `None` where it is not known."""
+        found = self.framework.batch()
+        if found is not None or not self.script.watches:
+            return found
+        dealt = {watch.dealt for watch in self.script.watches}
+        return dealt.pop() if len(dealt) == 1 else None
+
+    def recast(
+        self,
+        layouts: Sequence[ShardLayout],
+        smalls: Sequence[Payload],
+        *,
+        may_restart: bool,
+        keep_batch: bool = False,
+    ) -> tuple[bytes, list[str]]:
+        """The small state of a version of another number of ranks, as if captured here.
+
+        Args:
+            layouts: Of its shards, in order.
+            smalls: Their small states, as bytes.
+            may_restart: Whether data may be read anew where their position cannot be told.
+            keep_batch: Whether the global batch has to be what it was.
+
+        Returns:
+            The bytes, as `capture_small` gives them, and what the script's author should know.
+
+        Raises:
+            ConfigError: Something in it cannot be taken over; says what, and the way out.
+            CapacityError: There is too little room for it.
+        """
+        heir = Heir(rank=self.layout.rank, ranks=self.layout.world_size, layouts=layouts)
+        heir.remark(f"{heir.ranks} ranks go on from a version of {heir.ranks_then} ranks")
+        unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
+        small = recast(unfolded, heir, self.framework, self.script, may_restart=may_restart)
+        small["identity"], small["batch"] = self._identity, self.batch
+        if keep_batch:
+            _require_batch(unfolded[0].get("batch"), self.batch, heir)
+        self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
+        return self._within_room(encode_framed(small)), heir.remarks
+
+    def take_back(self, payload: Payload, *, with_data: bool) -> dict[str, Any]:
+        """Put a version of this very process back, at the top of the script's loop.
+
+        All ranks call it together, each with its own shard of one version that was sealed there.
+
+        Args:
+            payload: As for `load`.
+            with_data: Whether the positions in the data go back as well, or are left as they are.
+
+        Returns:
+            What `capture_small` was given as `extra`.
+        """
+        small = small_state.unfold(decode_framed(payload))
+        values = [_view(payload, spec) for spec in self.layout.tensors]
+        self.framework.load(values, small["present"])
+        small_state.restore(small, self.framework, self.script, with_data=with_data, in_place=True)
+        self._restored = None
+        return dict(small["extra"])
+
+    def peek(self, payload: Payload) -> dict[str, Any] | None:
+        """The small state in a version; `None` where it cannot be read."""
+        try:
+            return small_state.unfold(decode_framed(payload))
+        except GeminiError:
+            return None
+
+    def is_finite(self) -> bool:
+        """Whether this rank's weights, moments and buffers are numbers, all of them."""
+        buffers = (buffer for _, buffer in small_state.persistent_buffers(self.framework.module))
+        held = (*(tensor for _, tensor in self.pieces()), *buffers)
+        tensors = [tensor for tensor in held if tensor.is_floating_point()]
+        if not tensors:
+            return True
+        sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors])
+        # A sum of numbers is one, too, unless it overflows.
+        return bool(sums.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
+
+    def restore_small_again(self) -> None:
+        """Undo what was done to the small state since `load`, but for the positions in the data.
+
+        For the top of the script's loop, if the version was captured there: what the script does
+        between `load` and its loop belongs to no iteration. At any other time it does nothing.
+        """
+        if self._restored is not None:
+            small = small_state.unfold(decode_framed(self._restored))
+            small_state.restore(small, self.framework, self.script, with_data=False)
+        self._restored = None
+
+    def _lay_out(self) -> ShardLayout:
+        framework, module = self.framework, self.framework.module
+        named = dict(module.named_parameters())
+        trained = {id(weight) for weight in framework.trained()}
+        frozen = {name: weight for name, weight in named.items() if id(weight) not in trained}
+        buffers_bytes = sum(b.nbytes for _, b in small_state.persistent_buffers(module))
+        # It has to be the same in every start of a run.
+        small_capacity_bytes = MIB + buffers_bytes + 256 * len(named) + self.script.room_bytes
+        tensors = lay_out(framework.forms(), start_bytes=small_capacity_bytes)
+        last = tensors[-1]
+        return ShardLayout(
+            rank=framework.rank,
+            world_size=framework.world_size,
+            stage=framework.stage,
+            parallelism=framework.parallelism,
+            optimizer=type(framework.optimizer).__name__,
+            tensors=tensors,
+            small_offset_bytes=0,
+            small_capacity_bytes=small_capacity_bytes,
+            payload_bytes=last.offset_bytes + last.size_bytes,
+            weights={
+                n: tuple(getattr(w, "ds_shape", w.shape))
+                for n, w in named.items()
+                if n not in frozen
+            },
+            pieces=tuple(framework.weight_pieces()),
+            aliases=aliases(module),
+            frozen=tuple(frozen),
+            frozen_digest=digest_over_ranks(list(frozen.values())) if frozen else "",
+            frozen_sum=sum_over_ranks(frozen) if frozen else "",
+            unplaced=tuple(framework.unplaced()),
+        )
+
+    def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:
+        """Refuse a version that does not fit this engine and this script."""
+        require_same(decode(zlib.decompress(small["identity"])), self.layout.identity)
+        if size_bytes != self.layout.payload_bytes:
+            raise IntegrityError(
+                f"the payload has {size_bytes} bytes, its layout {self.layout.payload_bytes}; "
+                "take another copy"
+            )
+        self.script.require_fit(small)
+        self.framework.require_fit(small)
+        require_both("a client state", stored=small["client"], current=self.script.client_state)
+
+    def _agree(self, failure: GeminiError | None) -> None:
+        """Go on if no rank failed; otherwise raise on all of them, so that none waits."""
+        answers = gather([int(failure is not None)])
+        if failure is not None:
+            raise failure
+        if failed := sum(answer for (answer,) in answers):
+            raise ConfigError(
+                f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
+                "their own messages say why"
+            )
+
+
+def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
+    """Refuse another global batch than the version was made with, as far as that is known.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if then is None or now is None:
+        heir.remark(
+            "how many samples make an update is not known here: that all ranks together read as "
+            "many as before is the script's to see to"
+        )
+    elif then != now:
+        raise heir.refusal(
+            f"the global batch would be {now} samples, and was {then}; have the script compute "
+            "each rank's batch from the number of ranks (under DeepSpeed: train_batch_size "
+            'without a micro-batch), or say "batch_on_resize": "change"'
+        )
+
+
+def framework_of(engine: Engine) -> Framework:
+    """The view of what is protected.
+
+    Raises:
+        UnsupportedError: It has state that would not be kept; says what to change.
+    """
+    return TorchFramework(engine) if isinstance(engine, TorchEngine) else ZeroFramework(engine)
+
+
+def _view(payload: Payload, spec: TensorSpec) -> torch.Tensor:
+    """One tensor of a payload, in place; not to be written."""
+    dtype = getattr(torch, spec.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the payload may be read-only
+        flat = torch.frombuffer(
+            payload,
+            dtype=dtype,
+            count=spec.size_bytes // dtype.itemsize,
+            offset=spec.offset_bytes,
+        )
+    return flat.view(spec.shape)

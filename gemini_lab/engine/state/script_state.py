@@ -1,0 +1,158 @@
+"""The script's own part of the small state: where its data stand, and what it named."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.random_states import random_states
+from gemini_lab.engine.state.keepsakes import keepsakes
+from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, reads_ahead, watch
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.shard.codec import encode
+from gemini_lab.units import MIB
+
+
+class ScriptState:
+    """What travels with a version beside the engine, read and put back in place.
+
+    Args:
+        data: What holds the position in the data: loaders, or anything with `state_dict` and
+            `load_state_dict`.
+        client_state: A dict of the script's own.
+        also: Generators and objects with a state, by name.
+
+    Attributes:
+        sources: Says where each of `data` stands, in their order.
+        watches: The watches of those of `data` that are loaders, in their order.
+        bystanders: Names other weights that changed since protection began, each once.
+
+    Raises:
+        ConfigError: Something has no state that could be kept, or its iterator was made too early.
+        UnsupportedError: It has one that cannot be kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Sequence[object] = (),
+        client_state: dict[str, Any] | None = None,
+        also: Mapping[str, object] | None = None,
+    ) -> None:
+        self.bystanders: Callable[[], Sequence[str]] = tuple
+        self.client_state = client_state
+        self.keepsakes = keepsakes(also or {})
+        loaders = [source for source in data if isinstance(source, KINDS)]
+        for loader in loaders:
+            _require_no_iterator(loader)
+        self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
+        self.sources = [_position(source) for source in data]
+
+    @property
+    def room_bytes(self) -> int:
+        """Room for what was handed over, beyond what is usual for small things; in whole MiB."""
+        held = sum(one.room_bytes for one in self.keepsakes.values())
+        held += 0 if self.client_state is None else len(encode(self.client_state))
+        return -(-held // MIB) * MIB
+
+    def positions(self) -> list[Any]:
+        """Where the data stand; to ask may draw random numbers."""
+        return [source.state_dict() for source in self.sources]
+
+    def drawn(self) -> dict[str, Any]:
+        """What changes at any time, so that only the loop's top tells what belongs to an iteration.
+
+        Positions in the data, random states, and the script's own dicts and generators.
+        """
+        return {"data": self.positions(), **self.others()}  # positions first: they may draw
+
+    def others(self) -> dict[str, Any]:
+        """The same without positions in the data: to ask for it changes nothing."""
+        return {
+            "client": self.client_state,
+            "also": {name: one.read() for name, one in self.keepsakes.items() if not one.is_made},
+            "random": random_states(),
+        }
+
+    def made(self) -> dict[str, Any]:
+        """What is made of updates: schedules, averaged weights."""
+        return {name: one.read() for name, one in self.keepsakes.items() if one.is_made}
+
+    def require_fit(self, small: Mapping[str, Any]) -> None:
+        """Refuse a version whose script handed over other things.
+
+        Raises:
+            ConfigError: It did; says which.
+        """
+        if len(small["data"]) != len(self.sources):
+            raise ConfigError(
+                f"the version has the positions of {len(small['data'])} data sources, the script "
+                f"gives {len(self.sources)}; give `data=` as it was"
+            )
+        stored = {*small["also"], *small["made"]}
+        if stored != {*self.keepsakes}:
+            raise ConfigError(
+                f"the version keeps {sorted(stored)} of the script's own, the script names "
+                f"{sorted(self.keepsakes)}; give `also=` as it was"
+            )
+
+    def can_move_back(self, positions: Sequence[Any]) -> bool:
+        """Whether training can go on from these positions with the iterators that it has."""
+        return len(positions) == len(self.sources) and all(
+            position is not None and source.can_move_back(position)
+            if isinstance(source, LoaderWatch)
+            else not isinstance(source, KINDS)  # such as torchdata's, which tell no iterator
+            for source, position in zip(self.sources, positions, strict=True)
+        )
+
+    def put_data(self, positions: Sequence[Any], *, in_place: bool = False) -> None:
+        """Go to these positions in the data; random numbers may be drawn for it.
+
+        Args:
+            positions: As `positions` gave them; None for a source that is to stay where it is.
+            in_place: Whether the iterators that the script has already are to go there.
+        """
+        for source, position in zip(self.sources, positions, strict=True):
+            if in_place and isinstance(source, LoaderWatch):
+                source.move_back(position)
+            elif position is not None:  # it begins anew otherwise
+                source.load_state_dict(position)
+            source.state_dict()  # what it builds, and draws for it, comes before the random states
+
+    def put(self, small: Mapping[str, Any]) -> None:
+        """Put back everything else, but for the random states that all share."""
+        if self.client_state is not None:
+            self.client_state.clear()
+            self.client_state.update(small["client"])
+        for name, state in {**small["also"], **small["made"]}.items():
+            self.keepsakes[name].put(state)
+
+
+def _position(source: Any) -> Stateful:
+    """Where `source` stands: it says so itself, or its watch does."""
+    if reads_ahead(source):
+        return watch(source)
+    if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
+        if isinstance(source, KINDS):
+            return watch(source)
+        raise ConfigError(
+            f"data= was given a {type(source).__name__}; give the DataLoader itself, not an "
+            "iterator or a data set, or an object with `state_dict` and `load_state_dict`"
+        )
+    stateful: Stateful = source
+    return stateful
+
+
+def _require_no_iterator(loader: Any) -> None:
+    """Refuse a loader that keeps an iterator already, where that can be seen."""
+    if getattr(loader, "_iterator", None) is None:
+        return
+    if reads_ahead(loader):
+        raise UnsupportedError(
+            f"the {type(loader).__name__} in data= reads a StatefulDataLoader, whose iterator it "
+            "made at once; leave use_stateful_dataloader out, as the position in a plain "
+            "DataLoader comes back as well"
+        )
+    raise ConfigError(
+        f"an iterator of the {type(loader).__name__} in data= was made before `protect`, and "
+        "a position only reaches iterators made after it; call iter(loader) after `protect`"
+    )

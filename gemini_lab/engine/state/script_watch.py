@@ -1,0 +1,88 @@
+"""What a script's author should know, seen from its first versions."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.shard.codec import decode, encode
+
+_LOOKS: Final = 3  # so many versions of a worker are looked at
+_GLANCES: Final = (3, 30, 300, 3000)  # after these many, other weights: some change late
+
+STANDS_STILL: Final = (
+    "the position in the data stood still during an iteration, so it will not come back: give "
+    "`protect` the loader that training reads, and make its iterator afterwards"
+)
+IS_AMBIGUOUS: Final = (
+    "between the step and the next forward pass the script drew random numbers or changed "
+    "client_state, and a version has both as they were right after the step; where that belongs to "
+    "the iteration before (an evaluation, a counter), loop `for step in protected.steps(N)`"
+)
+ASKS_NOTHING: Final = (
+    "the script has not asked where to go on, and a loop from 0 would do the first iterations once "
+    "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
+)
+ARE_NOT_KEPT: Final = (
+    "weights beside the engine's change while it trains ({}), and will not come back after a "
+    "failure: name what holds them, such as an average or another model and its optimizer: "
+    'protect(..., also={{"ema": ema}})'
+)
+
+
+class ScriptWatch:
+    """Looks at what a script does around its versions, and says each thing once.
+
+    Args:
+        script: What the script handed over.
+        remark: Called with what its author should know.
+    """
+
+    def __init__(self, script: ScriptState, remark: Callable[[str], None]) -> None:
+        self._script, self._remark = script, remark
+        self._looks = _LOOKS
+        self._sealed = 0
+        self._positions = b""
+        self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
+        self._said: set[str] = set()
+        for loader in script.watches:
+            loader.on_fetch = self._see_fetch
+
+    def end_update(self) -> None:
+        """A loader that is asked from here on reads for the next iteration."""
+        self._at_fetch = None
+
+    def see_version(self, drawn: bytes, *, at_top: bool, is_asked: bool) -> None:
+        """A version is sealed.
+
+        Args:
+            drawn: What was drawn and counted when its update ended.
+            at_top: The script is at the top of its loop.
+            is_asked: The script has asked where to go on.
+        """
+        if self._looks:
+            self._look(decode(drawn), at_top=at_top, is_asked=is_asked)
+        self._sealed += 1
+        if self._sealed in _GLANCES and (names := self._script.bystanders()):
+            self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
+
+    def _look(self, drawn: Mapping[str, Any], *, at_top: bool, is_asked: bool) -> None:
+        self._looks -= 1
+        positions = encode(drawn["data"])
+        if drawn["data"] and positions == self._positions:
+            self._remark_once(STANDS_STILL)
+        self._positions = positions
+        others = {name: drawn[name] for name in ("client", "also", "random")}
+        if not at_top and encode(others) != (self._at_fetch or encode(self._script.others())):
+            self._remark_once(IS_AMBIGUOUS)
+        if not self._looks and not is_asked:
+            self._remark_once(ASKS_NOTHING)
+
+    def _see_fetch(self) -> None:
+        """A loader is asked for a batch: what is drawn from here on is drawn for that."""
+        if self._looks and self._at_fetch is None:
+            self._at_fetch = encode(self._script.others())
+
+    def _remark_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._remark(text)

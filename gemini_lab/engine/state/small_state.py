@@ -1,0 +1,76 @@
+"""The small part of a version: what an iteration changes beside the weights' own tensors."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.random_states import restore_random_states
+from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.shard.codec import decode, encode
+
+_DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
+
+
+def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str, Any]:
+    """The small state as it is now: plain values and small tensors, for the codec.
+
+    Args:
+        framework: Whose model and optimizer.
+        script: What the script handed over.
+        drawn: What `script.capture_drawn` gave when the iteration ended.
+    """
+    buffers = dict(persistent_buffers(framework.module))
+    return {**framework.capture(), **_folded(buffers, script.made(), drawn)}
+
+
+def folded(
+    *, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parts that no framework has, as `unfold` finds them."""
+    return _folded(buffers, made, encode(dict(drawn)))
+
+
+def _folded(buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes) -> dict[str, Any]:
+    return {"buffers": dict(buffers), "made": dict(made), _DRAWN: drawn}
+
+
+def unfold(small: dict[str, Any]) -> dict[str, Any]:
+    """A decoded small state with all its parts side by side, as versions of 0.1.0 have them."""
+    return {"made": {}, "also": {}, **small, **decode(small.get(_DRAWN, encode({})))}
+
+
+def restore(
+    small: Mapping[str, Any],
+    framework: Framework,
+    script: ScriptState,
+    *,
+    with_data: bool = True,
+    in_place: bool = False,
+) -> None:
+    """Put back what `capture` gave; the optimizer's tensors were put back before.
+
+    Args:
+        small: As `unfold` gave it.
+        framework: Whose model and optimizer.
+        script: What the script handed over.
+        with_data: Whether the positions in the data are put back as well.
+        in_place: Whether the script reads on with the iterators that it has.
+    """
+    framework.restore(small)
+    with torch.no_grad():
+        for name, buffer in persistent_buffers(framework.module):
+            buffer.copy_(small["buffers"][name])
+    if with_data:
+        script.put_data(small["data"], in_place=in_place)
+    script.put(small)
+    restore_random_states(small["random"])
+
+
+def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that belong to a model's state, such as the statistics of batch norms."""
+    for prefix, child in module.named_modules():
+        for name, buffer in child.named_buffers(recurse=False):
+            if name not in child._non_persistent_buffers_set:  # noqa: SLF001 - torch asks it so too
+                yield f"{prefix}.{name}" if prefix else name, buffer

@@ -1,0 +1,1 @@
+"""Iterations that other machines compute again, and a machine that computes wrong."""

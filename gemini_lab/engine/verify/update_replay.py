@@ -1,0 +1,242 @@
+"""Computing an optimizer's update once more, and of another rank's shard.
+
+While an update is recorded, all that goes into it is kept: weights, gradients, the optimizer's own
+tensors and options, as they were before. That takes the memory of a shard and its gradients, until
+the iteration is verified.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import xxhash
+
+from gemini_lab.engine.digests import feed
+from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.options import own_numbers
+from gemini_lab.engine.random_states import random_states, restore_random_states
+from gemini_lab.engine.verify.flaws import Flaw
+from gemini_lab.shard.codec import decode, encode
+
+_WEIGHTS: Final = "params"
+_VALUE: Final = "value"
+_GRADIENT: Final = "gradient"
+_ELSEWHERE: Final = ("tensor",)
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One call of an optimizer's `step`.
+
+    Attributes:
+        groups: The options of its groups.
+        numbers: Numbers that the optimizer keeps as attributes of its own.
+        random: The random state.
+        inputs: By group and weight: its values, its gradient, and what the optimizer has for it.
+        weights: The live ones, in the order of `inputs`.
+    """
+
+    groups: list[dict[str, Any]]
+    numbers: dict[str, Any]
+    random: dict[str, Any]
+    inputs: list[list[dict[str, Any]]]
+    weights: list[torch.Tensor] = field(default_factory=list)
+
+
+class UpdateRecorder:
+    """Keeps what goes into the updates that are recorded.
+
+    Args:
+        framework: Whose optimizer.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._optimizer = framework.optimizer
+        self._steps: list[Step] = []
+        self._is_on = False
+        self._optimizer.register_step_pre_hook(self._before_step)
+
+    def begin(self) -> None:
+        """Record the update that comes."""
+        self._is_on, self._steps = True, []
+
+    def end(self) -> tuple[list[Step], int]:
+        """Record no more.
+
+        Returns:
+            What went into it, and a checksum of what came out.
+        """
+        steps, self._steps, self._is_on = self._steps, [], False
+        total = xxhash.xxh3_64()
+        for step in steps:
+            for weight in step.weights:
+                _feed_result(total, weight, self._optimizer.state.get(weight, {}))
+        return steps, total.intdigest() >> 1
+
+    def _before_step(self, *_: object) -> None:
+        if self._is_on:
+            self._steps.append(_recorded(self._optimizer))
+
+
+def _recorded(optimizer: torch.optim.Optimizer) -> Step:
+    step = Step(groups=[], numbers=own_numbers(optimizer), random=random_states(), inputs=[])
+    for group in optimizer.param_groups:
+        step.groups.append({name: _kept(one) for name, one in group.items() if name != _WEIGHTS})
+        inputs = []
+        for weight in group[_WEIGHTS]:
+            if weight.grad is not None:
+                state = {name: _kept(one) for name, one in optimizer.state.get(weight, {}).items()}
+                values = {_VALUE: _kept(weight), _GRADIENT: _kept(weight.grad), "state": state}
+                inputs.append(values)
+                step.weights.append(weight)
+        step.inputs.append(inputs)
+    return step
+
+
+def _kept(value: Any) -> Any:
+    return local_part(value.detach()).clone() if isinstance(value, torch.Tensor) else value
+
+
+def update_again(framework: Framework, steps: Sequence[Step]) -> int:
+    """The checksum of an update, computed here by this rank's own optimizer.
+
+    The optimizer's own weights and state are put aside meanwhile. What a library of its own keeps
+    (the powers of betas in DeepSpeed's Adam for CPUs) is that of the same step already, and stays.
+
+    Args:
+        framework: Whose optimizer; it has just made the update of the same number.
+        steps: What went into it, on any rank.
+    """
+    optimizer: Any = framework.optimizer
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    kept = {name: getattr(optimizer, name) for name in ("param_groups", "state", *hooks)}
+    kept |= own_numbers(optimizer)
+    random = random_states()
+    total = xxhash.xxh3_64()
+    try:
+        optimizer._optimizer_step_pre_hooks = OrderedDict()  # noqa: SLF001
+        optimizer._optimizer_step_post_hooks = OrderedDict(  # noqa: SLF001 - a broken machine's
+            (key, one) for key, one in kept[hooks[1]].items() if isinstance(one, Flaw)
+        )
+        places = count_places(kept["state"].values())
+        for step in steps:
+            _take(optimizer, step, total, framework.device, places)
+    finally:
+        vars(optimizer).update(kept)
+        restore_random_states(random)
+    return total.intdigest() >> 1
+
+
+def count_places(states: Iterable[Mapping[str, Any]]) -> dict[str, torch.device]:
+    """Where an optimizer keeps its one-element tensors, by name: a fused one has them on the GPU.
+
+    Args:
+        states: What it keeps of each weight.
+    """
+    return {
+        name: value.device
+        for state in states
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.dim() == 0
+    }
+
+
+def _take(
+    optimizer: Any,
+    step: Step,
+    total: xxhash.xxh3_64,
+    device: torch.device,
+    places: Mapping[str, torch.device],
+) -> None:
+    """Have the optimizer take a step on copies, and add what comes out to the checksum."""
+    optimizer.param_groups, optimizer.state = [], defaultdict(dict)
+    vars(optimizer).update(step.numbers)
+    restore_random_states(step.random)
+    weights = []
+    for options, inputs in zip(step.groups, step.inputs, strict=True):
+        group = []
+        for one in inputs:
+            weight = one[_VALUE].to(device, copy=True).requires_grad_()
+            weight.grad = one[_GRADIENT].to(device, copy=True)
+            optimizer.state[weight] = {
+                name: _copied(value, device, places.get(name))
+                for name, value in one["state"].items()
+            }
+            group.append(weight)
+        optimizer.param_groups.append({**options, _WEIGHTS: group})
+        weights += group
+    type(optimizer).step(optimizer)
+    for weight in weights:
+        _feed_result(total, weight, optimizer.state[weight])
+
+
+def _copied(value: Any, device: torch.device, place: torch.device | None) -> Any:
+    """A copy of what an optimizer keeps; counts of steps are put where its own ones are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device if value.dim() else place or value.device, copy=True)
+
+
+def _feed_result(total: xxhash.xxh3_64, weight: torch.Tensor, state: Mapping[str, Any]) -> None:
+    feed(total, local_part(weight))
+    for name in sorted(state):
+        value = state[name]
+        if isinstance(value, torch.Tensor):
+            feed(total, local_part(value))
+        else:
+            total.update(repr(value).encode())
+
+
+# -- on their way to another rank ----------------------------------------------------------------
+
+
+def packed(steps: Sequence[Step]) -> tuple[bytes, list[torch.Tensor]]:
+    """What went into an update, as a head and the tensors that follow it."""
+    tensors: list[torch.Tensor] = []
+    content = [
+        [step.groups, step.numbers, step.random, _without(step.inputs, tensors)] for step in steps
+    ]
+    forms = [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors]
+    return encode({"steps": content, "tensors": forms}), tensors
+
+
+def room_for(head: bytes) -> list[torch.Tensor]:
+    """Empty tensors in CPU memory for those that follow a head."""
+    return [
+        torch.empty(shape, dtype=getattr(torch, name)) for name, shape in decode(head)["tensors"]
+    ]
+
+
+def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[Step]:
+    """What `packed` was given, but for the live weights."""
+    following = iter(tensors)
+    return [
+        Step(groups=groups, numbers=own, random=random, inputs=_with(inputs, following))
+        for groups, own, random, inputs in decode(head)["steps"]
+    ]
+
+
+def _without(inputs: Sequence[Sequence[dict[str, Any]]], tensors: list[torch.Tensor]) -> Any:
+    """The same without large tensors, which are put into `tensors`."""
+
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: put(one) for name, one in value.items()}
+        if isinstance(value, torch.Tensor) and value.dim():
+            tensors.append(value)
+            return _ELSEWHERE
+        return value
+
+    return [[put(one) for one in group] for group in inputs]
+
+
+def _with(inputs: Any, following: Iterator[torch.Tensor]) -> list[list[dict[str, Any]]]:
+    def take(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: take(one) for name, one in value.items()}
+        return next(following) if isinstance(value, tuple) and value == _ELSEWHERE else value
+
+    return [[take(one) for one in group] for group in inputs]

@@ -1,0 +1,57 @@
+"""What workers of a node said of their newest iterations, for a root agent that asks."""
+
+from collections import defaultdict, deque
+from typing import Final
+
+from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, Rewound, WrongSums
+from gemini_lab.recovery.distrust import left_by
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.rewinds import joined, left_of
+
+REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
+
+
+class Remembered:
+    """What workers of one node said.
+
+    Attributes:
+        left: What their rewinds left behind.
+        wrong_sums: What one of the last start said of machines that compute wrong.
+    """
+
+    def __init__(self) -> None:
+        self.left: tuple[VersionId, ...] = ()
+        self.wrong_sums: WrongSums | None = None
+        self._run: int | None = None  # whose all of this is
+        self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED)
+        )
+
+    def begin(self, run: int) -> None:
+        """Workers of a run start; what those of another one said is nobody's any more."""
+        if run != self._run:
+            self._said.clear()
+            self._run, self.left = run, ()
+        self.wrong_sums = None
+
+    def iterations(self, run: int) -> list[IterationBegun | Iteration]:
+        """What a run's workers said of their newest iterations, rank by rank."""
+        return [one for said in self._said.values() for one in said] if run == self._run else []
+
+    def take(self, event: AnyEvent) -> None:
+        """A worker said something."""
+        match event:
+            case IterationBegun() | Iteration(restored=False):
+                self._said[event.rank].append(event)
+            case Rewound():
+                self._go_back(event, left_of(event, run=self._run or 0))
+            case WrongSums():
+                self.wrong_sums = event
+                if event.goes_back:
+                    self._go_back(event, left_by(event, run=self._run or 0))
+
+    def _go_back(self, event: Rewound | WrongSums, left: VersionId) -> None:
+        """A worker goes back to a version: what it did after that counts no more."""
+        kept = [one for one in self._said[event.rank] if one.iteration <= event.version]
+        self._said[event.rank] = deque(kept, maxlen=REMEMBERED)
+        self.left = joined(self.left, [left])
