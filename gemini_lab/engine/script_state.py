@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.keepsakes import keepsakes
 from gemini_lab.engine.loaders import KINDS, LoaderWatch, reads_ahead, watch
+from gemini_lab.engine.private_names import require
 from gemini_lab.engine.random_states import random_states
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
@@ -144,7 +147,8 @@ def _position(source: Any) -> Stateful:
 
 def _require_no_iterator(loader: Any) -> None:
     """Refuse a loader that keeps an iterator already, where that can be seen."""
-    if getattr(loader, "_iterator", None) is None:
+    require(DataLoader, "_iterator", package="torch")
+    if getattr(loader, "_iterator", None) is None:  # DeepSpeed's own has none
         return
     if reads_ahead(loader):
         raise UnsupportedError(

@@ -8,13 +8,14 @@ and a base optimizer whose state is kept per partition.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
+from gemini_lab.engine.private_names import require
 from gemini_lab.engine.weights import held_of
 from gemini_lab.engine.zero_obstacles import obstacles
 from gemini_lab.errors import UnsupportedError
@@ -22,7 +23,18 @@ from gemini_lab.shard.layout import WeightPiece
 
 
 class Partitions(ABC):
-    """A rank's part of a ZeRO engine's state."""
+    """A rank's part of a ZeRO engine's state.
+
+    Attributes:
+        scaling: What DeepSpeed's optimizer keeps of loss scaling, beside its tensors.
+    """
+
+    scaling: ClassVar[tuple[str, ...]] = (
+        "external_loss_scale",
+        "loss_scaler",
+        "overflow",
+        "torch_autocast_gradscaler",
+    )
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -123,6 +135,8 @@ class Stage12(Partitions):
 class Stage1WideGradients(Stage12):
     """ZeRO stage 1 with bf16 weights whose gradients are added up in fp32."""
 
+    scaling = ("external_loss_scale", "torch_autocast_gradscaler")
+
     def masters(self) -> Sequence[torch.Tensor]:
         """One partition a parameter group."""
         partitions: Sequence[torch.Tensor] = self.zero.fp32_groups_flat_partition
@@ -216,4 +230,6 @@ def partitions_of(engine: Any) -> Partitions:
             "this engine cannot be protected: it has the optimizer wrapper "
             f"{type(engine.optimizer).__name__}; use plain ZeRO stage 1, 2 or 3 with an optimizer"
         )
+    require(engine, "_config", "_is_gradient_accumulation_boundary", package="deepspeed")
+    require(engine.optimizer, *view.scaling, package="deepspeed")
     return view(engine)

@@ -19,7 +19,9 @@ def prepared(*models, **more):
     optimizers = [
         SimpleNamespace(optimizer=torch.optim.SGD(one.parameters(), lr=0.1)) for one in models
     ]
-    return SimpleNamespace(_models=[*models], _optimizers=optimizers, **more)
+    known = {"_models": [*models], "_optimizers": optimizers, "parallelism_config": None}
+    unread = dict.fromkeys(("_custom_objects", "_dataloaders", "_schedulers", "distributed_type"))
+    return SimpleNamespace(**{**known, **unread, **more})
 
 
 def test_a_model_is_taken_with_its_own_optimizer_and_settings():
