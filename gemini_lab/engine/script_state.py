@@ -147,8 +147,9 @@ def _position(source: Any) -> Stateful:
 
 def _require_no_iterator(loader: Any) -> None:
     """Refuse a loader that keeps an iterator already, where that can be seen."""
-    require(DataLoader, "_iterator", package="torch")
-    if getattr(loader, "_iterator", None) is None:  # DeepSpeed's own has none
+    if isinstance(loader, DataLoader):
+        require(loader, "_iterator", package="torch")
+    if getattr(loader, "_iterator", None) is None:
         return
     if reads_ahead(loader):
         raise UnsupportedError(
