@@ -135,7 +135,7 @@ class Stage12(Partitions):
 class Stage1WideGradients(Stage12):
     """ZeRO stage 1 with bf16 weights whose gradients are added up in fp32."""
 
-    scaling = ("external_loss_scale", "torch_autocast_gradscaler")
+    scaling = ("external_loss_scale", "overflow", "torch_autocast_gradscaler")
 
     def masters(self) -> Sequence[torch.Tensor]:
         """One partition a parameter group."""

@@ -56,6 +56,11 @@ def test_what_is_not_one_model_shared_as_data_is_refused(accelerator, words):
         trained_by(accelerator)
 
 
+def test_an_accelerator_that_keeps_them_elsewhere_is_refused():
+    with pytest.raises(UnsupportedError, match=r"accelerate .* has no .*parallelism_config in"):
+        trained_by(SimpleNamespace(_models=[], _optimizers=[]))
+
+
 def test_settings_beside_deepspeeds_own_are_refused():
     zero = SimpleNamespace(engine=object())
     with pytest.raises(ConfigError, match='write them into the "gemini" block'):
