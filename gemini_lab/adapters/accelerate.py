@@ -10,7 +10,7 @@ import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from accelerate import Accelerator
 from torch import nn
@@ -20,11 +20,22 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.private_names import require
 from gemini_lab.engine.protection import protect, remarks
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
 Value = TypeVar("Value")
+_READ: Final = (
+    "_custom_objects",
+    "_dataloaders",
+    "_models",
+    "_optimizers",
+    "_schedulers",
+    "distributed_type",
+    "parallelism_config",
+)
+"""What an Accelerator alone knows of what it has prepared."""
 
 
 def protect_accelerator(
@@ -116,6 +127,7 @@ def trained_by(
         UnsupportedError: It prepared several, or what cannot be put back exactly.
         ConfigError: It has settings in two places.
     """
+    require(accelerator, *_READ, package="accelerate")
     require_data_parallel(accelerator)
     if (zero := getattr(accelerator, "deepspeed_engine_wrapped", None)) is not None:
         if settings is not None:
@@ -159,7 +171,7 @@ def require_data_parallel(accelerator: Any) -> None:
     Raises:
         UnsupportedError: They do.
     """
-    shared = getattr(accelerator, "parallelism_config", None)
+    shared = accelerator.parallelism_config
     for name in ("tp_size", "cp_size", "sp_size"):
         size = getattr(shared, name, 1) or 1
         if size > 1:
@@ -177,7 +189,7 @@ def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
         environment: The variables, where Accelerate notes that FSDP was asked for.
     """
     asked = environment.get("ACCELERATE_USE_FSDP", "false").lower() in {"true", "1"}
-    kind = getattr(getattr(accelerator, "distributed_type", None), "value", "")
+    kind = accelerator.distributed_type.value
     if asked and kind.startswith(("NO", "MULTI_")):
         yield (
             "FSDP was asked for, and is not used: Accelerate leaves it out on CPUs, so that every "

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
+from torchmetrics import Metric
 
-_KEPT: Final = ("value", "cumulated_batch_size", "_update_count")
+_KEPT: Final = ("value", "_update_count")
+_MEAN: Final = (*_KEPT, "cumulated_batch_size")
 _TOLD: Final = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -109,13 +111,13 @@ class LightningState:
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         """Torchmetrics' own objects in the module."""
         for name, part in self._trainer.lightning_module.named_modules():
-            if hasattr(part, "_defaults") and hasattr(part, "_update_count"):
+            if isinstance(part, Metric):
                 yield name, part
 
 
 def _fields(metric: Any) -> dict[str, Any]:
-    values = {name: getattr(metric, name, None) for name in _KEPT}
-    return {name: value for name, value in values.items() if value is not None}
+    names = _MEAN if metric.meta.is_mean_reduction else _KEPT
+    return {name: getattr(metric, name) for name in names}
 
 
 def _read(metric: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class OwnCounts:
         self._trainer = trainer
         self._remark = remark
         self._too_large: set[str] = set()
-        self._librarys = frozenset(_assigned_by(Trainer))
+        self._librarys = frozenset(assigned_by(Trainer))
         self._first = dict(self._plain_ones())
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _put(there: Any, value: Any) -> Any:
     return value
 
 
-def _assigned_by(kind: type) -> Iterator[str]:
+def assigned_by(kind: type) -> Iterator[str]:
     """Names of the attributes that a class's own code assigns, of whatever object."""
     for owner in kind.__mro__:
         for member in vars(owner).values():

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
 from gemini_lab.adapters.log_history import LogHistory
-from gemini_lab.adapters.trainer_counts import OwnCounts
+from gemini_lab.adapters.trainer_counts import OwnCounts, assigned_by
+from gemini_lab.engine.private_names import require_known
 
 _STATE: Final = (
     "epoch",
@@ -26,6 +28,17 @@ _TRAINER: Final = (
     "_total_loss_scalar",
     "_tr_loss",
 )  # what its loop keeps in the Trainer itself
+
+
+def require_known_sums() -> None:
+    """Refuse a version of transformers whose Trainer calls its sums and counts otherwise.
+
+    Raises:
+        UnsupportedError: It does.
+    """
+    assigned = {*assigned_by(Trainer)}
+    missing = [name for name in _TRAINER if name not in assigned]
+    require_known(missing, Trainer.__name__, package="transformers")
 
 
 class TrainerState:

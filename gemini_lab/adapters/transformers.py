@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 
 from gemini_lab.adapters.accelerate import left_out, require_own_reading, trained_by
 from gemini_lab.adapters.trainer_checks import STAGES, require_length, require_trainer
-from gemini_lab.adapters.trainer_state import TrainerState
+from gemini_lab.adapters.trainer_state import TrainerState, require_known_sums
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
@@ -60,6 +60,7 @@ def protect_trainer(
             warnings.warn(f"protect_trainer: {NOT_IN_A_LAB}", stacklevel=2)
         return
     require_trainer(trainer)
+    require_known_sums()
     TrainerHooks(
         trainer,
         start=partial(start_protection, session),

@@ -57,6 +57,7 @@ def examine() -> list[Finding]:
         python,
         torch,
         lambda: package("deepspeed"),
+        kept_processes,
         lambda: package("mpi4py", module="mpi4py"),
         mpi,
         etcd,
@@ -113,6 +114,24 @@ def torch() -> Finding:
         count = module.cuda.device_count()
         device = f"{count} x {module.cuda.get_device_name(0)} (bf16, NCCL)"
     return Finding(name="torch", state="ok", found=f"{module.__version__}, trains on {device}")
+
+
+def _obstacle() -> str:
+    from gemini_lab.transfer.standing_groups import obstacle  # noqa: PLC0415 - imports torch
+
+    return obstacle()
+
+
+def kept_processes(obstacle: Callable[[], str] = _obstacle) -> Finding:
+    """Whether ranks can keep their process through a recovery, where `keep_processes` asks it."""
+    try:
+        found = obstacle()
+    except (ImportError, OSError) as error:
+        found = f"torch cannot be imported: {error}"
+    if not found:
+        return Finding(name="keep_processes", state="ok", found="this torch can")
+    remedy = "without that setting all goes on as ever; for it, install a newer torch"
+    return Finding(name="keep_processes", state="note", found=found, remedy=remedy)
 
 
 def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:

@@ -183,15 +183,25 @@ def _collective(frames: list[FrameType]) -> str:
 
 def _lock(frames: list[FrameType]) -> tuple[str, bool]:
     """The lock of PyTorch's that it waits for, or holds to compile, and whether it holds it."""
+    waited_for = ""
     for frame in frames:
-        name, module = frame.f_code.co_name, _module(frame)
-        if (name, module) == ("wait", "torch.utils.file_baton"):
-            return str(frame.f_locals["self"].lock_file_path), False
-        if (name, module) == ("_jit_compile", "torch.utils.cpp_extension"):
-            baton = frame.f_locals.get("baton")
-            if baton is not None and baton.fd is not None:
-                return str(baton.lock_file_path), True
+        match _module(frame), frame.f_code.co_name:
+            case "torch.utils.file_baton", "wait":
+                return str(frame.f_locals["self"].lock_file_path), False
+            case "torch.utils._filelock", "__enter__":  # since PyTorch 2.14; others use it, too
+                waited_for = str(frame.f_locals["self"].lock_file)
+            case "torch.utils.cpp_extension", "_jit_compile":
+                return (waited_for, False) if waited_for else _held_by(frame)
     return "", False
+
+
+def _held_by(frame: FrameType) -> tuple[str, bool]:
+    """The lock of a compilation that does not wait for it, and whether that has begun."""
+    if "baton" not in frame.f_code.co_varnames:
+        return str(Path(frame.f_locals["build_directory"]) / "lock"), True
+    baton = frame.f_locals.get("baton")
+    is_held = baton is not None and baton.fd is not None
+    return (str(baton.lock_file_path), True) if is_held else ("", False)
 
 
 def _module(frame: FrameType) -> str:

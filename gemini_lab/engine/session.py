@@ -59,6 +59,9 @@ _ALL: Final = "gemini_lab/protect/all"
 class WorkerSession:
     """A worker's view of its job.
 
+    Args:
+        why_not_kept: Why nothing keeps this process through recoveries, where `standing` does not.
+
     Attributes:
         start: What the agent said at the start.
         store: The rendezvous store of the job, shared by all ranks.
@@ -79,9 +82,11 @@ class WorkerSession:
         pulse: Pulse,
         imports: Imports | None = None,
         standing: Standing | None = None,
+        why_not_kept: str = NOT_ASKED,
     ) -> None:
         self.start = start
         self.standing = standing
+        self._why_not_kept = why_not_kept
         self.store = store
         self.pulse = pulse
         self.on_finish: Callable[[], None] | None = None
@@ -94,6 +99,8 @@ class WorkerSession:
         self._listener: threading.Thread | None = None
         if standing is not None:
             standing.say_severed = self._say_severed
+        elif why_not_kept != NOT_ASKED and start.rank == 0:
+            self.emit(Note(text=f"keep_processes keeps no process here: {why_not_kept}"))
 
     def tell_imports(self) -> None:
         """Tell what the script has imported by now; one rank does, and only where it is much."""
@@ -259,7 +266,7 @@ class WorkerSession:
 
     def _stand(self, epoch: int) -> None:
         standing = self.standing
-        reason = NOT_ASKED if standing is None else standing.stand()
+        reason = self._why_not_kept if standing is None else standing.stand()
         self._channel.send(Stands(rank=self.start.rank, epoch=epoch, reason=reason))
 
     def stand_by(self) -> WorkerStart:
@@ -271,7 +278,7 @@ class WorkerSession:
             GeminiError: The node's agent is gone, or this process cannot join others.
         """
         if self.standing is None:
-            raise GeminiError("this process cannot join others: it does not find its connections")
+            raise GeminiError(f"this process cannot join others: {self._why_not_kept}")
         self._channel.send(ReadyToJoin(rank=self.start.rank, epoch=self.start.epoch))
         while (answer := self._channel.receive()) is not None:
             match answer[0]:

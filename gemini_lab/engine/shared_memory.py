@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from gemini_lab.engine.private_names import require
+
 
 def avoid_shared_memory_collectives() -> None:
     """Keep DeepSpeed's CPU collectives on the network; called before its process group is made.
@@ -11,4 +13,5 @@ def avoid_shared_memory_collectives() -> None:
     DeepSpeed tries compilers for all its operators: what asks for that is left out, too.
     """
     collectives = import_module("deepspeed.comm.torch")  # by name: the package's `torch` is PyTorch
+    require(collectives, "build_shm_op", package="deepspeed")
     vars(collectives)["build_shm_op"] = lambda: None

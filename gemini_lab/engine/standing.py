@@ -132,7 +132,7 @@ class Standing:
         if self._is_late:
             self.groups.join()
             self._is_late = False
-        flaw = self.groups.record.flaw
+        flaw = self.groups.flaw or self.groups.record.flaw
         self.why_not = why_not or (f"of its set-up: {flaw}" if flaw else "")
         self._leave_record(NOBODY if self.why_not else self.groups.record.encode())
 

@@ -1,10 +1,11 @@
 """Locks that a killed worker leaves where PyTorch compiles extensions, DeepSpeed's among them.
 
-`torch.utils.cpp_extension` makes a file called `lock` before it compiles, and removes it at the
-end. Who finds one waits until it is gone, for ever: a worker that is killed while it compiles would
-hold up all later ones, those of later runs too. It keeps the file open as long as it lives, which
-tells a lock that is left from one that is held; but only to who sees its process, and many machines
-may share the folder. Of this node's own workers it is known which of them held one.
+Before PyTorch 2.14, `torch.utils.cpp_extension` makes a file called `lock` before it compiles, and
+removes it at the end. Who finds one waits until it is gone, for ever: a worker that is killed while
+it compiles would hold up all later ones, those of later runs too. It keeps the file open as long as
+it lives, which tells a lock that is left from one that is held; but only to who sees its process,
+and many machines may share the folder. Of this node's own workers it is known which of them held
+one. Since 2.14 the file stays and the kernel holds the lock, which is gone with its process.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,12 @@ _LOCAL: Final = frozenset(
 )
 """File systems that one machine has to itself."""
 _ALL_PROCESSES: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: the namespace that sees all others
+
+
+def outlive_their_process(torch: Path) -> bool:
+    """Whether the locks of the PyTorch in that folder stay when their process is killed."""
+    source = torch / "utils" / "cpp_extension.py"
+    return source.exists() and "FileBaton(" in source.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +111,15 @@ class BuildLocks:
         self._own: set[Path] = set()  # that workers of this node have held
         self._seen: set[Path] = set()  # at the last look, as abandoned
         self._told: set[Path] = set()
+
+    @classmethod
+    def here(cls, node: str, say: Callable[[str], object]) -> "BuildLocks | None":
+        """Those of this user; None where PyTorch's locks go with their process."""
+        torch = find_spec("torch")  # which imports nothing
+        folders = (torch and torch.submodule_search_locations) or ()
+        if any(outlive_their_process(Path(folder)) for folder in folders):
+            return cls(build_root(os.environ), node=node, say=say)
+        return None
 
     def clear(self) -> None:
         """No worker of this node runs: what one of them held goes, and what earlier runs left."""

@@ -5,7 +5,6 @@ agent and the log what each is to hear.
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, VersionComplete
 from gemini_lab.memory.free import free_memory
-from gemini_lab.node.build_locks import BuildLocks, build_root
+from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.keeper import MemoryKeeper
@@ -134,7 +133,7 @@ class Supervisor:
         )
         self._watch = WorkerWatch()
         self._kept = KeptWorkers(say=lab.note)
-        self._build_locks = BuildLocks(build_root(os.environ), node=name, say=lab.note)
+        self._build_locks = BuildLocks.here(name, say=lab.note)
         self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._remembered = Remembered()
@@ -186,7 +185,8 @@ class Supervisor:
         """Tell the root agent what has changed in how they get on; called about once a second."""
         for pulse in self._watch.look(self._seated.values()):
             self.root.send(pulse)
-        self._build_locks.look(held=self._watch.held, waited_for=self._watch.waited_for)
+        if self._build_locks is not None:
+            self._build_locks.look(held=self._watch.held, waited_for=self._watch.waited_for)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.
@@ -290,7 +290,8 @@ class Supervisor:
             self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        self._build_locks.clear()
+        if self._build_locks is not None:
+            self._build_locks.clear()
         try:
             found = await self.keeper.inventory(order.run)
         except GeminiError as error:

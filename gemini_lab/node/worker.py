@@ -26,7 +26,7 @@ from gemini_lab.job import Job, find_module
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.sockets import can_be_found
-from gemini_lab.transfer.standing_groups import can_be_made
+from gemini_lab.transfer.standing_groups import obstacle
 from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
@@ -78,10 +78,12 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
     )
 
 
-def keeps_process(start: WorkerStart) -> bool:
-    """Whether this worker may go on in its process when others are lost; the launcher says so."""
+def why_not_kept(start: WorkerStart) -> str:
+    """Why this worker never goes on in its process when others are lost; empty if it may."""
     told = Settings.layered(start.order.defaults, start.order.settings)
-    return told.keep_processes and can_be_found() and can_be_made()
+    if not told.keep_processes:
+        return session.NOT_ASKED
+    return obstacle() if can_be_found() else "this system does not tell a process its connections"
 
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
@@ -178,14 +180,15 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         settle_imports()
         give_way_soon()
         store = join_rendezvous(start.rendezvous, listen_fd)
-        standing = Standing.of(start, store) if keeps_process(start) else None
+        why_not = why_not_kept(start)
         session.current = session.WorkerSession(
             start=start,
             channel=channel,
             store=store,
             pulse=pulse,
             imports=imports,
-            standing=standing,
+            standing=None if why_not else Standing.of(start, store),
+            why_not_kept=why_not,
         )
         with exits_noticed(partial(leave_early, start, channel)):
             run_script(job, local_rank=start.seats.local_rank_of(start.rank))

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.transfer.group_calls import COLLECTIVES, KNOW_NO_LIMIT, unknown_calls
 from gemini_lab.transfer.set_up_record import SetUpRecord, results_of
 from gemini_lab.transfer.sockets import Connections
 from gemini_lab.transfer.standing_works import Apart, Done, Promise, Watched
@@ -36,44 +38,6 @@ CLOSED_S: Final = 0.5
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
 _NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
-_COLLECTIVES: Final = (
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "_allgather_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor_coalesced",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "send",
-    "recv",
-    "recv_anysource",
-    "barrier",
-)
-
-_KNOW_NO_LIMIT: Final = frozenset(
-    {
-        "send",  # Gloo closes the whole group when it is not over in time
-        "recv",
-        "recv_anysource",
-        "_reduce_scatter_base",  # its handle takes no notice of a time-out
-        "reduce_scatter_tensor_coalesced",
-        "reduce_scatter_single",
-        "reduce_scatter_single_coalesced",
-    }
-)
 SETTLE_S: Final = 1.0
 """For what is broken off to have written what it had received."""
 
@@ -114,8 +78,10 @@ class StandingGroups:
         groups = self
 
         class Gloo(StandingGroup):
-            def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-                super().__init__(groups, store, rank, size, timeout)
+            def __init__(
+                self, store: Any, rank: int, size: int, timeout: timedelta, **more: Any
+            ) -> None:
+                super().__init__(groups, store, rank, size, timeout, **more)
 
         torch_c10d: Any = c10d
         torch_c10d.ProcessGroupGloo = Gloo
@@ -129,6 +95,14 @@ class StandingGroups:
         }:
             self.record.spoil("it makes process groups of some of the ranks")
         return self.mode is Mode.JOINED or group.size() == 1
+
+    @property
+    def flaw(self) -> str:
+        """Why the group of all ranks is none of these, in words; empty if it is, or is not made."""
+        if not dist.is_initialized() or isinstance(dist.group.WORLD, StandingGroup):
+            return ""
+        kind = type(dist.group.WORLD).__name__
+        return f"its process group is torch's {kind} ({dist.get_backend()}), and no Gloo group"
 
     @property
     def is_broken(self) -> bool:
@@ -171,15 +145,30 @@ class StandingGroups:
 
 
 class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as Any
-    """One of training's groups, as torch's functions, engines and scripts hold it."""
+    """One of training's groups, as torch's functions, engines and scripts hold it.
+
+    Args:
+        groups: It is one of these.
+        store: Shared by the group's ranks.
+        rank: In the group.
+        size: How many ranks it has.
+        timeout: Of a collective.
+        more: What else this torch tells a Gloo group.
+    """
 
     def __init__(
-        self, groups: StandingGroups, store: Any, rank: int, size: int, timeout: timedelta
+        self,
+        groups: StandingGroups,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        **more: Any,
     ) -> None:
         super().__init__(rank, size)
         self.options = SimpleNamespace()  # torch tells a new Gloo group of its ranks there
         self._groups = groups
-        self._timeout = timeout
+        self._timeout, self._more = timeout, more
         self._group: Any = None
         self._left: list[Any] = []
         self._apart: Apart | None = None  # the newest
@@ -205,7 +194,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         if self._apart is not None:
             self._apart.settle(SETTLE_S)
         with self._connections.opened(links=self.size() - 1):
-            gloo = _GLOO(store, self.rank(), self.size(), self._timeout)
+            gloo = _GLOO(store, self.rank(), self.size(), self._timeout, **self._more)
         kind = _Group.BackendType.GLOO
         group = _Group(store, self.rank(), self.size())
         group._set_default_backend(kind)  # noqa: SLF001 - as torch makes its own
@@ -321,7 +310,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         except RuntimeError as error:
             self.fail(error)
             return Done(args)
-        if name in _KNOW_NO_LIMIT:
+        if name in KNOW_NO_LIMIT:
             work = self._apart = Apart(work)
         return Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
 
@@ -339,6 +328,8 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         del device
         return self._gloo
 
+    get_backend = _get_backend
+
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         """Not Gloo's: what is of that name, torch takes for its own class."""
         return "standing gloo"
@@ -349,10 +340,12 @@ def closed() -> RuntimeError:
     return RuntimeError("a connection to another rank was closed")
 
 
-def can_be_made() -> bool:
-    """Whether this torch has what stands for a backend that is made anew at times."""
+def obstacle() -> str:
+    """Why this torch's groups cannot be made anew, in words; empty if they can."""
     options = getattr(_NOBODY, "Options", None)
-    return hasattr(options, "error_on_collective") and hasattr(_NOBODY, "_create_internal")
+    if hasattr(options, "error_on_collective") and hasattr(_NOBODY, "_create_internal"):
+        return ""
+    return f"PyTorch {torch.__version__} has no backend that refuses collectives; 2.10 has"
 
 
 def _refusing(rank: int, size: int) -> Any:
@@ -365,7 +358,7 @@ def _refusing(rank: int, size: int) -> Any:
     return _NOBODY._create_internal(rank, size, options)  # noqa: SLF001
 
 
-def _collective(name: str) -> Callable[..., Any]:
+def _passing_on(name: str) -> Callable[..., Any]:
     def call(self: StandingGroup, *args: Any, **kwargs: Any) -> Any:
         return self.call(name, *args, **kwargs)
 
@@ -373,5 +366,19 @@ def _collective(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _COLLECTIVES:
-    setattr(StandingGroup, _name, _collective(_name))
+def _unknown(name: str) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise UnsupportedError(
+            f"ProcessGroup.{name} of PyTorch {torch.__version__} was called, and a group that is "
+            "made anew when a rank is lost does not know it; call something else, or leave "
+            "keep_processes out"
+        )
+
+    call.__name__ = name
+    return call
+
+
+for _name in COLLECTIVES:
+    setattr(StandingGroup, _name, _passing_on(_name))
+for _name in unknown_calls():
+    setattr(StandingGroup, _name, _unknown(_name))

@@ -19,7 +19,9 @@ def prepared(*models, **more):
     optimizers = [
         SimpleNamespace(optimizer=torch.optim.SGD(one.parameters(), lr=0.1)) for one in models
     ]
-    return SimpleNamespace(_models=[*models], _optimizers=optimizers, **more)
+    known = {"_models": [*models], "_optimizers": optimizers, "parallelism_config": None}
+    unread = dict.fromkeys(("_custom_objects", "_dataloaders", "_schedulers", "distributed_type"))
+    return SimpleNamespace(**{**known, **unread, **more})
 
 
 def test_a_model_is_taken_with_its_own_optimizer_and_settings():
@@ -52,6 +54,11 @@ def test_a_model_that_was_wrapped_after_it_was_listed_is_taken_as_it_is_called()
 def test_what_is_not_one_model_shared_as_data_is_refused(accelerator, words):
     with pytest.raises(UnsupportedError, match=words):
         trained_by(accelerator)
+
+
+def test_an_accelerator_that_keeps_them_elsewhere_is_refused():
+    with pytest.raises(UnsupportedError, match=r"accelerate .* has no .*parallelism_config in"):
+        trained_by(SimpleNamespace(_models=[], _optimizers=[]))
 
 
 def test_settings_beside_deepspeeds_own_are_refused():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState as LibrarysState
 
-from gemini_lab.adapters import trainer_checks
+from gemini_lab.adapters import trainer_checks, trainer_state
 from gemini_lab.adapters.trainer_state import TrainerState
 from gemini_lab.adapters.transformers import TrainerHooks, protect_trainer, require_trainer
 from gemini_lab.errors import ConfigError, UnsupportedError
@@ -89,6 +89,13 @@ def looking_for_a_batch_size():
 def test_a_trainer_whose_state_would_not_come_back_is_refused_with_the_way_out(make, words):
     with pytest.raises(UnsupportedError, match=words):
         require_trainer(make())
+
+
+def test_a_trainer_that_calls_its_sums_otherwise_is_refused(monkeypatch):
+    trainer_state.require_known_sums()
+    monkeypatch.setattr(trainer_state, "_TRAINER", ("_tr_loss", "_tr_renamed"))
+    with pytest.raises(UnsupportedError, match=r"transformers .* has no _tr_renamed in Trainer"):
+        trainer_state.require_known_sums()
 
 
 def test_all_of_trls_trainers_that_keep_what_they_generate_are_refused():

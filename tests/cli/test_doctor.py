@@ -79,6 +79,23 @@ def test_a_folder_that_is_not_there_cannot_keep_logs(tmp_path):
     assert doctor.folder(tmp_path).state == "ok"
 
 
+def no_torch():
+    raise ImportError("libtorch.so is not there")
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "state", "found"),
+    [
+        (lambda: "", "ok", "this torch can"),
+        (lambda: "PyTorch is too old", "note", "PyTorch is too old"),
+        (no_torch, "note", "torch cannot be imported: libtorch.so is not there"),
+    ],
+)
+def test_whether_processes_can_be_kept_is_told_and_is_no_obstacle(obstacle, state, found):
+    finding = doctor.kept_processes(obstacle)
+    assert (finding.state, finding.found) == (state, found)
+
+
 def test_an_allocation_is_told_by_its_job():
     found = doctor.slurm({"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "8"}).found
 

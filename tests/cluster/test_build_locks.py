@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from torch.utils import cpp_extension
 
 from gemini_lab import Job
 
@@ -36,6 +37,7 @@ while [ -e "{slow}" ]; do sleep 0.1; done
 exec c++ "$@"
 """
 WITHIN_S = 120.0
+IS_LEFT = "baton" in cpp_extension._jit_compile.__code__.co_varnames  # not since PyTorch 2.14
 
 
 @pytest.fixture
@@ -88,10 +90,11 @@ def test_a_worker_that_is_killed_while_it_compiles_holds_nobody_up(
     time.sleep(3)  # its node has heard what it does: workers say so about once a second
     begun_ns = taken_ns(lock)
     compiling.kill()
-    first(lambda: taken_ns(lock) != begun_ns)  # it went; the next worker may have it already
+    if IS_LEFT:
+        first(lambda: taken_ns(lock) != begun_ns)  # it went; the next worker may have it already
     slow.unlink()
     report = run.wait(200).report()
     assert len(report.recoveries) == 1
     assert len(report.losses) == 6 * 2
     notes = [one.event.text for one in run.events("note")]
-    assert f"removed {lock}: a worker was killed before it was done" in notes
+    assert (f"removed {lock}: a worker was killed before it was done" in notes) is IS_LEFT

@@ -26,6 +26,23 @@ def made(monkeypatch):
     return told
 
 
+@pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
+def test_why_no_process_can_be_kept_is_said_at_the_start_and_where_one_is_ended(rank, said):
+    sent = []
+    start = SimpleNamespace(rank=rank, epoch=3, seats=SimpleNamespace(node_of=lambda _: "node-2"))
+    made = WorkerSession(
+        start=start,
+        channel=SimpleNamespace(send=sent.append),
+        store=None,
+        pulse=None,
+        why_not_kept="PyTorch is too old",
+    )
+    assert len(sent) == said
+    assert all("keeps no process here: PyTorch is too old" in one.entry.event.text for one in sent)
+    made._stand(4)
+    assert sent[-1].reason == "PyTorch is too old"
+
+
 def test_one_that_does_nothing_for_long_is_ended_and_said(made):
     made.sleep = lambda: setattr(made.pulse, "idle_s", made.pulse.idle_s + 1.0)
     made.session._see_it_go_on()

@@ -14,6 +14,8 @@ from torch.utils.file_baton import FileBaton
 
 from gemini_lab.engine.pulse import Pulse
 
+IS_HELD_BY_THE_KERNEL = "baton" not in cpp_extension._jit_compile.__code__.co_varnames
+
 
 class Clocks:
     """Time, and what of it the watched thread used."""
@@ -174,18 +176,52 @@ def test_the_lock_of_a_compilation_that_is_waited_for_is_named(tmp_path):
     assert (seen.lock, seen.compiles) == (str(lock), False)
 
 
+def compilation(names, *values):
+    """What compiles extensions in torch, as far as is looked at; it calls the last value."""
+    assert {*names[:-1]} <= {*cpp_extension._jit_compile.__code__.co_varnames}, "as the stand-in"
+    stand_in = {"__name__": "torch.utils.cpp_extension"}
+    exec(f"def _jit_compile({', '.join(names)}):\n    {names[-1]}()", stand_in)
+    return partial(stand_in["_jit_compile"], *values)
+
+
+@pytest.mark.skipif(IS_HELD_BY_THE_KERNEL, reason="this PyTorch has no such lock")
 def test_the_lock_of_a_compilation_that_is_under_way_is_named_too(tmp_path):
     baton, done = FileBaton(str(tmp_path / "lock")), threading.Event()
     assert baton.try_acquire()
-    stand_in = {"__name__": "torch.utils.cpp_extension"}
-    exec("def _jit_compile(baton, compile):\n    compile()", stand_in)
-    compiling = partial(stand_in["_jit_compile"], baton, partial(done.wait, 20))
+    compiling = compilation(("baton", "compile"), baton, partial(done.wait, 20))
     seen, thread = watched_while(compiling, lambda seen: seen.compiles)
     done.set()
     thread.join(20)
     baton.release()
     assert (seen.lock, seen.compiles) == (str(tmp_path / "lock"), True)
-    assert "baton" in cpp_extension._jit_compile.__code__.co_varnames, "as in the stand-in"
+
+
+def test_where_the_kernel_holds_the_lock_it_is_named_as_well(tmp_path):
+    """Since PyTorch 2.14."""
+    filelock = pytest.importorskip("torch.utils._filelock")
+    lock, done = filelock.FileLock(str(tmp_path / "lock")), threading.Event()
+    compiling = compilation(("build_directory", "work"), str(tmp_path), partial(done.wait, 20))
+    seen, thread = watched_while(compiling, lambda seen: seen.compiles)
+    done.set()
+    thread.join(20)
+    assert (seen.lock, seen.compiles) == (str(tmp_path / "lock"), True)
+    with lock:
+        other = filelock.FileLock(str(tmp_path / "lock"))
+        waiting = compilation(("build_directory", "work"), str(tmp_path), other.__enter__)
+        seen, thread = watched_while(waiting, lambda seen: seen.lock)
+    thread.join(20)
+    other.release()
+    assert (seen.lock, seen.compiles) == (str(tmp_path / "lock"), False)
+
+
+def test_a_lock_that_compiles_no_extension_is_none_of_these(tmp_path):
+    filelock = pytest.importorskip("torch.utils._filelock")
+    with filelock.FileLock(str(tmp_path / "lock")):
+        other = filelock.FileLock(str(tmp_path / "lock"))
+        seen, thread = watched_while(other.__enter__, lambda seen: "acquire" in seen.where)
+    thread.join(20)
+    other.release()
+    assert (seen.lock, seen.compiles) == ("", False)
 
 
 def test_a_program_that_is_waited_for_is_seen():

@@ -6,8 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
-from gemini_lab.node.build_locks import LOOK_S, BuildLocks, Left, build_root, left_locks
+from gemini_lab.node.build_locks import (
+    LOOK_S,
+    BuildLocks,
+    Left,
+    build_root,
+    left_locks,
+    outlive_their_process,
+)
 
 COMPILES = """
 import sys, time
@@ -145,6 +153,23 @@ def test_before_a_start_what_an_earlier_run_left_goes_unless_somebody_may_hold_i
     looking.locks.clear()
     assert not lock.exists()
     assert looking.said == [f"removed {lock}: whoever compiled there was killed before it was done"]
+
+
+@pytest.mark.parametrize(
+    ("source", "outlive"),
+    [("    baton = FileBaton(path)", True), ("    with FileLock(path):", False), (None, False)],
+    ids=["before PyTorch 2.14", "since", "none"],
+)
+def test_where_the_kernel_lets_locks_go_nobody_looks_after_them(tmp_path, source, outlive):
+    if source is not None:
+        (tmp_path / "utils").mkdir()
+        (tmp_path / "utils" / "cpp_extension.py").write_text(source)
+    assert outlive_their_process(tmp_path) is outlive
+
+
+def test_a_node_looks_after_them_where_its_pytorch_leaves_some():
+    is_left = "baton" in cpp_extension._jit_compile.__code__.co_varnames
+    assert (BuildLocks.here("node-1", say=print) is not None) is is_left
 
 
 @pytest.mark.parametrize(

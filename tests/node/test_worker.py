@@ -9,6 +9,7 @@ import textwrap
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from gemini_lab.engine import session
 from gemini_lab.engine.imports import changed_environment
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job, find_module
@@ -18,10 +19,12 @@ from gemini_lab.node.worker import (
     print_error,
     run_script,
     said_status,
+    why_not_kept,
 )
 from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
+from gemini_lab.transfer import standing_groups
 
 
 @pytest.fixture
@@ -161,6 +164,15 @@ def start_of(rank):
         fingerprint=None,
         interface=None,
     )
+
+
+@pytest.mark.parametrize(
+    ("keeps", "why"), [(False, session.NOT_ASKED), (True, standing_groups.obstacle())]
+)
+def test_a_process_is_kept_where_that_is_asked_for_and_possible(keeps, why):
+    start = start_of(0)
+    start.order.settings["keep_processes"] = keeps
+    assert why_not_kept(start) == why
 
 
 def test_a_worker_finds_every_variable_that_torchrun_sets():

@@ -180,12 +180,12 @@ class Dashboard:
                 websocket_max_message_size=LARGEST_MESSAGE_BYTES,
                 check_unused_sessions_milliseconds=TIDY_MS,
             )
+            server._tornado.add_transform(headers_for(self._frame_ancestors))  # noqa: SLF001
         except BaseException as error:  # noqa: BLE001 - told to whoever waits for the start
             self._error = error
             self._is_settled.set()
             loop.close(all_fds=True)
             return
-        server._tornado.add_transform(headers_for(self._frame_ancestors))  # noqa: SLF001
         self._loop = loop
         self._is_settled.set()
         server.start()

@@ -9,11 +9,26 @@ gradients of zeros.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from gemini_lab.engine.private_names import require
+
+_READ: Final = (
+    "_build_debug_param_to_name_mapping",
+    "_build_params_for_reducer",
+    "_comm_hooks",
+    "_ddp_init_helper",
+    "_get_ddp_logging_data",
+    "_has_rebuilt_buckets",
+    "_join_config",
+    "_module_parameters",
+    "reducer",
+)
+"""What of DDP is read here, and by those who protect it, that only its own code is to."""
 
 
 class BucketOrder:
@@ -24,11 +39,15 @@ class BucketOrder:
 
     Attributes:
         indices: Of DDP's own parameters, as they came; empty until all have.
+
+    Raises:
+        UnsupportedError: This PyTorch's DDP is another.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.indices: list[int] = []
         self._ddp: Any = ddp
+        require(ddp, *_READ, package="torch")
         self._weights = [w for w in self._ddp._module_parameters if w.requires_grad]  # noqa: SLF001
         self._coming: list[int] = []
         self._handles: list[Any] = []

@@ -5,8 +5,8 @@ imported its package.
 """
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import nn
 
@@ -29,10 +29,19 @@ def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """The weights that FSDP2 puts together to compute; none before it has done so."""
     for module in model.modules():
         if is_fsdp2(module):
-            for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001
+            for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001 - nothing else tells
                 for one in group.fsdp_params:
                     if hasattr(one, "_unsharded_param"):
                         yield one._unsharded_param  # noqa: SLF001
+
+
+def _groups_of(state: Any) -> Sequence[Any]:
+    """The groups of weights that a module puts together at once; one before PyTorch 2.11."""
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: Sequence[Any] = state._fsdp_param_groups  # noqa: SLF001
+        return groups
+    group = state._fsdp_param_group  # noqa: SLF001
+    return () if group is None else (group,)
 
 
 def is_fsdp1(module: nn.Module) -> bool:

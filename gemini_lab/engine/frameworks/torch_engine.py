@@ -14,12 +14,15 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.private_names import require, require_known
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
 Parallelism = Literal["DDP", "FSDP2", "none"]
 _REPLICATE: Final = "torch.distributed._composable.replicate"
+_STEP, _OF_STEP = "wrapper", "self"
+"""The function in which torch calls an optimizer's `step` and its hooks, and who it is of there."""
 _TENSORS: Final = (torch.Tensor, nn.Parameter)
 
 
@@ -70,6 +73,7 @@ class TorchEngine:
         settings: Mapping[str, SettingValue] | None = None,
         step: int = 0,
     ) -> None:
+        _require_step_hooks()
         if isinstance(model, nn.Module):
             reshard(model)
         _require_kinds(model, optimizer, step)
@@ -119,8 +123,8 @@ class TorchEngine:
         """Whether a class's `step` called that of its base: torch calls hooks for both."""
         frame, found = inspect.currentframe(), 0
         while frame is not None:
-            is_step = frame.f_code.co_name == "wrapper"  # in which torch calls the hooks
-            found += is_step and frame.f_locals.get("self") is self.optimizer
+            is_step = frame.f_code.co_name == _STEP  # in which torch calls the hooks
+            found += is_step and frame.f_locals.get(_OF_STEP) is self.optimizer
             frame = frame.f_back
         return found > 1
 
@@ -200,6 +204,19 @@ def replicated_by(model: nn.Module) -> DistributedDataParallel | None:
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
+def _require_step_hooks() -> None:
+    """Refuse a torch in which a step within a step would count twice.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    hooked: Any = torch.optim.Optimizer.profile_hook_step(_nothing)
+    code = hooked.__code__
+    known = {code.co_name, *code.co_varnames, *code.co_cellvars}
+    missing = [name for name in (_STEP, _OF_STEP) if name not in known]
+    require_known(missing, "Optimizer.profile_hook_step", package="torch")
+
+
 def _parallelism(model: nn.Module) -> Parallelism:
     if replicated_by(model) is not None:
         return "DDP"
@@ -276,7 +293,8 @@ def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
         )
     if ddp.mixed_precision is not None:
         yield "DDP has mixed_precision", "use torch.autocast"
-    for hook, state in getattr(ddp, "_comm_hooks", ()):
+    require(ddp, "_comm_hooks", package="torch")
+    for hook, state in ddp._comm_hooks:  # noqa: SLF001 - nothing else tells
         if state is not None and not isinstance(state, dist.ProcessGroup):
             name, kind = getattr(hook, "__name__", hook), type(state).__name__
             yield (

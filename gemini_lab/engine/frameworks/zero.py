@@ -17,6 +17,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from gemini_lab.engine.frameworks.weights import held_of
 from gemini_lab.engine.frameworks.zero_obstacles import obstacles
+from gemini_lab.engine.private_names import require
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import WeightPiece
 
@@ -27,10 +28,18 @@ class Partitions(ABC):
     Attributes:
         MASTERS: Where DeepSpeed's optimizer has this rank's partitions of the master weights.
         WEIGHTS: Where it has the model's weights, by partition.
+        SCALING: What DeepSpeed's optimizer keeps of loss scaling, beside its tensors.
     """
 
     MASTERS: ClassVar[str]
     WEIGHTS: ClassVar[str]
+
+    SCALING: ClassVar[tuple[str, ...]] = (
+        "external_loss_scale",
+        "loss_scaler",
+        "overflow",
+        "torch_autocast_gradscaler",
+    )
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -124,6 +133,7 @@ class Stage1WideGradients(Stage12):
 
     MASTERS = "fp32_groups_flat_partition"
     WEIGHTS = "bf16_groups"
+    SCALING = ("external_loss_scale", "overflow", "torch_autocast_gradscaler")
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
         """What this rank's cut of each group's flat tensor touches."""
@@ -193,4 +203,6 @@ def partitions_of(engine: Any) -> Partitions:
             "this engine cannot be protected: it has the optimizer wrapper "
             f"{type(engine.optimizer).__name__}; use plain ZeRO stage 1, 2 or 3 with an optimizer"
         )
+    require(engine, "_config", "_is_gradient_accumulation_boundary", package="deepspeed")
+    require(engine.optimizer, *view.SCALING, package="deepspeed")
     return view(engine)

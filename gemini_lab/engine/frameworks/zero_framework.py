@@ -67,8 +67,8 @@ class ZeroFramework(Framework):
 
     def settings(self) -> Mapping[str, SettingValue]:
         """The `"gemini"` block of the DeepSpeed configuration."""
-        config = getattr(self._engine, "_config", None)
-        block: Mapping[str, SettingValue] = getattr(config, "_param_dict", {}).get("gemini", {})
+        config = self._engine._config  # noqa: SLF001 - it was asked for
+        block: Mapping[str, SettingValue] = config._param_dict.get("gemini", {})  # noqa: SLF001
         return block
 
     def trained(self) -> Iterator[nn.Parameter]:

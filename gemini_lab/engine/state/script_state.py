@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.private_names import require
 from gemini_lab.engine.random_states import random_states
 from gemini_lab.engine.state.keepsakes import keepsakes
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, reads_ahead, watch
@@ -144,6 +147,8 @@ def _position(source: Any) -> Stateful:
 
 def _require_no_iterator(loader: Any) -> None:
     """Refuse a loader that keeps an iterator already, where that can be seen."""
+    if isinstance(loader, DataLoader):
+        require(loader, "_iterator", package="torch")
     if getattr(loader, "_iterator", None) is None:
         return
     if reads_ahead(loader):

@@ -1,0 +1,40 @@
+"""What is read of other packages though they promise it to nobody, and asked for before it is.
+
+Another version may call it otherwise, or have none of it. Where a default in its place would leave
+out a part of the state without a word, a training on such a version is refused at its start.
+"""
+
+from collections.abc import Collection
+from importlib.metadata import version
+
+from gemini_lab.errors import UnsupportedError
+
+
+def require(thing: object, *names: str, package: str) -> None:
+    """Refuse a version of a package one of whose objects lacks what is read of it.
+
+    Args:
+        thing: The object, or a class or module.
+        names: Of its attributes.
+        package: By its name in the package index.
+
+    Raises:
+        UnsupportedError: It lacks some; says which.
+    """
+    where: str = getattr(thing, "__name__", type(thing).__name__)
+    missing = [name for name in names if not hasattr(thing, name)]
+    require_known(missing, where, package=package)
+
+
+def require_known(missing: Collection[str], where: str, *, package: str) -> None:
+    """The same, where somebody else has looked.
+
+    Raises:
+        UnsupportedError: Something is missing; says what.
+    """
+    if missing:
+        raise UnsupportedError(
+            f"{package} {version(package)} has no {', '.join(missing)} in {where}, and without it "
+            "a part of the state would be left out; install a version that was tried "
+            "(docs/guide/start.md)"
+        )
