@@ -290,13 +290,18 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a persistent version's manifest says of the run that made it."""
+    """What a persistent version's manifest says of the run that made it.
+
+    Attributes:
+        left: What rewinds had left behind by then: a run that goes on from here knows it by this.
+    """
 
     job: str
     lineage: Lineage
     fingerprint: str | None
     world_size: int
     settings: dict[str, SettingValue]
+    left: list[VersionId] = []
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
