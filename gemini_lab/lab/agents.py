@@ -43,6 +43,8 @@ LAB_LEASE_S: Final = 15
 CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
+WORDS: Final = frozenset({"give_up", "rewind", "resize"})
+"""Keys of what people want, besides drains: which run's, a number that rises, and what."""
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
 
@@ -360,23 +362,32 @@ class AgentCluster:
 
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        word = time.time_ns()  # rises also from owner to owner
+        word = self._next_word()
         patiently(lambda: self._store.put("give_up", f"{number} {word}"))
 
     def rewind(self, number: int, *, steps: int, skip: bool) -> None:
         """Have training of the run with this number go back."""
-        word = time.time_ns()
+        word = self._next_word()
         patiently(lambda: self._store.put("rewind", f"{number} {word} {steps} {skip:d}"))
 
     def drain(self, number: int, node: str) -> None:
         """Have the ranks that the run with this number has on a node move to another machine."""
-        word = time.time_ns()
+        word = self._next_word()
         patiently(lambda: self._store.put(DRAIN_KEY + node, f"{number} {word}"))
 
     def resize(self, number: int, nodes: int) -> None:
         """Have the run with this number go on with so many nodes."""
-        word = time.time_ns()
+        word = self._next_word()
         patiently(lambda: self._store.put("resize", f"{number} {word} {nodes}"))
+
+    def _next_word(self) -> int:
+        """A number above all that were given before, by owners too whose clocks were ahead.
+
+        The root agent takes what is not above the last one for a word that it has heard.
+        """
+        said = patiently(self._store.items).items()
+        known = [word for key, word in said if key in WORDS or key.startswith(DRAIN_KEY)]
+        return max([time.time_ns(), *(1 + int(word.split()[1]) for word in known)])
 
     def obey(self, order: Order) -> None:
         """Tell a node what to do to itself.
