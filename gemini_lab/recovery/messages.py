@@ -977,7 +977,8 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
         lock: The file for which it waits to compile an extension of PyTorch's, or which it holds
             while it compiles; empty if there is none.
         compiles: Whether it holds that.
-        runs_other: Whether it waits for another program that it runs, such as a compiler.
+        runs_other: Whether it waits for another program that it runs, such as a compiler, or
+            for `torch.compile`.
         silent_s: The agent's: since the worker's last word, where that is long.
         is_stopped: The agent's: whether the silent process is stopped, as by SIGSTOP.
     """
