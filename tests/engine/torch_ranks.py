@@ -128,6 +128,8 @@ class Job:
         self.model = parallel(case["parallel"], model, **case.get("how", {}))
         trained = [w for w in self.model.parameters() if w.requires_grad]
         self.optimizer = OPTIMIZERS[case["optimizer"]](trained)
+        if case.get("thawed"):  # after the second step; the optimizer has them from the start
+            self.model.first.requires_grad_(False)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         sampler = DistributedSampler(Numbers()) if dist.is_initialized() else None
         batch = case.get("batch", 2)
@@ -175,6 +177,8 @@ class Job:
         batches = self.batches()
         for step in self.protection.steps(STEPS):
             self.optimizer.zero_grad()
+            if self.case.get("thawed") and step == 2:
+                self.model.first.requires_grad_(True)
             total = 0.0
             for micro in range(accumulate):
                 is_last = micro == accumulate - 1
