@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -174,7 +175,7 @@ class Moment:
     Attributes:
         counts: How often torch has seen each of them, or what it is a view of, written. Writes
             through `.data`, and those of kernels that do not tell torch, are not among them.
-        places: Where a few bytes lie in the payload, evenly: the first, and how many.
+        places: Where a few of their bytes lie in the payload, evenly: the first, and how many.
         sample: These bytes, one after another, on the tensors' own device.
     """
 
@@ -187,16 +188,17 @@ def moment_of(version: OutgoingVersion) -> Moment:
     """The version's tensors as they are now; on a device nothing is waited for."""
     filled = [(o, t) for o, t in version.pieces if t.numel()]
     pieces = [(o, t) for o, t in filled if t.device == filled[-1][1].device]  # small state apart
-    starts = [offset for offset, _ in pieces]
+    ends = [*accumulate(t.nbytes for _, t in pieces)]  # of what they hold, one after another
+    evenly = [(2 * n + 1) * ends[-1] // (2 * SAMPLES) for n in range(SAMPLES if pieces else 0)]
+    middles = [end - t.nbytes // 2 - 1 for end, (_, t) in zip(ends, pieces, strict=True)]
     places, parts = [], []
-    for number in range(SAMPLES if pieces else 0):
-        at = (2 * number + 1) * version.payload_bytes // (2 * SAMPLES)
-        offset, tensor = pieces[max(0, bisect_right(starts, at) - 1)]
-        start = max(0, at - offset)
+    for at in [*evenly, *(middles if len(middles) <= SAMPLES else ())]:
+        index = bisect_right(ends, at)
+        offset, tensor = pieces[index]
+        start = at - ends[index] + tensor.nbytes
         part = tensor.detach().view(torch.uint8)[start : start + SAMPLE_BYTES]
-        if len(part):  # else it is padding there
-            places.append((offset + start, len(part)))
-            parts.append(part)
+        places.append((offset + start, len(part)))
+        parts.append(part)
     return Moment(
         counts=_write_counts(version),
         places=tuple(places),

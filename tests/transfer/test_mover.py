@@ -17,7 +17,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.route import BackgroundRoute
-from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
+from gemini_lab.transfer.version import SAMPLES, OutgoingVersion, Peers, Wire, moment_of
 
 from .fake_lanes import GlooLanes
 from .kill_mover import VERSIONS
@@ -164,13 +164,22 @@ def test_weights_that_are_swapped_while_a_version_is_copied_are_noticed_wherever
 
     wire, peers, _ = alone
     version = OutgoingVersion(version=1, pieces=[(0, tensor)], payload_bytes=100_000)
+    assert len(moment_of(version).places) == SAMPLES + 1
     with VersionMover(wire, peers, slab, on_moved=lambda _: None) as mover:
         mover.follow(Swapping(wire, peers))
         mover.send(version)
-        with pytest.raises(IntegrityError, match="of 32 samples of the tensors"):
+        with pytest.raises(IntegrityError, match="of 33 samples of the tensors"):
             mover.wait()
     assert slab.copies() == []
     slab.close()
+
+
+def test_a_small_model_is_looked_at_beside_a_large_room_for_small_state():
+    pieces = [(0, torch.zeros(2000, dtype=torch.uint8)), (1_000_000, torch.zeros(100))]
+    version = OutgoingVersion(version=1, pieces=pieces, payload_bytes=1_000_400)
+    places = moment_of(version).places
+    assert sum(start >= 1_000_000 for start, _ in places) > 1
+    assert all(start + size <= 1_000_400 for start, size in places)
 
 
 @pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])
