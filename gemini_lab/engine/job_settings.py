@@ -8,6 +8,7 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
+from gemini_lab.storage import absolute_url
 
 
 def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
@@ -26,6 +27,8 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
         ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
     """
     settings = Settings.layered(order.defaults, framework.settings(), order.settings)
+    if (url := settings.persistent_url) is not None:  # the script may be in another folder by now
+        settings = replace(settings, persistent_url=absolute_url(url, cwd=order.job.cwd))
     if settings.risk_from is not None and "risk_from" not in order.settings:
         remark(
             "risk_from is read by the launcher, which does not see the script's configuration; "

@@ -23,6 +23,8 @@ WORKING_SHARE: Final = 0.001
 _C10D: Final = "torch.distributed.distributed_c10d"
 _STANDING: Final = {"gemini_lab.transfer.standing_groups", "gemini_lab.transfer.standing_works"}
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
+_COMPILERS: Final = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
+"""Whose functions run while `torch.compile` compiles, and not when what they made does."""
 _OWN_WAITS: Final = {
     "gemini_lab.transfer.calls": "a collective",
     "gemini_lab.transfer.mover": "the transfer of a version",
@@ -147,7 +149,7 @@ class Pulse:
             where=_place(frames),
             lock=lock,
             compiles=compiles,
-            runs_other=any(_module(frame) == "subprocess" for frame in frames),
+            runs_other=any(_module(frame) == "subprocess" for frame in frames) or _compiles(),
         )
 
 
@@ -179,6 +181,12 @@ def _collective(frames: list[FrameType]) -> str:
         if module in _STANDING:  # of a handle that a library waits for; else its call has a name
             found = "a collective"
     return found
+
+
+def _compiles() -> bool:
+    """Whether `torch.compile` does its work, on whichever thread: a backward pass has its own."""
+    threads = sys._current_frames().values()  # noqa: SLF001 - documented
+    return any(_module(frame) in _COMPILERS for one in threads for frame in _frames(one))
 
 
 def _lock(frames: list[FrameType]) -> tuple[str, bool]:

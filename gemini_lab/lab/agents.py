@@ -364,23 +364,26 @@ class AgentCluster:
 
     def save(self, number: int) -> None:
         """Have the next version of the run with this number go to the persistent tier."""
-        self._put(SAVE_KEY, new_word(number))
+        self._say(SAVE_KEY, number)
 
     def give_up_progress(self, number: int) -> None:
         """Have the run with this number wait no more for versions that may come back."""
-        self._put(GIVE_UP_KEY, new_word(number))
+        self._say(GIVE_UP_KEY, number)
 
     def rewind(self, number: int, *, steps: int, skip: bool) -> None:
         """Have training of the run with this number go back."""
-        self._put(REWIND_KEY, new_word(number, steps, int(skip)))
+        self._say(REWIND_KEY, number, steps, int(skip))
 
     def drain(self, number: int, node: str) -> None:
         """Have the ranks that the run with this number has on a node move to another machine."""
-        self._put(DRAIN_KEY + node, new_word(number))
+        self._say(DRAIN_KEY + node, number)
 
     def resize(self, number: int, nodes: int) -> None:
         """Have the run with this number go on with so many nodes."""
-        self._put(RESIZE_KEY, new_word(number, nodes))
+        self._say(RESIZE_KEY, number, nodes)
+
+    def _say(self, key: str, *numbers: int) -> None:
+        self._put(key, new_word(patiently(self._store.items), *numbers))
 
     def _put(self, key: str, value: str) -> None:
         patiently(partial(self._store.put, key, value))

@@ -19,7 +19,7 @@ from gemini_lab.recovery.deciding import Decide
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import AUTO, Settings, SettingValue
-from gemini_lab.storage import persistent_tier
+from gemini_lab.storage import absolute_url, persistent_tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,8 @@ class Submission:
         """
         job = job_of(job)
         job.check()
+        if isinstance(url := settings.get("persistent_url"), str):
+            settings = {**settings, "persistent_url": absolute_url(url, cwd=str(Path.cwd()))}
         scenario = scenario or Scenario()
         identity = secrets.randbits(32)
         seats = config.seats

@@ -191,7 +191,10 @@ class Agent:
     async def _watch_workers(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            self.supervisor.look_at_workers()
+            try:
+                self.supervisor.look_at_workers()
+            except OSError as error:  # no descriptor is free, say; the next look may find one
+                self._say_failure(error)
 
     async def _watch_store(self) -> None:
         while True:

@@ -111,6 +111,7 @@ class BuildLocks:
         self._own: set[Path] = set()  # that workers of this node have held
         self._seen: set[Path] = set()  # at the last look, as abandoned
         self._told: set[Path] = set()
+        self._said: set[str] = set()
 
     @classmethod
     def here(cls, node: str, say: Callable[[str], object]) -> "BuildLocks | None":
@@ -123,6 +124,10 @@ class BuildLocks:
 
     def clear(self) -> None:
         """No worker of this node runs: what one of them held goes, and what earlier runs left."""
+        with self._as_far_as_it_goes():
+            self._clear()
+
+    def _clear(self) -> None:
         locks = {*self._root.glob("*/lock"), *self._root.glob("*/*/lock"), *self._own}
 
         def is_hidden(lock: Path) -> bool:
@@ -143,6 +148,10 @@ class BuildLocks:
             held: The lock that each rank holds.
             waited_for: The lock for which each rank waits.
         """
+        with self._as_far_as_it_goes():
+            self._look(held, waited_for)
+
+    def _look(self, held: Mapping[int, str], waited_for: Mapping[int, str]) -> None:
         self._own.update(Path(lock).resolve() for lock in held.values())
         now_s = self._clock()
         if not waited_for or now_s - self._looked_s < LOOK_S:
@@ -165,6 +174,16 @@ class BuildLocks:
                 f"{wait} for {lock}, and no process of {self._node} holds it; if nobody on another "
                 "machine, or in another container, compiles there, remove it"
             )
+
+    @contextlib.contextmanager
+    def _as_far_as_it_goes(self) -> Iterator[None]:
+        """A folder that cannot be read or written keeps nobody from starting; that is said."""
+        try:
+            yield
+        except OSError as error:
+            if (text := f"cannot look after locks of compilations: {error}") not in self._said:
+                self._said.add(text)
+                self._say(f"{self._node} {text}")
 
     def _remove(self, lock: Path, why: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # another node on this machine did

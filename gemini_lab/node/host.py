@@ -34,6 +34,7 @@ from gemini_lab.wire.local import LocalChannel
 
 Answer = TypeVar("Answer", Listening, Killed)
 OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of its end
+LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
 IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
 ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for a fence
@@ -329,13 +330,19 @@ class WorkerHost:
             return
         if not data:
             asyncio.get_running_loop().remove_reader(worker.output_fd)
-        *lines, worker.partial = (worker.partial + data).split(b"\n")
-        if not data and worker.partial:
+        *lines, rest = (worker.partial + data).split(b"\n")
+        worker.partial = _as_shown(rest)
+        if worker.partial and (not data or len(worker.partial) > LINE_BYTES):
             lines, worker.partial = [*lines, worker.partial], b""
-        texts = [line.decode(errors="replace") for line in lines]
+        texts = [_as_shown(line).rstrip(b"\r").decode(errors="replace") for line in lines]
         if texts:
             worker.output.extend(texts)
             self._on_output(worker, texts)
+
+
+def _as_shown(line: bytes) -> bytes:
+    """What a terminal shows of a line that was written over: a progress bar may never end one."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def _answer(waiting: deque[asyncio.Future[Answer]], answer: Answer) -> None:

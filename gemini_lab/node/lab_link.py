@@ -9,10 +9,12 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry, shifted
 from gemini_lab.log.events import AnyEvent, Note
-from gemini_lab.recovery.messages import EventSaid, LabHello, Message
+from gemini_lab.recovery.messages import EventSaid, LabHello, Message, OutputSaid
+from gemini_lab.units import MIB
 from gemini_lab.wire.tcp import Channel
 
 BACKLOG: Final = 10_000  # messages
+PRINTED_BYTES: Final = 32 * MIB  # of what workers printed, that are kept
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
 
 
@@ -21,7 +23,8 @@ class LabLink:
 
     A message is kept until the owner says that it is on disk. An owner that was cut off hears the
     rest when it is back. One that takes another one's place is told again what the last one may
-    have missed; what it has already, it knows by itself.
+    have missed; what it has already, it knows by itself. Of a flood of printed lines, those are
+    dropped that the owner does not take as fast, so that it costs neither memory nor training.
 
     Args:
         name: This node's.
@@ -45,7 +48,8 @@ class LabLink:
         self._unheard: deque[Message] = deque()
         self._owner = ""
         self._first = 0  # how many messages the owner took before the first of these
-        self._dropped = 0
+        self._dropped = self._dropped_lines = 0
+        self._printed_bytes = 0  # in `_unheard`
         self._wall_s, self._steady_s = wall_s, steady_s
         self._clock_offset_s = 0.0
         self._set_at_s = self._wall_set_at_s
@@ -81,8 +85,14 @@ class LabLink:
     def heard(self, count: int) -> None:
         """The owner needs the first `count` messages that it was sent no more."""
         while self._first < count and self._unheard:
-            self._unheard.popleft()
-            self._first += 1
+            self._forget_first()
+        if self._dropped_lines and self._printed_bytes < PRINTED_BYTES // 2:
+            text = (
+                f"{self._dropped_lines} lines that workers on {self._name} printed were dropped: "
+                "they print faster than the lab writes it down"
+            )
+            self._dropped_lines = 0
+            self.emit(Note(text=text))
 
     def close(self, channel: Channel | None = None) -> None:
         """Forget the connection, or only `channel` if that is still the one."""
@@ -93,13 +103,23 @@ class LabLink:
 
     def say(self, message: Message) -> None:
         """Tell the lab; without a connection the message waits."""
+        if isinstance(message, OutputSaid):
+            if self._printed_bytes + _printed_bytes(message) > PRINTED_BYTES:
+                self._dropped_lines += len(message.lines)
+                return
+            self._printed_bytes += _printed_bytes(message)
         self._unheard.append(message)
         if self._channel is not None and not self._channel.is_closed:
             self._channel.send(message)
         if len(self._unheard) > self._most:
-            self._unheard.popleft()
-            self._first += 1
+            self._forget_first()
             self._dropped += not self.is_open
+
+    def _forget_first(self) -> None:
+        message = self._unheard.popleft()
+        self._first += 1
+        if isinstance(message, OutputSaid):
+            self._printed_bytes -= _printed_bytes(message)
 
     def emit(self, event: AnyEvent, *, term: int | None = None) -> None:
         """Say an event of this node, or of the root agent of `term`."""
@@ -130,6 +150,10 @@ class LabLink:
         if self._channel is not None:
             await self._channel.drain()
         await asyncio.sleep(0)
+
+
+def _printed_bytes(said: OutputSaid) -> int:
+    return sum(map(len, said.lines))
 
 
 def _offset_s(ahead_s: float, *, age_s: float) -> float:

@@ -294,7 +294,7 @@ class Supervisor:
             self._build_locks.clear()
         try:
             found = await self.keeper.inventory(order.run)
-        except GeminiError as error:
+        except (GeminiError, OSError) as error:
             self.lab.note(f"{self.name} cannot read its memory, and leaves: {error}")
             self._leave()
             return

@@ -25,11 +25,17 @@ SAVE_KEY: Final = "save"
 GIVE_UP_KEY: Final = "give_up"
 REWIND_KEY: Final = "rewind"
 RESIZE_KEY: Final = "resize"
+_RISING: Final = frozenset({SAVE_KEY, GIVE_UP_KEY, REWIND_KEY, RESIZE_KEY})
 
 
-def new_word(job: int, *numbers: int) -> str:
-    """A word for this job, which rises also from owner to owner."""
-    return " ".join(map(str, (job, time.time_ns(), *numbers)))
+def new_word(items: Mapping[str, str], job: int, *numbers: int) -> str:
+    """A word for this job, whose number is above those in the store's content.
+
+    An owner's clock may have been ahead, and a root agent takes what does not rise for old.
+    """
+    told = [word for key, word in items.items() if key in _RISING or key.startswith(DRAIN_KEY)]
+    rising = max([time.time_ns(), *(1 + int(word.split()[1]) for word in told)])
+    return " ".join(map(str, (job, rising, *numbers)))
 
 
 class Words:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from gemini_lab.engine import session
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.engine.process_exit import leave as end_process
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
@@ -156,6 +157,20 @@ def exits_noticed(leave: Callable[[], None]) -> Iterator[None]:
         os._exit = end
 
 
+@contextmanager
+def forks_apart() -> Iterator[None]:
+    """Have a process that the script has forked end where the script does: it speaks for nobody."""
+    worker, status = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == worker:
+            raise
+        status = status_of(error)
+    if os.getpid() != worker:
+        end_process(status)
+
+
 def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     """The worker's life; returns its exit status."""
     die_with_parent()
@@ -190,7 +205,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
             standing=None if why_not else Standing.of(start, store),
             why_not_kept=why_not,
         )
-        with exits_noticed(partial(leave_early, start, channel)):
+        with exits_noticed(partial(leave_early, start, channel)), forks_apart():
             run_script(job, local_rank=start.seats.local_rank_of(start.rank))
         finish()
     except SystemExit as leave:
@@ -214,6 +229,14 @@ def lost_with_a_rank(error: BaseException) -> bool:
     standing = None if session.current is None else session.current.standing
     is_broken = standing is not None and standing.is_broken
     return is_broken or isinstance(error, CannotGoOnError)
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a process that ends with this; what Python prints of it is printed."""
+    if not isinstance(error, SystemExit):
+        print_error(error)
+        return 1
+    return 0 if error.code is None else said_status(error)
 
 
 def said_status(leave: SystemExit) -> int:

@@ -240,7 +240,7 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
     if pulse.silent_s > 0:  # one call that lets no other thread run says nothing, either
         return pulse.silent_s, max(limits.stopped_s, limits.idle_s)
     match pulse.doing:
-        case "step" if limits.step_s is not None:
+        case "step" if limits.step_s is not None and not (pulse.runs_other or pulse.compiles):
             return pulse.still_s, limits.step_s
         case "restoring" if pulse.detail != "persistent":
             return pulse.idle_s, limits.stopped_s

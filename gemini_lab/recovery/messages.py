@@ -290,13 +290,18 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a persistent version's manifest says of the run that made it."""
+    """What a persistent version's manifest says of the run that made it.
+
+    Attributes:
+        left: What rewinds had left behind by then: a run that goes on from here knows it by this.
+    """
 
     job: str
     lineage: Lineage
     fingerprint: str | None
     world_size: int
     settings: dict[str, SettingValue]
+    left: list[VersionId] = []
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -972,7 +977,8 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
         lock: The file for which it waits to compile an extension of PyTorch's, or which it holds
             while it compiles; empty if there is none.
         compiles: Whether it holds that.
-        runs_other: Whether it waits for another program that it runs, such as a compiler.
+        runs_other: Whether it waits for another program that it runs, such as a compiler, or
+            for `torch.compile`.
         silent_s: The agent's: since the worker's last word, where that is long.
         is_stopped: The agent's: whether the silent process is stopped, as by SIGSTOP.
     """

@@ -81,7 +81,8 @@ class PhasedRun:
         self._protected: set[int] = set()
         self._restored: set[int] = set()
         self._finished: set[int] = set()
-        self._saver = Saver(last_s=at_s)
+        # Another machine's clock may be ahead of this one's.
+        self._saver = Saver(last_s=min(at_s, state.saved_at_s), last_version=state.saved)
         self._stop = Stop()
         self._roll_call = RollCall()
         self._ahead = Ahead()

@@ -311,6 +311,8 @@ class RootState:
         later: The placement to which the one of now is on the way, once its copies are whole.
         placed_at_s: When copies were placed anew last; 0 for never.
         is_replacing: Whether the ranks are stopping for that.
+        saved: The newest version that went to the persistent tier.
+        saved_at_s: When it was begun, or the job was submitted.
     """
 
     phase: Phase = "idle"
@@ -360,6 +362,8 @@ class RootState:
     later: Placement | None = None
     placed_at_s: float = 0.0
     is_replacing: bool = False
+    saved: int = 0
+    saved_at_s: float = 0.0
 
     @property
     def job(self) -> JobOrder:

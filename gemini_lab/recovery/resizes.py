@@ -151,7 +151,8 @@ def seat_anew(
     best = newest_whole([copy for copy in copies if copy.node in living])
     nodes = usable(state, living)
     if not _have(nodes, best):  # what would be lost without those that are avoided
-        nodes = [*nodes, *(node for node in in_order(living) if node not in nodes)]
+        trusted = in_order(living.keys() - {*state.wrong})
+        nodes = [*nodes, *(node for node in trusted if node not in nodes)]
     size = _size(at_s, state, len(nodes))
     is_cut = best is not None and len(best[1]) != state.seats.world_size
     if size == state.seats.nodes and (not is_cut or _have(state.members, best)):

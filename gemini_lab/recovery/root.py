@@ -315,6 +315,10 @@ class RootAgent(WatchedRun):
         if said.version != self._saver.version:
             return
         yield from self._saver.hear(at_s, node, said, state=self.state)
+        if isinstance(said, Committed):
+            saved, saved_at_s = self._saver.last
+            self.state = replace(self.state, saved=saved, saved_at_s=saved_at_s)
+            yield WriteState(state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
             yield from self._save_last(at_s, after=said.version)
 
@@ -340,6 +344,7 @@ class RootAgent(WatchedRun):
             wrong=self.state.wrong,
             excluded=self.state.wrong,
             risk=known_risk(self.state, submitted.order),
+            saved_at_s=submitted.at_s,
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 

@@ -20,7 +20,8 @@ class Saver:
     """Has all members write their shards of a version, then one of them the manifest.
 
     Args:
-        last_s: When the last version was begun, or the job was submitted.
+        last_s: When the newest version that is there was begun, or the job was submitted.
+        last_version: Which that is.
 
     Attributes:
         version: The one on its way; `None` if there is none.
@@ -28,18 +29,24 @@ class Saver:
         is_held: Whether no version is to be saved for now: its state may make no numbers.
     """
 
-    def __init__(self, *, last_s: float) -> None:
+    def __init__(self, *, last_s: float, last_version: int = 0) -> None:
         self.version: int | None = None
         self.complete = 0
         self.is_held = False
         self._next = 0  # the version that will be sent after `complete`
         self._failed: int | None = None  # the version that did not arrive last
         self._is_wanted = False  # by a person, now
-        self._last_s = last_s
-        self._last_version = 0
+        self._is_behind = False  # training went back behind the newest version that is there
+        self._began_s = self._last_s = last_s
+        self._last_version = last_version
         self._writers: frozenset[str] = frozenset()
         self._records: dict[str, Persisted] = {}
         self._whole = Slowest()  # by rank, the newest version that is whole there
+
+    @property
+    def last(self) -> tuple[int, float]:
+        """The newest version that is there, and when it was begun: for the next root agent."""
+        return self._last_version, self._last_s
 
     def note_complete(self, rank: int, version: int, *, next_version: int) -> None:
         """A version is whole on a rank."""
@@ -60,7 +67,7 @@ class Saver:
         self._whole.note(rank, version)
         self.complete = max(self._whole.of.values())
         self._next = 0
-        self._last_version = min(self._last_version, version)
+        self._leave(version)
         self._failed = None
 
     def newest_whole(self, ranks: range) -> int:
@@ -84,7 +91,7 @@ class Saver:
         is_due = by_time is not None and at_s - self._last_s >= by_time
         coming = max(self.complete + 1, self._next)
         is_due |= by_count is not None and coming - self._last_version >= by_count
-        is_due |= self._is_wanted
+        is_due |= self._is_wanted or self._is_behind
         if is_due and coming != self._failed:  # the same once more would only fail once more
             yield from self.begin(at_s, coming, state=state)
 
@@ -135,7 +142,7 @@ class Saver:
     def _send(
         self, at_s: float, version: int, orders: Mapping[str, Persist], *, state: RootState
     ) -> Iterator[Instruction]:
-        self.version, self._last_s = version, at_s
+        self.version, self._began_s = version, at_s
         self._records, self._writers = {}, frozenset(orders)
         yield Emit(event=events.PersistStarted(version=version, url=_url(state)))
         for node, order in orders.items():
@@ -159,10 +166,11 @@ class Saver:
                         version=said.version,
                         url=_url(state),
                         size_bytes=said.size_bytes,
-                        duration_s=at_s - self._last_s,
+                        duration_s=at_s - self._began_s,
                     )
                 )
-                self._last_version, self._is_wanted = said.version, False
+                self._last_version, self._last_s = said.version, self._began_s
+                self._is_wanted = self._is_behind = False
                 self._forget()
             case Persisted():
                 self._records[node] = said
@@ -180,13 +188,13 @@ class Saver:
             yield Emit(
                 event=events.PersistFailed(version=self.version, url=_url(state), reason=reason)
             )
-        self._failed = self.version
+        self._failed, self._last_s = self.version, self._began_s
         self._forget()
 
     def give_up_if_late(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """A version that does not arrive must not keep later ones from being saved."""
         limit_s = state.read_settings().persist_limit_s
-        if self.version is not None and at_s - self._last_s > limit_s:
+        if self.version is not None and at_s - self._began_s > limit_s:
             reason = f"the persistent tier took longer than {limit_s:.0f} s"
             yield from self.give_up(reason, state=state)
 
@@ -201,9 +209,15 @@ class Saver:
         if self.version is not None and self.version > version:
             yield from self.give_up("training went back to before it", state=state)
             self._failed = None
+        self._leave(version)
+
+    def _leave(self, version: int) -> None:
+        """Training went back: later versions that are there count no more, so another is due."""
+        if self._last_version > version:
+            self._last_version, self._is_behind = version, True
 
     def cancel(self) -> None:
-        """A fence: forget the version on its way, and what ranks had."""
+        """A fence: forget the version on its way, and what ranks had; another is due as it was."""
         self._failed = None
         self._forget()
         self._whole = Slowest()
@@ -225,6 +239,7 @@ class Saver:
                 fingerprint=state.fingerprint,
                 world_size=state.seats.world_size,
                 settings=settings.to_json(),
+                left=[*state.left],
             ),
         )
 

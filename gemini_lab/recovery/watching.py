@@ -94,9 +94,13 @@ class WatchedRun(PhasedRun):
         """A rank's version is whole; with the last of them the job's is."""
         self._saver.note_complete(said.rank, said.version, next_version=said.next_version)
         newest = max(self.state.newest, self._saver.newest_whole(self.state.ranks))
-        if newest > self.state.newest:
+        is_new = newest > self.state.newest
+        if is_new:
             yield from self._adopt(self._resizes.settle(self.state, self.living))
         self.state = replace(self.state, newest=newest)
+        if is_new and self.state.silent:  # who fell silent before this start has nothing like it
+            self.state = replace(self.state, silent=())
+            yield WriteState(state=self.state)
         if self.state.phase == "running":  # a fast job makes several versions a tick
             yield from self._saver.begin_if_due(at_s, state=self.state)
 

@@ -4,7 +4,8 @@
     URL/version-000000000012/manifest.json                      last: all checksums, and its own
 
 A version exists when its manifest is whole and every shard file that it names is there. File names
-carry the digest, so writing a version once more never touches the files of one that exists.
+carry the digest, so writing a version once more never touches the files of one that exists. A
+manifest also says which versions training had gone back behind by then: these count no more.
 """
 
 import errno
@@ -24,7 +25,8 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
-from gemini_lab.recovery.plan import Stored
+from gemini_lab.recovery.plan import Stored, VersionId
+from gemini_lab.recovery.rewinds import is_left
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage.shard_file import pack_header, unpack
@@ -215,7 +217,7 @@ class PersistentTier:
         text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
         with self._explained(f"write the manifest of version {version} to"):
             self._put(f"{self._folder(version)}/{MANIFEST}", [text.encode()])
-        self._clean({**older, version: content}, version)
+        self._clean(version, content)
 
     def _check_owner(self, meta: Mapping[str, Any]) -> None:
         """A run that has lost its folder to another writes no more into it."""
@@ -247,12 +249,15 @@ class PersistentTier:
             raise
         _sync_folder(folder)  # the new name, too, must outlive a power cut
 
-    def _clean(self, manifests: Mapping[int, Mapping[str, Any]], written: int) -> None:
-        """Remove versions beyond `keep`, and what never became a version."""
-        by_age = sorted(manifests, key=lambda version: manifests[version]["order"])
-        # What another history has beyond this version stays until this one has passed it.
-        kept = {*by_age[-self.keep :], *(version for version in manifests if version > written)}
+    def _clean(self, written: int, manifest: Mapping[str, Any]) -> None:
+        """Remove versions beyond `keep`, those that were left, and what never became a version."""
         try:
+            # Anew: whoever was held up before this may find what others have written meanwhile.
+            manifests = {**self._manifests(), written: manifest}
+            counting = _counting(manifests)
+            by_age = sorted(counting, key=lambda version: counting[version]["order"])
+            # What another history has beyond this version stays until this one has passed it.
+            kept = {*by_age[-self.keep :], *(version for version in counting if version > written)}
             with self._explained("remove old versions from"):
                 for version in self._folders():
                     folder = self._folder(version)
@@ -260,7 +265,7 @@ class PersistentTier:
                         with suppress(FileNotFoundError):
                             self._fs.rm_file(f"{folder}/{MANIFEST}")
                         self._fs.rm(folder, recursive=True)
-                names = {record["file"] for record in manifests[written]["shards"]}
+                names = {record["file"] for record in manifest["shards"]}
                 for name in self._files(written).keys() - names - {MANIFEST}:
                     self._fs.rm_file(f"{self._folder(written)}/{name}")
         except GeminiError as error:
@@ -269,20 +274,20 @@ class PersistentTier:
     # -- reading -------------------------------------------------------------------------------
 
     def versions(self) -> list[int]:
-        """The versions that exist, oldest first; their shards' sizes are checked, not their bytes.
+        """The versions that count, oldest first; their shards' sizes are checked, not their bytes.
 
         Raises:
             GeminiError: The store cannot be read.
         """
-        return sorted(self._manifests())
+        return sorted(_counting(self._manifests()))
 
     def stored(self) -> list[Stored]:
-        """The versions that exist and whose they are, oldest first; checked as by `versions`.
+        """The versions that count and whose they are, oldest first; checked as by `versions`.
 
         Raises:
             GeminiError: The store cannot be read.
         """
-        found = sorted(self._manifests().items())
+        found = sorted(_counting(self._manifests()).items())
         return [
             Stored(version=version, lineage=_lineage_of(manifest)) for version, manifest in found
         ]
@@ -439,7 +444,21 @@ class PersistentTier:
 def _lineage_of(manifest: Mapping[str, Any]) -> Lineage:
     """The history that a manifest's version is of."""
     told = manifest["meta"].get("lineage")
-    return NO_LINEAGE if told is None else Lineage(run=told["run"], epoch=told["epoch"])
+    return NO_LINEAGE if told is None else Lineage(**told)
+
+
+def _counting(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Those of versions behind which training has not gone back, by what any of them says."""
+    left = [
+        VersionId(version=one["version"], lineage=Lineage(**one["lineage"]))
+        for manifest in manifests.values()
+        for one in manifest["meta"].get("left", ())
+    ]
+    return {
+        version: manifest
+        for version, manifest in manifests.items()
+        if not is_left(version, _lineage_of(manifest), left)
+    }
 
 
 def _write(file: Any, parts: Sequence[bytes | bytearray | memoryview]) -> None:

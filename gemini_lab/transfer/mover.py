@@ -17,14 +17,15 @@ from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
+    Moment,
     MovedVersion,
     OutgoingVersion,
     Peers,
     SentBytes,
     VersionBuffers,
     Wire,
+    moment_of,
     require_unwritten,
-    write_counts,
 )
 
 
@@ -126,11 +127,12 @@ class VersionMover:
                 for source in self._peers.receives_from
             },
         )
+        moment = moment_of(version)
         if lanes is not None:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(self._use, version, buffers, write_counts(version))
+        self._under_way = self._thread.submit(self._use, version, buffers, moment)
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -205,16 +207,16 @@ class VersionMover:
         self,
         version: OutgoingVersion,
         buffers: VersionBuffers[WriteBuffer],
-        counts: Sequence[int],
+        moment: Moment,
     ) -> None:
         with self._wire.group.used():
-            self._move(version, buffers, counts)
+            self._move(version, buffers, moment)
 
     def _move(
         self,
         version: OutgoingVersion,
         buffers: VersionBuffers[WriteBuffer],
-        counts: Sequence[int],
+        moment: Moment,
     ) -> None:
         started_s = time.perf_counter()
         wire = self._wire
@@ -227,12 +229,12 @@ class VersionMover:
         if differences is not None and sends_differences:
             self._route.wait_for_first()
             sent = differences.exchange(self._route, version, buffers.incoming)
-            tables = self._digests(version, local, buffers, counts)
+            tables = self._digests(version, local, buffers, moment)
             differing, again = differences.settle(local, buffers, tables)
             sent += again
         else:
             sent = self._exchange_shards(version, local, buffers)
-            tables = self._digests(version, local, buffers, counts)
+            tables = self._digests(version, local, buffers, moment)
         wire.group.require_whole()
         for rank, buffer in buffers.incoming.items():
             for index, digest in enumerate(tables[rank]):
@@ -270,11 +272,11 @@ class VersionMover:
         version: OutgoingVersion,
         local: LocalCopy,
         buffers: VersionBuffers[WriteBuffer],
-        counts: Sequence[int],
+        moment: Moment,
     ) -> dict[int, Words]:
         """Have the own shard in its buffer, and swap its checksums for those of the others."""
         local.up_to(version.payload_bytes)
-        require_unwritten(version, counts)
+        require_unwritten(version, moment, buffers.own.data)
         return self._exchange_digests(version, buffers)
 
     def _meet(

@@ -1,9 +1,12 @@
 """A version on its way: what leaves a rank, between whom it travels, and what moving it took."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from itertools import accumulate
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from gemini_lab.errors import IntegrityError
@@ -16,6 +19,10 @@ Pieces = Sequence[tuple[int, torch.Tensor]]
 """Offset in the payload, and the flat tensor whose bytes belong there; in order."""
 Carry = Callable[[float], None]
 """Takes that many bytes over an emulated link, and returns when it has carried them."""
+SAMPLES: Final = 32
+SAMPLE_BYTES: Final = 64
+"""So many bytes in so many places tell of a version whether it was written on its way, where torch
+does not: whoever swaps weights for their averages meanwhile changes a run of the payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,28 +168,74 @@ class MovedVersion:
     ended: str = ""
 
 
-def write_counts(version: OutgoingVersion) -> list[int]:
-    """How often torch has seen each of the version's tensors, or what it is a view of, written.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What tells whether a version's tensors were written since: see `require_unwritten`.
 
-    Writes through `.data`, and those of kernels that do not tell torch, are not among them.
+    Attributes:
+        counts: How often torch has seen each of them, or what it is a view of, written. Writes
+            through `.data`, and those of kernels that do not tell torch, are not among them.
+        places: Where a few of their bytes lie in the payload, evenly: the first, and how many.
+        sample: These bytes, one after another, on the tensors' own device.
     """
-    return [0 if t.is_inference() else t._version for _, t in version.pieces]  # noqa: SLF001 - torch has no other name for it
+
+    counts: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+    sample: torch.Tensor
 
 
-def require_unwritten(version: OutgoingVersion, counts: Sequence[int]) -> None:
-    """Refuse a version whose tensors were written since `counts` of it were taken.
+def moment_of(version: OutgoingVersion) -> Moment:
+    """The version's tensors as they are now; on a device nothing is waited for."""
+    filled = [(o, t) for o, t in version.pieces if t.numel()]
+    pieces = [(o, t) for o, t in filled if t.device == filled[-1][1].device]  # small state apart
+    ends = [*accumulate(t.nbytes for _, t in pieces)]  # of what they hold, one after another
+    evenly = [(2 * n + 1) * ends[-1] // (2 * SAMPLES) for n in range(SAMPLES if pieces else 0)]
+    middles = [end - t.nbytes // 2 - 1 for end, (_, t) in zip(ends, pieces, strict=True)]
+    places, parts = [], []
+    for at in [*evenly, *(middles if len(middles) <= SAMPLES else ())]:
+        index = bisect_right(ends, at)
+        offset, tensor = pieces[index]
+        start = at - ends[index] + tensor.nbytes
+        part = tensor.detach().view(torch.uint8)[start : start + SAMPLE_BYTES]
+        places.append((offset + start, len(part)))
+        parts.append(part)
+    return Moment(
+        counts=_write_counts(version),
+        places=tuple(places),
+        sample=torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8),
+    )
+
+
+def _write_counts(version: OutgoingVersion) -> tuple[int, ...]:
+    return tuple(0 if t.is_inference() else t._version for _, t in version.pieces)  # noqa: SLF001 - torch has no other name for it
+
+
+def require_unwritten(version: OutgoingVersion, moment: Moment, copied: Bytes) -> None:
+    """Refuse a version whose tensors were written since `moment`, as far as that can be told.
 
     The rank that finds this says nothing more to the others. They wait for its checksums, so no
     replica of the version is committed, and they learn of it as they do of a rank that died.
 
+    Args:
+        version: All of it is copied.
+        moment: When it was to be sent.
+        copied: Its payload.
+
     Raises:
         IntegrityError: Some were; it says how many.
     """
-    now = write_counts(version)
-    written = sum(new != old for new, old in zip(now, counts, strict=True))
+    pairs = zip(_write_counts(version), moment.counts, strict=True)
+    written = sum(now != then for now, then in pairs)
+    told = f"{written} of the {len(moment.counts)} tensors"
+    if not written:
+        sample, at = moment.sample.cpu().numpy(), 0
+        for start, size in moment.places:
+            written += not np.array_equal(copied[start : start + size], sample[at : at + size])
+            at += size
+        told = f"{written} of {len(moment.places)} samples of the tensors"
     if written:
         raise IntegrityError(
-            f"{written} of the {len(now)} tensors of version {version.version} were written while "
+            f"{told} of version {version.version} were written while "
             "it was on its way, so what was copied is not of one moment, and is dropped; change "
             "weights and optimizer states in the protected step, or after it and before the next "
             "forward pass"

@@ -1,13 +1,14 @@
 """The agent's side of the warm parent: every question gets its answer."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gemini_lab.job import Job
-from gemini_lab.node.host import ANSWER_S, Worker, WorkerHost
+from gemini_lab.node.host import ANSWER_S, LINE_BYTES, Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.supervisor import Supervisor
@@ -28,6 +29,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, lay_out
+from gemini_lab.wire.local import LocalChannel
 
 PATIENCE_S = 120.0
 
@@ -188,6 +190,41 @@ def test_a_warm_parent_that_stands_still_is_replaced_aloud():
     assert asyncio.run(ask()) > 0
     assert notes
     assert all("does not answer: it is ended with its workers" in note for note in notes)
+
+
+def test_a_line_that_is_written_over_takes_no_memory_and_is_what_a_terminal_shows_of_it():
+    """A progress bar of a run of days: each second it writes its one line anew."""
+
+    async def read_a_bar() -> list[str]:
+        lines: list[str] = []
+        host = WorkerHost(
+            warm=False,
+            on_message=lambda *_: None,
+            on_output=lambda _, more: lines.extend(more),
+            on_exit=lambda *_: None,
+            on_note=print,
+        )
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        channel, _ = LocalChannel.pair()
+        worker = Worker(rank=0, local_rank=0, born=1, epoch=1, channel=channel, output_fd=ours)
+        try:
+            for percent in range(1000):
+                os.write(theirs, f"\r{percent:4} of 1000".encode())
+                host._read_output(worker)
+                assert len(worker.partial) < 20
+            for more in (b"\nall done\r\n", b"x" * LINE_BYTES, b"y"):
+                os.write(theirs, more)
+                host._read_output(worker)
+        finally:
+            host.close()
+            os.close(ours)
+            os.close(theirs)
+        return lines
+
+    *whole, long = asyncio.run(read_a_bar())
+    assert whole == [" 999 of 1000", "all done"]
+    assert len(long) == LINE_BYTES + 1
 
 
 def test_an_agent_ends_though_its_warm_parent_stands_still():

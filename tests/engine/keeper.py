@@ -1,10 +1,11 @@
 """Keeps versions in the place of a lab, for tests that train without one."""
 
+import numpy as np
 import torch
 
 from gemini_lab.engine.ranks import gather
 from gemini_lab.memory.slab import Slab, SlotSpec
-from gemini_lab.transfer.version import require_unwritten, write_counts
+from gemini_lab.transfer.version import moment_of, require_unwritten
 
 
 class Keeper:
@@ -22,20 +23,20 @@ class Keeper:
 
     def send(self, version):
         self.newest = version.version
-        self.under_way = (version, write_counts(version))
+        self.under_way = (version, moment_of(version))
         if version.version in self.wanted:
             self.outgoing = version
 
     def wait(self):
         if self.under_way is not None:
-            require_unwritten(*self.under_way)
-            self.under_way = None
-        if self.outgoing is not None:
-            version, self.outgoing = self.outgoing, None
-            payload = self.payloads[version.version] = bytearray(version.payload_bytes)
+            (version, moment), self.under_way = self.under_way, None
+            payload = bytearray(version.payload_bytes)
             for offset, tensor in version.pieces:
                 raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
                 payload[offset : offset + len(raw)] = raw
+            require_unwritten(version, moment, np.frombuffer(payload, np.uint8))
+            if self.outgoing is not None:
+                self.payloads[version.version], self.outgoing = payload, None
         return 0.0
 
     def end_training(self):

@@ -79,6 +79,21 @@ def living(*things):
             yield from thing.values()
 
 
+def unkept_buffer(engine):
+    """Part of the model, as a memory of what it has seen, and in no version."""
+    engine.module[0].register_buffer("memory", torch.zeros(6), persistent=False)
+    return engine.module[0], lambda: engine.module[0].memory.add_(1.0)
+
+
+def attribute(engine):
+    engine.module[0].hidden = torch.zeros(2, 6)
+    return engine.module[0], lambda: engine.module[0].hidden.add_(1.0)
+
+
+OF_THE_MODEL = {
+    "unkept_buffer": (unkept_buffer, "the model's buffers 'memory', which persistent=True keeps"),
+    "attribute": (attribute, "its attributes 'hidden', which register_buffer keeps"),
+}
 KINDS = {
     "averaged": (averaged, "AveragedModel"),
     "averaged_by_hand": (averaged_by_hand, "Sequential"),
@@ -88,9 +103,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OF_THE_MODEL])
 def test_weights_that_change_beside_the_engines_are_named_once(kind):
-    make, name = KINDS[kind]
+    make, name = {**KINDS, **OF_THE_MODEL}[kind]
     engine = trained()
     thing, step = make(engine)
     seen = Bystanders(living(engine.module, thing), engine)
@@ -128,6 +143,17 @@ def test_what_an_object_with_a_state_has_in_its_attributes_is_handed_over_with_i
     seen = Bystanders(living(engine.module, ema), engine, [Average()])
     update(engine)
     step()
+    assert seen.changed() == []
+
+
+def test_what_a_model_keeps_anyway_or_makes_anew_is_not_named():
+    """Another name of a weight; a tensor that each forward pass makes."""
+    engine = trained()
+    engine.module[0].also = engine.module[0].weight.data
+    engine.module[0].newest = torch.zeros(3)
+    seen = Bystanders(living(engine.module), engine)
+    update(engine)
+    engine.module[0].newest = torch.ones(3)
     assert seen.changed() == []
 
 

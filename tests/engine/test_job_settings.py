@@ -50,6 +50,19 @@ def test_without_sight_of_collectives_versions_leave_at_once_and_the_settings_sa
     assert len(remarks) == 1
 
 
+def test_a_folder_for_persistent_versions_is_the_same_wherever_script_and_agents_are(
+    tmp_path, monkeypatch
+):
+    """A script that changes its folder would look for them where no agent writes them."""
+    told = order()
+    home = told.job.cwd
+    monkeypatch.chdir(tmp_path)
+    settings = read_settings(plain(persistent_url="run/tier"), told, [].append)
+    assert settings.persistent_url == f"{home}/run/tier"
+    for url in ("/net/run", "s3://bucket/run", "s3:/slip", "~/run"):
+        assert read_settings(plain(persistent_url=url), told, [].append).persistent_url == url
+
+
 def test_a_link_that_nobody_could_pace_is_refused():
     with pytest.raises(ConfigError, match="link_bytes_per_s paces training's collectives"):
         read_settings(plain(link_bytes_per_s="1 MB/s"), order(), [].append)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini_lab.engine import torch_engine
+from gemini_lab.engine.frameworks import torch_engine
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.sharding import whole_weights
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine

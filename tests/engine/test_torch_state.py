@@ -15,6 +15,8 @@ CASES = [
     {"parallel": "FSDP2", "optimizer": "momentum", "accumulation": 2},
     {"parallel": "DDP", "optimizer": "AdamW", "half": True},
     {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
+    {"parallel": "DDP", "optimizer": "SGD", "sparse": True},
+    {"parallel": "none", "optimizer": "momentum", "ranks": 1, "thawed": True},
     *[
         {"parallel": "none", "optimizer": name, "ranks": 1}
         for name in ("fused AdamW", "SGD", "Adagrad", "RMSprop", "NAdam", "Counting")

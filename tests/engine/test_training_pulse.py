@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
@@ -222,6 +223,34 @@ def test_a_lock_that_compiles_no_extension_is_none_of_these(tmp_path):
     thread.join(20)
     other.release()
     assert (seen.lock, seen.compiles) == ("", False)
+
+
+@pytest.mark.parametrize("compiler", ["torch._dynamo.convert_frame", "torch._inductor.compile_fx"])
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_torchs_own_compiler_is_seen_as_long_as_it_works(compiler, is_beside):
+    """On training's thread, or beside it where a backward pass has its own."""
+    file = Path(torch.__file__).parents[1].joinpath(*compiler.split(".")).with_suffix(".py")
+    assert file.exists(), "as in the stand-in"
+    done, stand_in = threading.Event(), {"__name__": compiler}
+    exec("def compile_one(work):\n    work()", stand_in)
+    compiling = partial(stand_in["compile_one"], partial(done.wait, 20))
+    waiting = threading.Event()
+    beside = threading.Thread(target=compiling)
+    if is_beside:
+        beside.start()
+    work = partial(waiting.wait, 20) if is_beside else compiling
+    seen, thread = watched_while(work, lambda seen: seen.runs_other)
+    assert seen.runs_other
+    done.set()
+    if is_beside:
+        beside.join(20)
+    else:
+        thread.join(20)
+    later, other = watched_while(partial(waiting.wait, 20), lambda seen: not seen.runs_other)
+    assert not later.runs_other
+    waiting.set()
+    thread.join(20)
+    other.join(20)
 
 
 def test_a_program_that_is_waited_for_is_seen():

@@ -65,6 +65,17 @@ class Model(nn.Module):
         return self.last(torch.tanh(self.again(hidden)) * self.scale).square().mean()
 
 
+class Words(Model):
+    """Its first layer looks up words, and gives sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(11, 6, sparse=True)
+
+    def forward(self, features):
+        return super().forward(self.words((features[:, 0].abs() * 5).long() % 11) + features)
+
+
 class Counting(torch.optim.SGD):
     """An optimizer of somebody's own: it calls its base's step, and counts in an attribute."""
 
@@ -119,7 +130,7 @@ class Job:
         self.case = case
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
-        model = Model()
+        model = Words() if case.get("sparse") else Model()
         torch.manual_seed(seed)
         if seed > 1:  # another start: what it begins with must not matter
             for weight in model.parameters():
@@ -128,6 +139,8 @@ class Job:
         self.model = parallel(case["parallel"], model, **case.get("how", {}))
         trained = [w for w in self.model.parameters() if w.requires_grad]
         self.optimizer = OPTIMIZERS[case["optimizer"]](trained)
+        if case.get("thawed"):  # after the second step; the optimizer has them from the start
+            self.model.first.requires_grad_(False)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         sampler = DistributedSampler(Numbers()) if dist.is_initialized() else None
         batch = case.get("batch", 2)
@@ -175,6 +188,8 @@ class Job:
         batches = self.batches()
         for step in self.protection.steps(STEPS):
             self.optimizer.zero_grad()
+            if self.case.get("thawed") and step == 2:
+                self.model.first.requires_grad_(True)
             total = 0.0
             for micro in range(accumulate):
                 is_last = micro == accumulate - 1
@@ -185,7 +200,8 @@ class Job:
                     self.scaler.scale(loss).backward()
                 total += loss.item()
             self.scaler.unscale_(self.optimizer)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            dense = [w for w in self.model.parameters() if w.grad is None or not w.grad.is_sparse]
+            norm = nn.utils.clip_grad_norm_(dense, 1.0)
             if self.case.get("break_ranks") and step == 1:
                 self.break_ranks()
             self.scaler.step(self.optimizer)  # it leaves steps out, after an overflow

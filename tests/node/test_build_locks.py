@@ -1,5 +1,6 @@
 """Claims about locks of compilations: only what nobody holds is called left."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -153,6 +154,21 @@ def test_before_a_start_what_an_earlier_run_left_goes_unless_somebody_may_hold_i
     looking.locks.clear()
     assert not lock.exists()
     assert looking.said == [f"removed {lock}: whoever compiled there was killed before it was done"]
+
+
+def test_a_folder_that_cannot_be_read_keeps_nobody_from_starting_and_is_said_once(lock, tmp_path):
+    """An inventory waits for this: without an answer its node counted as silent after minutes."""
+
+    def stale(_: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    said: list[str] = []
+    locks = BuildLocks(tmp_path, node="node-1", say=said.append, can_be_out_of_sight=stale)
+    lock.touch()
+    for _ in range(2):
+        locks.clear()
+        locks.look(held={}, waited_for={0: str(lock)})
+    assert said == ["node-1 cannot look after locks of compilations: [Errno 116] Stale file handle"]
 
 
 @pytest.mark.parametrize(

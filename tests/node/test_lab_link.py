@@ -5,8 +5,9 @@ import secrets
 import pytest
 
 from gemini_lab.log.events import Note
-from gemini_lab.node.lab_link import LabLink
-from gemini_lab.recovery.messages import EventSaid, LabHello
+from gemini_lab.node.lab_link import PRINTED_BYTES, LabLink
+from gemini_lab.recovery.messages import EventSaid, LabHello, OutputSaid
+from gemini_lab.units import MIB
 
 
 class Owner:
@@ -134,3 +135,20 @@ def test_a_greeting_that_comes_late_is_no_other_clock(ahead_s, age_s, offset_s):
     link.open(owner := Owner(age_s), LabHello(at_s=1000 + ahead_s, owner="lab", taken=0))
     say(link, 0)
     assert owner.arrived[0].entry.at_s == pytest.approx(1000 + offset_s)
+
+
+def test_a_flood_of_printed_lines_takes_no_more_memory_than_is_set_aside_and_is_told_of():
+    """A script that prints faster than the lab writes must not take its node's memory."""
+    link = LabLink("node-0")
+    owner = opened(link)
+    for _ in range(40):
+        link.say(OutputSaid(rank=0, epoch=1, lines=["x" * MIB]))
+    say(link, 1)  # events are kept all the same
+    assert len(owner.arrived) == PRINTED_BYTES // MIB + 1
+    link.heard(PRINTED_BYTES // MIB)
+    assert owner.texts[0] == "1"
+    assert owner.texts[1].startswith("8 lines that workers on node-0 printed were dropped")
+    link.say(OutputSaid(rank=0, epoch=1, lines=["x" * MIB]))
+    link.heard(PRINTED_BYTES // MIB + 3)
+    assert len(owner.texts) == 2
+    assert owner.arrived[-1].lines == ["x" * MIB]

@@ -1,6 +1,8 @@
 """What an agent tells of its workers, and when it ends them."""
 
 import asyncio
+import errno
+import os
 import time
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
+from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.node import kept_workers, supervisor
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery.messages import (
@@ -17,6 +20,7 @@ from gemini_lab.recovery.messages import (
     Stand,
     Stands,
     StartWorkers,
+    TakeInventory,
     WorkerExited,
 )
 from tests.node.test_flaws import Host, first_start
@@ -25,18 +29,20 @@ from tests.node.test_flaws import Host, first_start
 class Agent:
     """A supervisor whose words are kept."""
 
-    def __init__(self):
+    def __init__(self, bulk=None):
         self.to_log, self.to_root, self.begun = [], [], []
         self.node = Supervisor(
             name="node-0",
             ip="127.0.0.1",
             warm=False,
-            lab=SimpleNamespace(emit=self.to_log.append, note=None, pass_on=lambda _: None),
+            lab=SimpleNamespace(
+                emit=self.to_log.append, note=self.to_log.append, pass_on=lambda _: None
+            ),
             root=SimpleNamespace(send=self.to_root.append),
             tasks=SimpleNamespace(begin=self.begun.append),
-            leave=None,
+            leave=lambda: self.to_log.append("it leaves"),
             host=Host,
-            bulk=object(),
+            bulk=bulk or object(),
         )
 
     @property
@@ -123,3 +129,24 @@ def test_a_fence_waits_for_workers_that_live(how):
     assert time.monotonic() - started_s < kept_workers.STAND_S
     (fenced,) = [said for said in agent.to_root if isinstance(said, Fenced)]
     assert fenced.kept == ([0] if how == "answers" else [])
+
+
+def test_an_agent_that_no_process_can_be_started_for_leaves_at_once():
+    """Otherwise its inventory never comes, and all wait for it for a quarter of an hour."""
+
+    class Bulk:
+        async def ask(self, _request, _kind, fds=()):
+            for fd in fds:
+                os.close(fd)
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    agent = Agent(Bulk())
+    slab = Slab.create([SlotSpec(0, 64)], chunk_bytes=64)
+    agent.node.keeper._slabs[0] = slab
+    agent.obey(TakeInventory(epoch=1, run=7))
+    (inventory,) = agent.begun
+    asyncio.run(inventory)
+    slab.close()
+    note, left = agent.to_log
+    assert "cannot read its memory, and leaves: [Errno 11]" in note
+    assert left == "it leaves"

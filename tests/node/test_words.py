@@ -47,7 +47,7 @@ def test_a_word_is_heard_once_and_only_when_its_job_is_the_one_under_way(key):
 
 def test_the_same_once_more_is_news():
     words = Words()
-    assert [len(heard(words, {SAVE_KEY: new_word(1)})) for _ in range(3)] == [1, 1, 1]
+    assert [len(heard(words, {SAVE_KEY: new_word({}, 1)})) for _ in range(3)] == [1, 1, 1]
 
 
 def test_a_new_root_hears_the_words_again():

@@ -109,6 +109,33 @@ def test_only_the_scripts_own_exit_without_an_error_is_its_end(how, said, code):
     assert (done.stdout, done.returncode) == (said, code), done.stderr
 
 
+FORKING = """
+    import os, sys
+    from gemini_lab.node.worker import forks_apart
+
+    with forks_apart():
+        if os.fork() == 0:
+            if sys.argv[1] == "error":
+                raise ValueError("in the child")
+            if sys.argv[1] != "falls through":
+                sys.exit(int(sys.argv[1]))
+        else:
+            print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    print("the script has ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [("0", 0), ("3", 3), ("error", 1), ("falls through", 0)]
+)
+def test_a_process_that_the_script_forks_ends_for_itself_alone(how, status):
+    """Such as one that saves a checkpoint beside training: that is not the script's end."""
+    command = [sys.executable, "-c", textwrap.dedent(FORKING), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{status}\nthe script has ended\n", done.stderr
+    assert ("ValueError: in the child" in done.stderr) == (how == "error")
+
+
 SETTLING = """
     import gc
 

@@ -136,6 +136,14 @@ def test_the_first_step_may_compile_for_as_long_as_it_works():
     assert ranks(hung(seen, at_s=298, limits=FIRST_STEP)) == [0, 1, 2]
 
 
+def test_a_later_step_may_compile_as_well_for_as_long_as_it_works():
+    """Another shape of batch, say; started anew, all would come to the same step and end there."""
+    seen = [waiting(0), pulse(1, runs_other=True, idle_s=0.0), waiting(2)]
+    assert hung(seen, at_s=299) == []
+    seen[1] = pulse(1, runs_other=True)
+    assert ranks(hung(seen, at_s=298)) == [1]
+
+
 def test_a_retrieval_from_memory_that_stands_still_is_noticed_soon():
     seen = [pulse(rank, "restoring", detail="memory") for rank in RANKS]
     assert ranks(hung(seen, at_s=28, limits=FIRST_STEP)) == [0, 1, 2]

@@ -1,5 +1,7 @@
 """The root agent, told as stories: what happens, and what it then has others do."""
 
+from dataclasses import replace
+
 from gemini_lab.log import events
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import (
@@ -13,6 +15,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.plan import Source
 from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState, Send, WriteState
+from gemini_lab.recovery.root import RootAgent
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardRecord
 
@@ -311,6 +314,49 @@ def test_a_failed_save_does_not_disturb_training():
     story.say("node-2", PersistFailed(epoch=story.epoch, version=version, reason="no space left"))
     assert story.of(events.PersistFailed)[0].reason == "no space left"
     assert story.root.state.phase == "running"
+
+
+def save(story: Story, version: int) -> None:
+    """The members write what the root agent asked for."""
+    for node in story.members():
+        story.say(node, written(story, version))
+    story.say("node-3", Committed(epoch=story.epoch, version=version, size_bytes=10))
+
+
+def saved(story: Story) -> list[int]:
+    """The versions that were begun to be saved."""
+    return [one.version for one in story.of(events.PersistStarted)]
+
+
+def test_a_save_that_a_failure_ended_is_due_again_at_once():
+    """And not only when as much time has passed once more."""
+    story = Story().start(1, persistent_url="memory://runs", persist_every_s=100.0)
+    story.tick(200.0)
+    story.exit(1, -9)
+    story.protect()
+    story.iterate(2)
+    story.tick(story.now_s + 0.1)
+    assert saved(story) == [2, 3]
+
+
+def test_when_the_next_save_is_due_outlives_root_agents():
+    """Where they change more often than versions are saved, none would be otherwise."""
+    story = Story().start(1, persistent_url="memory://runs", persist_every_s=100.0)
+    story.tick(150.0)
+    story.iterate(2)
+    save(story, 2)
+    for at_s in (200.0, 260.0):
+        story.now_s = at_s
+        state = RootState.from_text(story.states[-1].to_text())
+        before, story.root = story.root, RootAgent(state=state, at_s=at_s)
+        for joined in before.living.values():
+            workers = dict.fromkeys(state.seats.ranks_on(joined.node), "running")
+            now = replace(joined, epoch=state.epoch, workers=workers)
+            story.root.living[joined.node] = now
+        story.do(story.root.take_over(at_s))
+        assert state.phase == "running"
+        story.tick(at_s + 0.1)
+        assert len(saved(story)) == (1 if at_s < 250.0 else 2)
 
 
 def test_the_last_version_is_saved_though_a_slow_store_was_busy_with_another():

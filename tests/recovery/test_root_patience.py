@@ -103,6 +103,31 @@ def test_a_silent_node_that_is_found_dead_is_waited_for_no_more():
     assert (story.plan().version, story.plan().tier) == (2, "persistent")
 
 
+def test_who_fell_silent_before_later_versions_were_made_is_not_waited_for():
+    """A machine without power never says that it is dead, and has nothing of what came since."""
+    story = Story(nodes=8).start(iterations=5, persistent_url="memory://runs")
+    story.lose("node-0", "lease")
+    story.protect()
+    for iteration in (6, 7, 8):
+        story.iterate(iteration)
+    story.persistent = [7]
+    for node in story.members()[2:]:
+        story.lose(node)
+    assert (story.plan().version, story.plan().tier) == (7, "persistent")
+    assert RootState.from_text(story.states[-1].to_text()).silent == ()
+
+
+def test_who_fell_silent_is_waited_for_until_a_later_version_is_whole():
+    """The start that followed has not come so far when the others are lost, too."""
+    story = Story(nodes=8).start(iterations=5, persistent_url="memory://runs")
+    story.persistent = [4]
+    story.lose("node-0", "lease")
+    story.protect()
+    story.lose("node-1")
+    assert story.root.state.phase == "waiting"
+    assert "node-0 fell silent with version 5" in story.of(events.RecoveryWaiting)[-1].reason
+
+
 def test_a_tier_that_cannot_be_read_is_not_an_empty_one():
     story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
     story.unread = "503 Service Unavailable"

@@ -5,10 +5,12 @@ import math
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import GoBack, KeptCopy
-from gemini_lab.recovery.protocol import RewindWanted, RootState
+from gemini_lab.recovery.messages import Commit, Committed, GoBack, KeptCopy, Persisted
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.protocol import RewindWanted, RootState, SaveWanted
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.recovery.saver import Saver
+from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
 
 from .story import RUN, Story
@@ -165,6 +167,36 @@ def test_versions_are_saved_again_when_training_has_come_as_far_again():
     assert saver.complete == 6
     saver.note_complete(0, 7, next_version=8)
     assert saver.newest_whole(range(2)) == 6
+
+
+def save(story: Story, version: int) -> None:
+    """All members write the version that the root agent asked for, and one of them its manifest."""
+    for node in story.members():
+        record = ShardRecord(shard=0, file="shard", size_bytes=1, digest="")
+        said = Persisted(
+            epoch=story.epoch, version=version, lineage=story.lineage, records=[record]
+        )
+        story.say(node, said)
+    story.say("node-3", Committed(epoch=story.epoch, version=version, size_bytes=10))
+
+
+def test_where_training_went_back_behind_what_is_saved_the_next_version_is_saved_and_says_so():
+    """Whoever resumes in another run knows by that alone, so it does not wait for its time."""
+    story = Story().start(3, **{**TIER, "persist_every_s": 3600.0})
+    story.do(story.root.handle(SaveWanted()))
+    story.tick(story.now_s + 0.1)
+    story.iterate(4)
+    save(story, 4)
+    story.go_back(2, from_iteration=4)
+    story.tick(story.now_s + 0.1)
+    assert [one.version for one in story.of(events.PersistStarted)] == [4, 3]
+    story.iterate(3)
+    save(story, 3)
+    (_, commit) = (sent.order for sent in story.orders if isinstance(sent.order, Commit))
+    assert commit.meta.left == [VersionId(version=2, lineage=Lineage(RUN, 1))]
+    story.iterate(4)
+    story.tick(story.now_s + 0.1)
+    assert len(story.of(events.PersistStarted)) == 2
 
 
 def test_a_guard_that_has_no_version_to_go_back_to_ends_the_run():

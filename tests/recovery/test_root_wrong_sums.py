@@ -126,6 +126,20 @@ def test_where_no_machine_is_left_the_run_waits_rather_than_use_one_that_compute
     assert story.members() == ["node-0", "node-1", "node-7", "node-3"]
 
 
+def test_what_only_such_a_machine_has_does_not_keep_a_run_waiting_that_is_short():
+    """Its copies count for nothing, also where the number of nodes is chosen by who has what."""
+    story = verifying(
+        nodes=4, when_short="shrink", shrink_after_s=0.0, persistent_url="memory://runs"
+    )
+    story.persistent = [2]
+    story.lose("node-1")
+    accuse(story, "node-0")  # which alone has two of the shards by now
+    story.join("node-7")
+    assert story.root.state.phase == "starting"
+    assert "node-0" not in story.members()
+    assert (story.plan().version, story.plan().tier) == (2, "persistent")
+
+
 def test_it_has_no_ranks_in_the_next_job_either():
     story = verifying()
     accuse(story, "node-2")

@@ -16,7 +16,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import safe_open
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.recovery.messages import VersionMeta
+from gemini_lab.recovery.plan import Stored, VersionId
 from gemini_lab.shard.layout import ShardLayout, ShardRecord, lay_out
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage.persistent import PersistentTier
 
 
@@ -176,6 +179,62 @@ def test_a_version_saved_after_a_fall_back_is_kept(tier):
     for version in (10, 20, 15):
         save(tier, version)
     assert tier.versions() == [15, 20]
+
+
+def of_history(rewinds: int, left: list[VersionId] = []) -> dict[str, object]:  # noqa: B006
+    """What the manifest of a version says that was made after so many rewinds."""
+    meta = VersionMeta(
+        job="test",
+        lineage=Lineage(run=7, epoch=1, rewinds=rewinds),
+        fingerprint=None,
+        world_size=2,
+        settings={},
+        left=left,
+    )
+    return msgspec.to_builtins(meta)
+
+
+def test_a_version_is_of_the_history_that_it_was_made_in_rewinds_included(tier):
+    """Otherwise one that was saved after a rewind passes for one that the rewind left."""
+    save(tier, 15, **of_history(1))
+    assert tier.stored() == [Stored(version=15, lineage=Lineage(run=7, epoch=1, rewinds=1))]
+
+
+def test_what_a_rewind_left_behind_counts_no_more_for_who_goes_on_from_here(tier):
+    """Another run knows of the rewind by what was saved since, and by nothing else."""
+    tier.keep = 3
+    for version in (10, 20):
+        save(tier, version, **of_history(0))
+    left = [VersionId(version=12, lineage=Lineage(run=7, epoch=1))]
+    records = [tier.write_shard(15, shard, payload(15, shard), layout(shard)) for shard in (0, 1)]
+    assert tier.versions() == [10, 20]
+    tier.commit(15, records, of_history(1, left))
+    assert tier.versions() == [10, 15]
+    assert tier._folders() == [10, 15]
+
+
+def test_what_was_left_takes_no_place_of_a_good_version(tier):
+    for version in (10, 20):
+        save(tier, version, **of_history(0))
+    left = [VersionId(version=12, lineage=Lineage(run=7, epoch=1))]
+    save(tier, 15, **of_history(1, left))
+    assert tier.versions() == [10, 15]
+
+
+def test_who_was_held_up_while_others_saved_removes_nothing_of_theirs(tier, monkeypatch):
+    """A manifest that a frozen machine writes late; the newer version has a lower number."""
+    save(tier, 10)
+    records = [tier.write_shard(30, shard, payload(30, shard), layout(shard)) for shard in (0, 1)]
+    put = tier._put
+
+    def put_late(path, parts):
+        monkeypatch.undo()
+        save(tier, 29)
+        put(path, parts)
+
+    monkeypatch.setattr(tier, "_put", put_late)
+    tier.commit(30, records, {})
+    assert 29 in tier.versions()
 
 
 def test_a_version_can_be_saved_again(tier):

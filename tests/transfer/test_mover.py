@@ -17,7 +17,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.route import BackgroundRoute
-from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
+from gemini_lab.transfer.version import SAMPLES, OutgoingVersion, Peers, Wire, moment_of
 
 from .fake_lanes import GlooLanes
 from .kill_mover import VERSIONS
@@ -113,6 +113,7 @@ WRITES = {
     "a tensor": lambda _, tensor: tensor.add_(1),
     "what it is a view of": lambda base, _: base.add_(1),
     "an optimizer's way": lambda _, tensor: torch._foreach_add_([tensor], 1),
+    "past torch": lambda _, tensor: tensor.data.add_(1),
     "nothing": lambda *_: None,
 }
 
@@ -143,6 +144,42 @@ def test_a_version_that_is_written_to_on_its_way_is_dropped_and_the_one_before_s
     whole = {copy.version: bytes(alone[2].read(0, copy.version).data) for copy in alone[2].copies()}
     assert whole[1] == bytes(100)
     assert whole.get(2) == (bytes([1] * 100) if write == "nothing" else None)
+
+
+@pytest.mark.parametrize("first", range(0, 100_000, 12_500))
+def test_weights_that_are_swapped_while_a_version_is_copied_are_noticed_wherever_it_was(
+    alone, first
+):
+    """As averages are for an evaluation, through `.data`; when it is whole they are back."""
+    slab = Slab.create([SlotSpec(0, 100_000)], chunk_bytes=4096)
+    tensor = torch.zeros(100_000, dtype=torch.uint8)
+
+    class Swapping(BackgroundRoute):
+        def exchange(self, local, buffers, sizes_bytes):
+            local.up_to(first)
+            tensor.data.fill_(1)
+            local.up_to(first + 12_500)
+            tensor.data.fill_(0)
+            return super().exchange(local, buffers, sizes_bytes)
+
+    wire, peers, _ = alone
+    version = OutgoingVersion(version=1, pieces=[(0, tensor)], payload_bytes=100_000)
+    assert len(moment_of(version).places) == SAMPLES + 1
+    with VersionMover(wire, peers, slab, on_moved=lambda _: None) as mover:
+        mover.follow(Swapping(wire, peers))
+        mover.send(version)
+        with pytest.raises(IntegrityError, match="of 33 samples of the tensors"):
+            mover.wait()
+    assert slab.copies() == []
+    slab.close()
+
+
+def test_a_small_model_is_looked_at_beside_a_large_room_for_small_state():
+    pieces = [(0, torch.zeros(2000, dtype=torch.uint8)), (1_000_000, torch.zeros(100))]
+    version = OutgoingVersion(version=1, pieces=pieces, payload_bytes=1_000_400)
+    places = moment_of(version).places
+    assert sum(start >= 1_000_000 for start, _ in places) > 1
+    assert all(start + size <= 1_000_400 for start, size in places)
 
 
 @pytest.mark.parametrize(("how", "tried"), [("background", 6 * VERSIONS + 1), ("scheduled", 9)])

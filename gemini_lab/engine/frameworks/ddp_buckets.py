@@ -84,10 +84,19 @@ class BucketOrder:
         self._ddp.reducer.prepare_for_backward([])
         for index in indices:
             weight = self._weights[index]
-            torch.autograd.backward([weight], [torch.zeros_like(weight)])
+            torch.autograd.backward([weight], [self._zeros(weight)])
         for weight, gradient in zip(self._weights, kept, strict=True):
             weight.grad = gradient
         self.indices = [*indices]
+
+    def _zeros(self, weight: torch.Tensor) -> torch.Tensor:
+        """A gradient of zeros, as DDP takes one of this weight: an embedding's may be sparse."""
+        weights, are_sparse = self._ddp._build_params_for_reducer()  # noqa: SLF001
+        pairs = zip(weights, are_sparse, strict=True)
+        if not any(one is weight and is_sparse for one, is_sparse in pairs):
+            return torch.zeros_like(weight)
+        first = torch.zeros((1, 1), dtype=torch.int64, device=weight.device)
+        return torch.sparse_coo_tensor(first, torch.zeros_like(weight[:1]), weight.shape)
 
     def _watch(self) -> None:
         if not self._ddp.find_unused_parameters:  # otherwise buckets stay as they are

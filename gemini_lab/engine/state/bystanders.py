@@ -1,9 +1,11 @@
 """Weights beside the engine's that change while it trains: they will not come back, so it is said.
 
 Averaged weights and second models show in no loss of the engine's, so nothing else tells that they
-were lost. Whether they are trained, or stand still as a teacher does, is seen by looking twice.
+were lost. Whether they are trained, or stand still as a teacher does, is seen by looking twice. So
+is what a model has beside its weights and persistent buffers, such as a memory of what it saw.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from weakref import ref
@@ -14,6 +16,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor
+from gemini_lab.engine.state.small_state import persistent_buffers
 
 SAMPLE: Final = 256
 """Elements of a tensor that are looked at."""
@@ -23,8 +26,9 @@ _DEEPEST: Final = 4
 class Bystanders:
     """What looks like weights, is not the engine's, and is not handed over.
 
-    These are frozen weights of the model, modules outside of it, and tensors that are alive
-    together in the shapes of at least half of its matrices, such as an average in a dictionary.
+    These are frozen weights of the model, its buffers that are not persistent, tensors in its
+    attributes, modules outside of it, and tensors that are alive together in the shapes of at least
+    half of its matrices, such as an average in a dictionary.
     What the script makes later is not seen. A few values of each are read now, and again whenever
     they are asked for.
 
@@ -42,8 +46,16 @@ class Bystanders:
         taken |= {id(weight) for weight in weights}
         self._seen: list[tuple[str, list[ref[torch.Tensor]], int]] = []
         handed = {_place(one) for one in _tensors(kept)}
-        frozen = [w for w in weights if not w.requires_grad and _place(w) not in handed]
+        groups = getattr(engine.optimizer, "param_groups", ())
+        kept_frozen = handed | {id(weight) for group in groups for weight in group["params"]}
+        frozen = [
+            w for w in weights if not w.requires_grad and not kept_frozen & {_place(w), id(w)}
+        ]
         self._note("frozen weights of the model", frozen)
+        known = handed | {_place(one) for one in weights}
+        known |= {_place(buffer) for _, buffer in persistent_buffers(engine.module)}
+        for name, tensors in _beside_weights(engine.module).items():
+            self._note(name, [one for one in tensors if _place(one) not in known])
         # By their type alone: to ask an object of unknown kind anything may run its code.
         things = [one for one in living if issubclass(type(one), nn.Module | torch.Tensor)]
         modules = [m for m in things if isinstance(m, nn.Module) and "_modules" in vars(m)]
@@ -68,6 +80,19 @@ class Bystanders:
         references = [ref(tensor) for tensor in tensors]
         if references:
             self._seen.append((name, references, _digest(references)))
+
+
+def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
+    """The model's own tensors that no version has, by their names and what would keep them."""
+    found = defaultdict(list)
+    for part in model.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name in part._non_persistent_buffers_set:  # noqa: SLF001 - torch asks it so too
+                found[f"the model's buffers {name!r}, which persistent=True keeps"].append(buffer)
+        for name, value in vars(part).items():
+            if type(value) is torch.Tensor:
+                found[f"its attributes {name!r}, which register_buffer keeps"].append(value)
+    return found
 
 
 def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:

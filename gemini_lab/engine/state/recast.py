@@ -59,6 +59,7 @@ def recast(
             made=made,
             drawn=drawn,
         ),
+        "trains": smalls[0].get("trains", []),
         "extra": _extra(smalls, heir),
         "at_top": all(one.get("at_top") for one in smalls),
     }

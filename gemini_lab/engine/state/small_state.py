@@ -10,6 +10,7 @@ from gemini_lab.engine.random_states import restore_random_states
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.shard.codec import decode, encode
 
+_TRAINS: Final = "trains"  # which weights require gradients: some are frozen, or thawed, on the way
 _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
 
 
@@ -22,7 +23,8 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
         drawn: What `script.capture_drawn` gave when the iteration ended.
     """
     buffers = dict(persistent_buffers(framework.module))
-    return {**framework.capture(), **_folded(buffers, script.made(), drawn)}
+    trains = [weight.requires_grad for weight in framework.module.parameters()]
+    return {**framework.capture(), _TRAINS: trains, **_folded(buffers, script.made(), drawn)}
 
 
 def folded(
@@ -59,6 +61,10 @@ def restore(
         in_place: Whether the script reads on with the iterators that it has.
     """
     framework.restore(small)
+    # FSDP2 heeds it once, when it first gathers a weight.
+    if small.get(_TRAINS) and framework.parallelism != "FSDP2":
+        for weight, trains in zip(framework.module.parameters(), small[_TRAINS], strict=True):
+            weight.requires_grad_(trains)
     with torch.no_grad():
         for name, buffer in persistent_buffers(framework.module):
             buffer.copy_(small["buffers"][name])
