@@ -120,7 +120,7 @@ class Traffic:
     @property
     def changes(self) -> int:
         """Counts changes of `marks` and of everything else that is no bar."""
-        return self._failures.changes + self._changes
+        return self._failures.changes + self._changes + len(self._nodes.comings)
 
     @property
     def racks(self) -> list[str]:
@@ -128,10 +128,9 @@ class Traffic:
         return [self._rack_of.get(node, "") for node in self.lanes]
 
     @property
-    def gone(self) -> list[int]:
-        """The lanes of nodes that were lost, or have left, and did not come back."""
-        away = {*self._nodes.lost, *self._nodes.left}
-        return [lane for lane, node in enumerate(self.lanes) if node in away]
+    def comings(self) -> list[tuple[float, str, bool]]:
+        """When a node was gone, or came back: the moment, its name, whether it is there then."""
+        return self._nodes.comings
 
     def _settle(self, rows: Rows) -> None:
         """Put bars into the pyramid; without room for them, go on with the newest ones alone."""
