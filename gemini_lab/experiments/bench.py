@@ -113,6 +113,10 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.control:bench",
         "what N agents cost the store, the root agent and the log (--agents 10,100,1000)",
     ),
+    "log": (
+        "gemini_lab.experiments.benches.long_log:bench",
+        "opening a long log, the first time and again, and one place of it (--lines, --calls)",
+    ),
     "dashboard": (
         "gemini_lab.lab.pages:bench",
         "the traffic timeline in a headless browser: draw time and lag, up to a million bars",

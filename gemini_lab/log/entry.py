@@ -18,7 +18,7 @@ _EVENT: Final = msgspec.json.Decoder(AnyEvent)
 _KIND: Final = b',"kind":'
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One line of a log.
 
     Attributes:

@@ -96,6 +96,25 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Readin
     return Reading(RunReducer(name=name, keep=FOR_DASHBOARD, blocks=blocks), LogFeed(log))
 
 
+def opened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
+    """A log that was read to its end, and is kept for the next time where that is worth it.
+
+    Args:
+        log: The log.
+        name: What to call the run.
+        folder: Where readings are kept.
+    """
+    reading = reopened(log, name=name, folder=folder)
+    bad_lines = reading.feed.bad_lines
+    while entries := reading.feed.poll():
+        reading.run.extend(entries)
+        reading.note()
+    reading.run.unread += reading.feed.bad_lines - bad_lines
+    if reading.is_worth_keeping:
+        keep(reading, folder=folder)
+    return reading
+
+
 def keep(reading: Reading, *, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> bool:
     """Keep a reading for the next time; whether that was possible.
 

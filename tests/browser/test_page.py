@@ -1,7 +1,7 @@
 """The page about a run, in a real browser: live, finished, and with names that mean harm."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,23 @@ def test_news_arrives_while_the_log_grows(log: Path, page: Any) -> None:
         last = max(e["iteration"] for e in map(json.loads, lines) if e["kind"] == "iteration")
         wait_for(page, f"{last:,}")
         assert not page.get_by_text("could not be read").count()
+
+
+@pytest.mark.parametrize("width", [1440, 2560])
+def test_both_columns_of_cards_end_at_one_height(
+    log: Path, open_page: Callable[..., Any], width: int
+) -> None:
+    write(log, lines_of_a_run())
+    page = open_page(viewport={"width": width, "height": 900})
+    with shown(log, page):
+        wait_for(page, "Wasted time of a failure")
+        page.wait_for_function("() => document.querySelector('.wasted').clientHeight > 200")
+        ends = page.evaluate(
+            """() => [...document.querySelectorAll('.side')].map(
+              (side) => [...side.children].at(-1).getBoundingClientRect().bottom)"""
+        )
+        assert len(ends) == 2
+        assert ends[0] == pytest.approx(ends[1], abs=1)
 
 
 def test_the_sliders_keys_go_to_the_start_and_to_the_newest_moment(log: Path, page: Any) -> None:

@@ -25,6 +25,7 @@ from bokeh.protocol import Protocol
 from bokeh.util.token import generate_jwt_token, generate_session_id, get_token_payload
 from gemini_lab_widgets.dashboard import Dashboard
 from gemini_lab_widgets.frame import live_html
+from gemini_lab_widgets.page import IDLE_MS
 from gemini_lab_widgets.serve import log_of
 from logs_of_runs import PASSWORD, lines_of_a_run, write
 from tornado.httpclient import HTTPClientError, HTTPRequest
@@ -280,6 +281,13 @@ def test_one_visitor_too_many_is_told_so(log: Path, open_page: Callable[..., Any
         first.wait_for_function(SHOWN)
         second.goto(dashboard.link)
         second.get_by_role("heading", name="All 1 places are taken").wait_for()
+
+
+def test_a_finished_run_is_looked_at_seldom_for_a_viewer_that_never_says_a_word(log: Path) -> None:
+    with Dashboard(lambda: log, password=PASSWORD) as dashboard:
+        connect(dashboard, token=session_token(dashboard), origin=dashboard.url.rstrip("/"))
+        (document,) = dashboard._present
+        assert [each.period for each in document.session_callbacks] == [IDLE_MS]
 
 
 def test_an_address_of_the_network_needs_a_second_yes(log: Path) -> None:

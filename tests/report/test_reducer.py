@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_root_loss, with_one_loss
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Call, Collectives, Transfer
+from gemini_lab.log.events import Call, Collectives, Inputs, IterationBegun, Transfer
 from gemini_lab.report import RunReport, build_report
 from gemini_lab.report.build import report_of
 from gemini_lab.report.output import error_line, last_lines
@@ -51,6 +51,7 @@ RUNS: dict[str, Sequence[Entry]] = {
 
 SENT = (
     Collectives.of([Call("all_reduce", 8, 0.25, 0.5)], rank=1, epoch=1, iteration=3, began_s=1.0),
+    IterationBegun(rank=1, epoch=1, iteration=3, inputs=Inputs(batch="b", random={})),
     Transfer(rank=1, epoch=1, version=2, span=0, peer=0, sent_bytes=8, start_s=1.0, end_s=1.5),
 )
 

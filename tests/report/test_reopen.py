@@ -9,7 +9,8 @@ import pytest
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
 from gemini_lab.log.file import LOG_FILE, EventLog
-from gemini_lab.report.pyramid.bars import BATCH, Kind
+from gemini_lab.report.pyramid.bars import BATCH
+from gemini_lab.report.pyramid.rows import Kind
 from gemini_lab.report.reopen import Reading, keep, reopened
 
 

@@ -5,13 +5,14 @@ from array import array
 from math import inf, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS, Call, Collectives
 from gemini_lab.placement import plan_placement
-from gemini_lab.report.pyramid.bars import COLUMNS, ROW_BYTES, Bars, Kind
+from gemini_lab.report.pyramid.bars import Bars
+from gemini_lab.report.pyramid.rows import COLUMNS, ROW_BYTES, Kind
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.exposure import Sending, judge, merge
 from gemini_lab.settings import Settings
@@ -243,6 +244,17 @@ def test_a_recovery_is_a_mark_from_the_failure_to_its_end():
     assert (recovery.start_s, recovery.end_s) == (1.1, 4.0)
 
 
+def test_it_is_told_when_nodes_were_gone_and_came_back():
+    lost = [event("node_lost", at_s, name="node-1", cause="lease") for at_s in (1.0, 1.5)]
+    joined = [event("node_joined", at_s, name="node-1") for at_s in (3.0, 3.5)]
+    traffic = told(*lost, *joined, event("node_lost", 5.0, name="node-2", cause="lease"))
+    assert traffic.comings == [
+        (1.0, "node-1", False),
+        (3.0, "node-1", True),
+        (5.0, "node-2", False),
+    ]
+
+
 def test_a_replica_that_is_read_back_leads_from_holder_to_reader():
     traffic = told(
         event(
@@ -315,6 +327,58 @@ def test_a_packed_block_has_column_after_column_each_aligned():
         found[name] = list(column)
         offset += 2 * column.itemsize
     assert (found["start_s"], found["number"], found["kind"]) == ([1, 2], [11, 12], [7, 7])
+
+
+def one_by_one(bars, event, *, lane):
+    for call in event.calls():
+        bars.add(
+            Kind.COLLECTIVE,
+            event.began_s + call.start_s,
+            event.began_s + call.end_s,
+            lane=lane,
+            size_bytes=float(call.size_bytes),
+            number=event.iteration,
+            rank=event.rank,
+            name=call.size_bytes,
+        )
+
+
+microseconds = st.integers(0, 3_000_000).map(lambda us: us / 1e6)
+called = st.lists(st.tuples(st.integers(0, 3), microseconds, microseconds), max_size=6)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(called, st.integers(0, 2), st.booleans()), max_size=12), st.data())
+def test_the_bars_of_collectives_are_those_of_the_calls_one_by_one(told, data):
+    """Whoever looks in between, whatever comes in between, and when the oldest go."""
+    all_at_once, singly = Bars(limit=16), Bars(limit=16)
+    for number, (calls, rank, is_asked) in enumerate(told):
+        event = Collectives.of(
+            [Call("all_reduce", size, start, start + took) for size, start, took in sorted(calls)],
+            rank=rank,
+            epoch=1,
+            iteration=number,
+            began_s=1e9 + number,
+        )
+        sizes = [size for _, size in event.kinds]
+        all_at_once.add_collectives(event, lane=rank % 2, names=sizes)
+        one_by_one(singly, event, lane=rank % 2)
+        for bars in (all_at_once, singly):
+            bars.add(Kind.ITERATION, number, number + 1, lane=0, rank=rank)
+        if is_asked:
+            first = data.draw(st.integers(0, singly.end))
+            assert len(all_at_once.between(first, singly.end)) <= 16
+    assert all_at_once.end == singly.end
+    # Which went when depends on how many came at once; what is there is the same.
+    first = max(all_at_once.first, singly.first)
+    assert all_at_once.packed(first, singly.end) == singly.packed(first, singly.end)
+
+
+def test_collectives_that_touch_a_time_are_found_with_their_times():
+    calls = [Call("all_reduce", 8, start_s, start_s + 0.5) for start_s in (0.0, 1.0, 2.0, 3.0)]
+    event = Collectives.of(calls, rank=0, epoch=1, iteration=1, began_s=10.0)
+    assert event.times(11.25, 12.25) == [(11.0, 11.5), (12.0, 12.5)]
+    assert event.times(13.75, 20.0) == []
 
 
 moments = st.floats(0, 100, allow_nan=False)

@@ -31,6 +31,8 @@ from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_los
 from gemini_lab.log import events
 from gemini_lab.report.tables import Tables, tables_of
 from gemini_lab.report.tables.past import Overhead
+from gemini_lab.simulator import paper_workload, simulate
+from gemini_lab.simulator.policy import gemini
 
 MOST_GLYPHS = 2_000
 MOST_OF_A_MAP = 11_000  # twice 4,000 copies, for each its number, and what is behind them
@@ -373,6 +375,16 @@ def test_without_anything_logged_the_view_says_how_to_log() -> None:
     view = drawn(CurvesView, with_one_loss())
     assert not view.plot.visible
     assert "protected.log(loss=" in view.words
+
+
+def test_nobody_is_told_to_log_the_losses_of_a_simulation() -> None:
+    workload = paper_workload(nodes=2, standbys=0)
+    store = EventStore()
+    store.extend(simulate(workload, gemini(workload), [], days=1 / 24, record=True).events)
+    view = CurvesView()
+    view.update(store.tables())
+    assert "protected.log" not in view.words
+    assert "no model was trained" in view.words
 
 
 def test_the_parts_of_the_time_fill_one_bar() -> None:

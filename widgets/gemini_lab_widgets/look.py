@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gemini_lab.report.pyramid.bars import Rows, in_columns
 from gemini_lab.report.pyramid.pyramid import NO_ROWS, Covered, Pyramid
+from gemini_lab.report.pyramid.rows import Rows, in_columns
 from gemini_lab.report.reducers.traffic import MAX_NAMES as MOST_NAMES
 from gemini_lab.report.reducers.traffic import Traffic
 

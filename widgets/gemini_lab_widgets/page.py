@@ -59,12 +59,13 @@ class Page:
         document: The visitor's.
 
     Attributes:
-        pace: Called with the milliseconds between two ticks, where these change.
+        period_ms: Between two ticks.
+        pace: Called with these where they change.
     """
 
     def __init__(self, library: Library, document: Document) -> None:
         self.pace: Callable[[int], None] = lambda _: None
-        self._period_ms = TICK_MS
+        self.period_ms = TICK_MS
         self._unanswered = 0
         self._library, self._shown = library, library.latest
         self._beside: Follower | None = None
@@ -168,8 +169,8 @@ class Page:
         return is_over and self._state() == self._drawn
 
     def _keep_pace(self, period_ms: int) -> None:
-        if self._period_ms != period_ms:
-            self._period_ms = period_ms
+        if self.period_ms != period_ms:
+            self.period_ms = period_ms
             self.pace(period_ms)
 
     @property
@@ -321,5 +322,5 @@ def visit(library: Library, present: set[Document], *, most: int) -> None:
     present.add(document)
     document.on_session_destroyed(lambda _: present.discard(document))
     page = Page(library, document)
-    rhythm = pn.state.add_periodic_callback(page.tick, period=TICK_MS)
+    rhythm = pn.state.add_periodic_callback(page.tick, period=page.period_ms)
     page.pace = lambda period_ms: rhythm.param.update(period=period_ms)

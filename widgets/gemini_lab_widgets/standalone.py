@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.pyramid.bars import LAYERS, Rows, in_columns
+from gemini_lab.report.pyramid.rows import LAYERS, Rows, in_columns
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab_widgets.look import Look, coverage_of, shades
 from gemini_lab_widgets.modules import joined
@@ -62,7 +62,7 @@ def standalone_html(
         "lanes": traffic.lanes,
         "names": traffic.names,
         "racks": traffic.racks,
-        "gone": traffic.gone,
+        "comings": traffic.comings,
         "costs_s": [round(cost_s, 3) for cost_s in traffic.costs_s],
         "marks": [asdict(mark) for mark in traffic.marks],
     }

@@ -10,7 +10,7 @@ from gemini_lab.log.follow import log_of, name_of
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
-from gemini_lab.report.reopen import keep, reopened
+from gemini_lab.report.reopen import opened
 from gemini_lab.report.tables import Losses, Tables, losses_of, tables_of
 
 REFRESH_EVENTS: Final = 2_000
@@ -55,14 +55,7 @@ class EventStore:
         log = log_of(Path(path))
         if not log.is_file():
             raise ConfigError(f"there is no log at {log}; name a run's folder or its log")
-        reading = reopened(log, name=name_of(log))
-        bad_lines = reading.feed.bad_lines
-        while entries := reading.feed.poll():
-            reading.run.extend(entries)
-            reading.note()
-        reading.run.unread += reading.feed.bad_lines - bad_lines
-        if reading.is_worth_keeping:
-            keep(reading)
+        reading = opened(log, name=name_of(log))
         return cls(earlier=earlier, run=reading.run, moments=reading.moments)
 
     @property

@@ -1,60 +1,28 @@
 """The rows behind the traffic timeline: they grow, forget their oldest, and travel in columns."""
 
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from math import inf
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from gemini_lab.log.events import Collectives
+from gemini_lab.report.pyramid.calls import Calls, write
+from gemini_lab.report.pyramid.rows import (
+    LAYER,
+    ROW,
+    ROW_BYTES,
+    Kind,
+    Reached,
+    Rows,
+    in_columns,
+    packed,
+)
 
-class Kind(IntEnum):
-    """What a bar shows; the numbers are those in js/kinds.js."""
-
-    ITERATION = 0  # one optimizer step of a rank; number: iteration, part: microseconds waited
-    COLLECTIVE = 1  # a training collective; number: iteration
-    WAIT = 2  # the step waited for a version to be whole; number: iteration
-    TRANSFER = 3  # checkpoint chunks for a peer; number: version, part: idle span, -1 without
-    VERSION = 4  # a version of which the log tells no transfers; number: version
-    EXPOSED = 5  # the part of a transfer or version that training had to share its time with
-    COMPLETE = 6  # a version is whole at a rank; number: version
-    RESTORE = 7  # a shard on its way to a node that lost it; number: version
-
-
-LAYER: Final = (0, 1, 2, 3, 3, 4, -1, 5)
-"""Which of the `LAYERS` each kind covers; a version being whole is a moment and covers nothing."""
-LAYERS: Final = 6
-
-COLUMNS: Final = {
-    "start_s": "d",
-    "size_bytes": "d",
-    "duration_s": "f",
-    "new_s": "f",
-    "number": "i",
-    "part": "i",
-    "rank": "i",
-    "peer": "i",
-    "lane": "H",
-    "name": "H",
-    "kind": "B",
-}
-"""Name and type of each column, widest first, so that in a packed block every column is aligned.
-
-`new_s` is how long, up to its end, a bar covers what no earlier one of its rank and layer did.
-"""
-
-ROW: Final = np.dtype([(name, f"<{code}") for name, code in COLUMNS.items()])
-ROW_BYTES: Final = ROW.itemsize
 BATCH: Final = 1 << 16
 """Rows that are settled at once."""
-
-Rows = npt.NDArray[np.void]
-"""Bars as an array of `ROW`."""
-
-_PACK: Final = struct.Struct("<" + "".join(COLUMNS.values())).pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +67,8 @@ class Bars:
         self.gone_s = -inf
         self._settle = settle
         self._rows = bytearray()
-        self._reached: dict[tuple[int, int, int], float] = {}
+        self._unwritten: list[Calls] = []
+        self._reached: Reached = {}
         self._due: float = 0  # before row number so much there is nothing to settle or forget
 
     def __len__(self) -> int:
@@ -130,16 +99,33 @@ class Bars:
         from_s = max(start_s, reached_s)
         new_s = end_s - from_s if end_s > from_s else 0.0
         duration_s = end_s - start_s if end_s > start_s else 0.0
-        try:
-            self._rows += _PACK(
-                *(start_s, size_bytes, duration_s, new_s),
-                *(number, part, rank, peer, lane, name, kind),
-            )
-        except (struct.error, OverflowError) as error:
-            raise OverflowError(f"a bar does not fit its columns: {error}") from error
+        self._rows += packed(
+            *(start_s, size_bytes, duration_s, new_s),
+            *(number, part, rank, peer, lane, name, kind),
+        )
         if end_s > reached_s:
             self._reached[place] = end_s
         self.end += 1
+        if self.end >= self._due:
+            self._make_room()
+
+    def add_collectives(self, event: Collectives, *, lane: int, names: Sequence[int]) -> None:
+        """Add a bar for each training collective of an iteration, as `add` would one by one.
+
+        They are written when somebody asks for them, those of many iterations at once.
+
+        Args:
+            event: What its rank told.
+            lane: Of all of them.
+            names: The name of each of the event's kinds, as a number.
+
+        Raises:
+            OverflowError: A value does not fit its column; then nothing was added.
+        """
+        row = packed(0, 0, 0, 0, event.iteration, -1, event.rank, -1, lane, 0, Kind.COLLECTIVE)
+        self._rows += row * len(event.order)
+        self._unwritten.append(Calls(self.end, lane, names, event))
+        self.end += len(event.order)
         if self.end >= self._due:
             self._make_room()
 
@@ -148,13 +134,14 @@ class Bars:
         if self._settle is not None and self.end - self.settled >= BATCH:
             self._settle(self.between(self.settled, self.end))
             self.settled = self.end
-        if len(self) > self.limit:
+        while len(self) > self.limit:
             self._forget(self.limit // 4)
         settling = inf if self._settle is None else self.settled + BATCH
         self._due = min(settling, self.first + self.limit + 1)
 
     def between(self, first: int, end: int) -> Rows:
         """A copy of the rows from number `first` to before `end`, as far as they are kept."""
+        self._write()
         begin, stop = (ROW_BYTES * (max(at, self.first) - self.first) for at in (first, end))
         return np.frombuffer(bytes(self._rows[begin:stop]), ROW)
 
@@ -176,13 +163,15 @@ class Bars:
         """The rows from number `first` to before `end`: column after column, little-endian."""
         return in_columns(self.between(first, end))
 
+    def _write(self) -> None:
+        """Write the rows that were added without what they say."""
+        if self._unwritten:
+            rows = np.frombuffer(self._rows, ROW)
+            write(rows, self._unwritten, first=self.first, reached_s=self._reached)
+            self._unwritten.clear()
+
     def _forget(self, count: int) -> None:
         going = self.between(self.first, self.first + count)
         self.gone_s = max(self.gone_s, float((going["start_s"] + going["duration_s"]).max()))
         del self._rows[: ROW_BYTES * count]
         self.first += count
-
-
-def in_columns(rows: Rows) -> bytes:
-    """Rows as they travel: column after column, little-endian."""
-    return b"".join(rows[name].tobytes() for name in COLUMNS)

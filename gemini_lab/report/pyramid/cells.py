@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gemini_lab.report.pyramid.bars import LAYER, Rows
+from gemini_lab.report.pyramid.rows import LAYER, Rows
 
 FINER: Final = 4
 """Bins of one level in one of the next."""

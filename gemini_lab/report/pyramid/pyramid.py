@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gemini_lab.report.pyramid.bars import LAYERS, ROW, Rows
 from gemini_lab.report.pyramid.blocks import Blocks
 from gemini_lab.report.pyramid.cells import (
     CELL,
@@ -33,6 +32,7 @@ from gemini_lab.report.pyramid.cells import (
     summed,
     width_s,
 )
+from gemini_lab.report.pyramid.rows import LAYERS, ROW, Rows, from_columns, in_columns
 
 FULL: Final = 1 << 16
 """Cells that make a block."""
@@ -128,7 +128,7 @@ class Pyramid:
             self._origin_s = low_s
             span_s = max(high_s - low_s, 1e-3)
             self._base = math.ceil(math.log(span_s * FINE / len(rows), FINER))
-        number = self._blocks.put(rows.tobytes())
+        number = self._blocks.put(in_columns(rows))
         self._bars.append(Block(number, low_s, high_s, self.end, len(rows)))
         self.end += len(rows)
         self.changes += 1
@@ -176,7 +176,7 @@ class Pyramid:
 
     def _stored(self, from_s: float, to_s: float, fresh: Rows) -> Iterator[tuple[Rows, int]]:
         for block in _meeting(self._bars, from_s, to_s):
-            yield np.frombuffer(self._blocks.get(block.number), ROW), block.first
+            yield from_columns(self._blocks.get(block.number)), block.first
         yield fresh, self.end
 
     def coverage(

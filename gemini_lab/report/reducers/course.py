@@ -75,6 +75,8 @@ class Course:
         """Take in one entry."""
         event = entry.event
         match event:
+            case Iteration():  # the most frequent one first
+                pass
             case RunStarted():
                 self._start(entry.at_s, event)
             case Protected(rank=0) if event.epoch >= self.epoch:

@@ -39,14 +39,10 @@ class Divergences:
     def take(self, entry: Entry) -> None:
         """Take in one entry."""
         match entry.event:
+            case IterationBegun() | Iteration() as done:  # the most frequent ones first
+                self._compare(done)
             case RunStarted() as job if job.simulated is not None:
                 self._repeats = None  # its numbers are those of a model
-            case IterationBegun() | Iteration() as done if self._repeats is not None:
-                if whole(done.rank) >= MOST_RANKS:
-                    raise ValueError(f"no run has a rank {done.rank}")
-                whole(done.iteration)
-                if (noticed := self._repeats.take(done)) is not None:
-                    self._add(noticed)
             case Rewound() as said if self._repeats is not None:
                 whole(said.version)
                 self._repeats.go_back(said)
@@ -65,6 +61,15 @@ class Divergences:
                 )
             case Diverged() as noticed:
                 self._add(noticed)
+
+    def _compare(self, done: IterationBegun | Iteration) -> None:
+        if self._repeats is None:
+            return
+        if whole(done.rank) >= MOST_RANKS:
+            raise ValueError(f"no run has a rank {done.rank}")
+        whole(done.iteration)
+        if (noticed := self._repeats.take(done)) is not None:
+            self._add(noticed)
 
     def _add(self, noticed: Diverged) -> None:
         whole(noticed.iteration)

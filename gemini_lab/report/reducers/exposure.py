@@ -1,8 +1,15 @@
 """Which part of the checkpoint traffic training had to share its time with."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Final
+
+from gemini_lab.log.events import Collectives
+
+MAX_BUSY: Final = 100_000
+"""Intervals of one node that are remembered for judging, if no iteration ever ends there."""
 
 Interval = tuple[float, float]
 
@@ -34,6 +41,45 @@ class Judged:
         return self.sending.size_bytes * sum(e - s for s, e in self.exposed) / whole_s
 
 
+class Busy:
+    """When training used one node's network, as far as it is still of interest."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[float, Collectives]] = []  # until when there were any; they
+        self._count = 0
+
+    def add(self, event: Collectives, *, until_s: float) -> None:
+        """Remember an iteration's collectives; where there are too many, the older half goes.
+
+        Args:
+            event: They.
+            until_s: None of them ends later.
+        """
+        self._told.append((until_s, event))
+        self._count += len(event.order)
+        if self._count > MAX_BUSY:
+            self._keep(self._told[-(len(self._told) // 2) :])
+
+    def near(self, from_s: float, to_s: float) -> list[Interval]:
+        """All that touch a time."""
+        return [
+            interval
+            for until_s, event in self._told
+            if event.began_s <= to_s and until_s >= from_s
+            for interval in event.times(from_s, to_s)
+        ]
+
+    def forget(self, before_s: float) -> None:
+        """Forget iterations whose collectives were over before a moment."""
+        kept = [told for told in self._told if told[0] > before_s]
+        if len(kept) < len(self._told):
+            self._keep(kept)
+
+    def _keep(self, told: list[tuple[float, Collectives]]) -> None:
+        self._told = told
+        self._count = sum(len(event.order) for _, event in told)
+
+
 def judge(sendings: Iterable[Sending], busy: Iterable[Interval]) -> list[Judged]:
     """Hold each sending against the times in which training used the network or waited.
 
@@ -46,7 +92,13 @@ def judge(sendings: Iterable[Sending], busy: Iterable[Interval]) -> list[Judged]
         busy: Collectives and waits, in any order; they may overlap.
     """
     merged = merge(busy)
-    return [Judged(sending=s, exposed=tuple(clip(merged, s.start_s, s.end_s))) for s in sendings]
+    starts_s, ends_s = [start_s for start_s, _ in merged], [end_s for _, end_s in merged]
+    judged = []
+    for sending in sendings:
+        near = slice(bisect_right(ends_s, sending.start_s), bisect_right(starts_s, sending.end_s))
+        exposed = tuple(clip(merged[near], sending.start_s, sending.end_s))
+        judged.append(Judged(sending=sending, exposed=exposed))
+    return judged
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:

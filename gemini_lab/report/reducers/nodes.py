@@ -24,7 +24,7 @@ from gemini_lab.log.events import (
     WorkerExited,
     WorkerHung,
 )
-from gemini_lab.report.reducers.checks import MOST_RANKS
+from gemini_lab.report.reducers.checks import MOST_RANKS, seconds
 
 MOST: Final = 100_000
 LAB: Final = "lab"
@@ -46,6 +46,7 @@ class Nodes:
             empty where nothing was said of that.
         drained: Nodes without ranks whose machines are to go, in order.
         left: Nodes that were gone after their ranks had moved, in order.
+        comings: When a node was gone, or came back: the moment, its name, whether it is there then.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Nodes:
         self.leaving: dict[str, str] = {}
         self.drained: dict[str, None] = {}
         self.left: dict[str, None] = {}
+        self.comings: list[tuple[float, str, bool]] = []
         self._names: dict[str, None] = {}
         self._seats: dict[int, str] = {}
         self._per_node = 1
@@ -68,21 +70,22 @@ class Nodes:
         """Take in one entry."""
         event = entry.event
         match event:
+            case Iteration() | Protected():  # the most frequent one first
+                if event.epoch >= self._epoch:
+                    self._seat(event.rank, entry.node)
             case LabStarted():
-                self._join(*event.names)
+                self._join(entry.at_s, *event.names)
                 self.root = event.root or self.root
             case NodeJoined():
-                self._join(event.name)
+                self._join(entry.at_s, event.name)
             case NodeLost():
-                self._lose(event.name)
+                self._lose(entry.at_s, event.name)
             case RootElected():
                 self.root = event.name
                 if len(self.roots) < MOST:
                     self.roots.append((entry.at_s, event.name))
             case RunStarted() if not self.members:
                 self._start(event)
-            case Protected() | Iteration() if event.epoch >= self._epoch:
-                self._seat(event.rank, entry.node)
             case _:
                 self._follow(entry)
 
@@ -91,7 +94,7 @@ class Nodes:
         event = entry.event
         match event:
             case Injected(failure="node_loss") if entry.node != LAB:
-                self._lose(entry.node)
+                self._lose(entry.at_s, entry.node)
             case WorkerExited() | WorkerHung() if len(self.failed) < MOST:
                 seat = self._seats.get(event.rank, "")
                 self.failed.add(entry.node if isinstance(event, WorkerExited) else seat)
@@ -99,9 +102,9 @@ class Nodes:
                 self._leave(told)
             case RecoveryStarted() if event.cause not in PLANNED:
                 for name in event.lost:
-                    self._lose(name)
+                    self._lose(entry.at_s, name)
             case RecoveryPlanned() if event.epoch >= self._epoch:
-                self._plan(event)
+                self._plan(entry.at_s, event)
             case RecoveryFinished() | RunFinished():
                 self.failed.clear()
 
@@ -128,7 +131,7 @@ class Nodes:
         known = list(self._names)[: job.nodes]
         self.members = [*known, *(f"node-{p}" for p in range(len(known), job.nodes))]
 
-    def _plan(self, plan: RecoveryPlanned) -> None:
+    def _plan(self, at_s: float, plan: RecoveryPlanned) -> None:
         if not 0 < len(plan.members) * self._per_node <= MOST_RANKS:
             raise ValueError(f"no cluster has {len(plan.members)} x {self._per_node} ranks")
         self._epoch = plan.epoch
@@ -137,7 +140,7 @@ class Nodes:
         self.members = list(plan.members)
         self.gone = {p for p, name in enumerate(plan.members) if name is None}
         self.failed.clear()
-        self._join(*(name for name in plan.members if name is not None))
+        self._join(at_s, *(name for name in plan.members if name is not None))
         for name in plan.members:
             self.drained.pop(name or "", None)  # used again, as there was no other
         for position, name in enumerate(plan.members):
@@ -150,15 +153,19 @@ class Nodes:
         if node != LAB:
             self._seats[rank] = node
 
-    def _join(self, *names: str) -> None:
+    def _join(self, at_s: float, *names: str) -> None:
         for name in names:
             if len(self._names) < MOST:
                 self._names[name] = None
+            if name in self.lost or name in self.left:
+                self._come(at_s, name, is_there=True)
             self.lost.pop(name, None)
             self.left.pop(name, None)
 
-    def _lose(self, name: str) -> None:
+    def _lose(self, at_s: float, name: str) -> None:
         self.leaving.pop(name, None)
+        if name not in self.lost and name not in self.left:
+            self._come(at_s, name, is_there=False)
         if name in self.drained or name in self.left:
             self.drained.pop(name, None)
             self.left[name] = None
@@ -167,6 +174,10 @@ class Nodes:
         if name not in self.lost and len(self.lost) < MOST:
             self.lost_count += 1
             self.lost[name] = None
+
+    def _come(self, at_s: float, name: str, *, is_there: bool) -> None:
+        if len(self.comings) < MOST:
+            self.comings.append((seconds(at_s), name, is_there))
 
     # -- answers ---------------------------------------------------------------------------------
 

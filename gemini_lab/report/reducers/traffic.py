@@ -14,6 +14,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     Collectives,
     Iteration,
+    IterationBegun,
     Protected,
     RecoveryStarted,
     RunFailed,
@@ -23,10 +24,11 @@ from gemini_lab.log.events import (
     Transfer,
     VersionComplete,
 )
-from gemini_lab.report.pyramid.bars import Bars, Kind, Rows
+from gemini_lab.report.pyramid.bars import Bars
 from gemini_lab.report.pyramid.pyramid import Pyramid
-from gemini_lab.report.reducers.checks import seconds
-from gemini_lab.report.reducers.exposure import Interval, Judged, Sending, judge
+from gemini_lab.report.pyramid.rows import Kind, Rows
+from gemini_lab.report.reducers.checks import seconds, whole
+from gemini_lab.report.reducers.exposure import Busy, Interval, Judged, Sending, judge
 from gemini_lab.report.reducers.marks import Mark, Marks
 from gemini_lab.report.reducers.nodes import LAB, Nodes
 
@@ -36,9 +38,6 @@ MAX_NAMES: Final = 65_535
 SHORTEST_WAIT_S: Final = 0.001
 SHORTEST_EXPOSED_S: Final = 0.0001
 """Shorter waits and exposed parts are counted like any other, but get no bar."""
-
-MAX_BUSY: Final = 100_000
-"""Collectives of one node that are remembered for judging, if no iteration ever ends there."""
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ class Traffic:
         self._ranks: dict[int, _Rank] = {}
         self._is_blocking = False
         self._rack_of: dict[str, str] = {}
-        self._busy: dict[int, list[Interval]] = {}
+        self._busy: dict[int, Busy] = {}
         self._failures = Marks()
         self._changes = 0
 
@@ -120,7 +119,7 @@ class Traffic:
     @property
     def changes(self) -> int:
         """Counts changes of `marks` and of everything else that is no bar."""
-        return self._failures.changes + self._changes
+        return self._failures.changes + self._changes + len(self._nodes.comings)
 
     @property
     def racks(self) -> list[str]:
@@ -128,10 +127,9 @@ class Traffic:
         return [self._rack_of.get(node, "") for node in self.lanes]
 
     @property
-    def gone(self) -> list[int]:
-        """The lanes of nodes that were lost, or have left, and did not come back."""
-        away = {*self._nodes.lost, *self._nodes.left}
-        return [lane for lane, node in enumerate(self.lanes) if node in away]
+    def comings(self) -> list[tuple[float, str, bool]]:
+        """When a node was gone, or came back: the moment, its name, whether it is there then."""
+        return self._nodes.comings
 
     def _settle(self, rows: Rows) -> None:
         """Put bars into the pyramid; without room for them, go on with the newest ones alone."""
@@ -162,6 +160,8 @@ class Traffic:
                 self._iteration(entry.node, at_s, event)
             case VersionComplete():
                 self._version_complete(entry.node, at_s, event)
+            case IterationBegun():
+                pass
             case _:
                 self._follow(entry)
         if self.newest_s is None or at_s > self.newest_s:
@@ -197,21 +197,12 @@ class Traffic:
     # -- traffic -------------------------------------------------------------------------------
 
     def _collectives(self, node: str, event: Collectives) -> None:
-        lane = self._lane(node)
-        for call in event.calls():
-            start_s = seconds(event.began_s + call.start_s)
-            end_s = seconds(event.began_s + call.end_s)
-            self._use(lane, (start_s, end_s))
-            self.bars.add(
-                Kind.COLLECTIVE,
-                start_s,
-                end_s,
-                lane=lane,
-                size_bytes=float(call.size_bytes),
-                number=event.iteration,
-                rank=event.rank,
-                name=self._name(call.name),
-            )
+        if event.order:
+            until_s = seconds(_end_of(event))
+            lane = self._lane(node)
+            names = [self._name(name) for name, _ in event.kinds]
+            self.bars.add_collectives(event, lane=lane, names=names)
+            self._busy.setdefault(lane, Busy()).add(event, until_s=until_s)
         if self.basis == "waits":
             self.basis = "collectives"
             self._changes += 1
@@ -330,23 +321,17 @@ class Traffic:
 
     # -- hidden or exposed ---------------------------------------------------------------------
 
-    def _use(self, lane: int, interval: Interval) -> None:
-        """Remember when training used a node's network."""
-        busy = self._busy.setdefault(lane, [])
-        busy.append(interval)
-        if len(busy) > MAX_BUSY:
-            del busy[: MAX_BUSY // 2]
-
     def _judge(self, number: int, rank: _Rank, *, until_s: float, keep_s: float) -> None:
         """Judge what the rank had sent by `until_s`; forget what was over before `keep_s`."""
         ready = [sending for sending in rank.open if sending.end_s <= until_s]
-        busy = self._busy.get(rank.lane, [])
+        busy = self._busy.setdefault(rank.lane, Busy())
         if ready:
             rank.open = [sending for sending in rank.open if sending.end_s > until_s]
-            for judged in judge(ready, [*busy, *rank.waits]):
+            from_s, to_s = min(one.start_s for one in ready), max(one.end_s for one in ready)
+            for judged in judge(ready, [*busy.near(from_s, to_s), *rank.waits]):
                 self._count(number, rank.lane, judged)
         rank.waits = [wait for wait in rank.waits if wait[1] > keep_s]
-        self._busy[rank.lane] = [interval for interval in busy if interval[1] > keep_s]
+        busy.forget(keep_s)
 
     def _judge_all(self) -> None:
         for number, rank in self._ranks.items():
@@ -355,9 +340,9 @@ class Traffic:
         self._busy.clear()
 
     def _count(self, number: int, lane: int, judged: Judged) -> None:
-        sending = judged.sending
-        self.exposed_bytes += judged.exposed_bytes
-        self.hidden_bytes += sending.size_bytes - judged.exposed_bytes
+        sending, exposed_bytes = judged.sending, judged.exposed_bytes
+        self.exposed_bytes += exposed_bytes
+        self.hidden_bytes += sending.size_bytes - exposed_bytes
         whole_s = sending.end_s - sending.start_s
         for start_s, end_s in judged.exposed:
             self.costs_s[lane] += end_s - start_s
@@ -395,6 +380,18 @@ class Traffic:
 
     def _name(self, name: str) -> int:
         return _number(name, self._name_of, self.names)
+
+
+def _end_of(event: Collectives) -> float:
+    """A moment before which all collectives of an iteration ended.
+
+    Raises:
+        ValueError: No run takes so long, or sends so much.
+    """
+    for _, size_bytes in event.kinds:
+        whole(size_bytes)
+    latest_us = whole(sum(map(abs, event.gaps_us))) + whole(max(map(abs, event.durations_us)))
+    return seconds(event.began_s) + latest_us / 1e6
 
 
 def _number(text: str, numbers: dict[str, int], texts: list[str]) -> int:

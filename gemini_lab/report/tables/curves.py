@@ -48,6 +48,7 @@ def curves(
         matches=tuple(match(name, mine[name], told, run=other) for other, name, told in theirs),
         ranks=run.course.ranks,
         notes=tuple(notes),
+        is_simulated=run.course.is_simulated,
     )
 
 

@@ -278,6 +278,7 @@ class Curves:
         matches: One for each earlier run and name that both have.
         ranks: Training processes.
         notes: What is left out.
+        is_simulated: Whether no script ran.
     """
 
     curves: tuple[Curve, ...]
@@ -285,3 +286,4 @@ class Curves:
     matches: tuple[Match, ...]
     ranks: int
     notes: tuple[str, ...]
+    is_simulated: bool = False

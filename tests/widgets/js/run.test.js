@@ -101,3 +101,20 @@ test("a loss is told in words only where nothing near it says more", () => {
   const told = toldMarks([mark("lost", 10), mark("injected", 8), mark("lost", 30)]);
   assert.deepEqual(told.map((one) => one.start_s), [8, 30]);
 });
+
+test("a node that lives at the moment that is looked at has a lane of its own then", () => {
+  const nodes = Array.from({ length: 9 }, (_, n) => `node-${n}`);
+  const run = runOf(nodes, BARS);
+  const comings = [...nodes.slice(0, 6).map((node, n) => [10 + n, node, false]), [30, "node-0", true]];
+  assert.equal(run.take({ comings, newest_s: 40 }), true);
+  const labels = () => run.rows.list.map((row) => row.label);
+  assert.deepEqual(labels(), ["node-0", "node-6", "node-7", "node-8", "5 gone nodes"]);
+  assert.equal(run.take({ moment_s: 12.5 }), true);
+  assert.deepEqual(labels(), nodes);
+  run.take({ moment_s: 20 });
+  assert.deepEqual(labels(), ["node-6", "node-7", "node-8", "6 gone nodes"]);
+  run.lookBack(5);
+  assert.deepEqual(labels(), nodes);
+  run.lookBack(null);
+  assert.equal(labels().at(-1), "5 gone nodes");
+});

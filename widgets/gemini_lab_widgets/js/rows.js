@@ -11,7 +11,7 @@ export class Rows {
     this.lanes = [];
     this.racks = []; // of each lane, as far as known
     this.costs = []; // of each lane the seconds that training felt
-    this.gone = new Set(); // lanes of nodes that were lost or have left
+    this.gone = new Set(); // names of nodes that were lost or have left
     this.order = NAME;
     this.find = "";
     this.open = new Set();
@@ -23,9 +23,9 @@ export class Rows {
     const shown = this.sorted();
     this.list = [];
     this.of = new Int32Array(Math.max(1, this.lanes.length)).fill(-1);
-    const gone = this.find ? [] : shown.filter(({ lane }) => this.gone.has(lane));
+    const gone = this.find ? [] : shown.filter(({ name }) => this.gone.has(name));
     const isFolded = gone.length > MOST_GONE;
-    const here = isFolded ? shown.filter(({ lane }) => !this.gone.has(lane)) : shown;
+    const here = isFolded ? shown.filter(({ name }) => !this.gone.has(name)) : shown;
     this.grouped = here.length > MOST_ROWS;
     this.groupsOf(here).forEach((group, number) => this.putGroup(group, number));
     if (isFolded) this.putGroup({ members: gone, label: `${gone.length} gone nodes` }, GONE);

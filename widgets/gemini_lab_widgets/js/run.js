@@ -13,6 +13,7 @@ export class Run {
     this.overview = new Overview();
     this.names = [];
     this.marks = [];
+    this.comings = []; // when which node was gone, or came back
     this.meta = {};
     this.origin = 0; // the run's time of what is drawn at 0
     this.newest = 0;
@@ -21,15 +22,17 @@ export class Run {
   // Take in one message: what changed, and `count` packed bars; true when lanes are to be arranged.
   take(meta, buffer) {
     if (meta.reset) this.reset(meta);
+    const then = this.meta.moment_s;
     this.meta = { ...this.meta, ...meta };
     this.newest = Math.max(0, (meta.newest_s ?? this.origin) - this.origin);
     if (meta.lanes?.length) this.rows.lanes.push(...meta.lanes);
     if (meta.costs_s) this.rows.costs = meta.costs_s;
     if (meta.racks) this.rows.racks = meta.racks;
-    if (meta.gone) this.rows.gone = new Set(meta.gone);
+    if (meta.comings) this.comings = meta.comings;
     if (meta.names?.length) this.names.push(...meta.names);
     if (meta.marks) this.marks = meta.marks.map((mark) => this.moved(mark));
-    const isNew = Boolean(meta.lanes?.length || meta.racks || meta.gone || meta.reset);
+    const isNew = Boolean(meta.lanes?.length || meta.racks || meta.comings || meta.reset
+      || (this.comings.length && then !== this.meta.moment_s));
     if (isNew) this.arrange(); // before the bars come, so that each has a row
     const next = this.bars.base + this.bars.length;
     if (meta.first !== undefined && meta.first !== next) this.begin(meta);
@@ -75,13 +78,31 @@ export class Run {
   }
 
   arrange() {
+    this.rows.gone = this.goneThen();
     this.rows.arrange(this.meta.replicas ?? 1);
+  }
+
+  // The names of nodes that are gone at the moment that the page shows.
+  goneThen() {
+    const gone = new Set(), until = this.meta.moment_s ?? Infinity;
+    for (const [at, node, isThere] of this.comings) {
+      if (at > until) continue;
+      if (isThere) gone.delete(node);
+      else gone.add(node);
+    }
+    return gone;
   }
 
   // The moment that the page looks back at, in the run's time; null for the newest.
   moment() {
     const at = this.meta.moment_s ?? null;
     return at === null ? null : at - this.origin;
+  }
+
+  // Have the page show a moment of the run's time; the newest with null.
+  lookBack(at) {
+    this.meta.moment_s = at === null ? null : at + this.origin;
+    this.arrange();
   }
 
   // From when to when there is something to see.

@@ -79,8 +79,8 @@ export class Timeline {
 
   // Mark a moment, seconds since the run's start; none with null.
   lookBack(at) {
-    this.run.meta.moment_s = at === null ? null : at + this.run.origin;
-    this.dirty();
+    this.run.lookBack(at);
+    this.resize();
   }
 
   dirty() {

@@ -28,9 +28,9 @@ VIEWS: tuple[type[View], ...] = (
     CurvesView,
     SpentView,
     ReplicasView,
-    MemoryView,
-    RecoveryView,
     IterationsView,
+    RecoveryView,
+    MemoryView,
     WastedView,
 )
 """All of them, in the order in which a page shows them."""

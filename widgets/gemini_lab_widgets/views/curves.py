@@ -209,6 +209,8 @@ def _brief(table: Curves) -> str:
 def describe(table: Curves) -> str:
     """The curves in words."""
     mine = [one for one in table.curves if not one.run and one.numbers]
+    if not mine and table.is_simulated:
+        return "A simulation computes times, not losses: no model was trained here."
     if not mine:
         return "Nothing logged yet; protected.log(loss=...) before the step brings it here."
     parts = [
