@@ -57,6 +57,14 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.experiments.benches.baselines:bench",
         "Strawman and HighFreq on a throttled store, killed at any time, beside this system",
     ),
+    "goodput": (
+        "gemini_lab.experiments.benches.goodput:bench",
+        "the share of the time that counts where all three are killed at the same moments",
+    ),
+    "reduction": (
+        "gemini_lab.experiments.benches.reduction:bench",
+        "a version's time to peers beside that to a throttled store, on 2 to 4 nodes",
+    ),
     "drain": (
         "gemini_lab.experiments.benches.drain:bench",
         "nodes whose ranks move to a standby, one after the other",
@@ -126,7 +134,7 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
 
 PACKAGES: Final = ("torch", "deepspeed", "numpy")
 """Whose versions a measurement depends on."""
-DRAWN: Final = ("wasted", "losses", "baselines")
+DRAWN: Final = ("wasted", "losses", "baselines", "goodput")
 """Benches that draw moments or an order at random; their seed is the number of repeats."""
 
 FEW: Final = 10

@@ -9,7 +9,6 @@ it ends with its ranks: the next start has another one.
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import threading
@@ -27,9 +26,13 @@ from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.training import gpt_job
 from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, named_size
+from gemini_lab.transfer.link import LinkBucket
+from gemini_lab.units import KIB
 
 KEPT: Final = 2
 """Checkpoints that stay in the store."""
+PIECE_BYTES: Final = 64 * KIB
+"""What a rank sends before the next one has its turn."""
 
 
 class SlowStore:
@@ -44,7 +47,7 @@ class SlowStore:
         self._folder = folder
         self._rank = int(comm.get_rank())
         self._ranks = int(comm.get_world_size())
-        self._rate = bytes_per_s / self._ranks
+        self._link = LinkBucket(folder / "link", bytes_per_s=bytes_per_s)  # all ranks map the file
         self._under_way: threading.Thread | None = None
         self._log = (folder / f"said-{self._rank}").open("a", buffering=1, encoding="utf-8")
 
@@ -76,13 +79,13 @@ class SlowStore:
     def load(self, engine: Any, version: int) -> None:
         """Read it from the store, and go on from it."""
         began_s = time.monotonic()
-        time.sleep(self._own_bytes(version) / self._rate)
+        self._carry(self._own_bytes(version))
         engine.load_checkpoint(str(self._folder), tag=f"version-{version}")
         self.say("loaded", version=version, took_s=time.monotonic() - began_s)
 
     def _upload(self, version: int) -> None:
         size_bytes = self._own_bytes(version)
-        time.sleep(size_bytes / self._rate)
+        self._carry(size_bytes)
         (self._folder / f"whole-{version}-{self._rank}").touch()
         self.say("whole", version=version, size_bytes=size_bytes)
         mine = self._folder.glob(f"whole-*-{self._rank}")
@@ -90,6 +93,11 @@ class SlowStore:
             (self._folder / f"whole-{older}-{self._rank}").unlink()
             if self._rank == 0:
                 shutil.rmtree(self._folder / f"version-{older}", ignore_errors=True)
+
+    def _carry(self, size_bytes: int) -> None:
+        """Return when so many bytes of this rank have passed the store's link, which all share."""
+        for passed in range(0, size_bytes, PIECE_BYTES):
+            self._link.carry(min(PIECE_BYTES, size_bytes - passed))
 
     def _own_bytes(self, version: int) -> int:
         """A rank's part of a checkpoint, all of which is equally large."""
@@ -115,13 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model_parameters=list(model.parameters()),
         config=gpt_job.deepspeed_config(options, on_gpu=False),
     )
-    emulate(model.blocks, layer_s=options.layer_s)
+    emulate(model.blocks, layer_s=options.layer_s, link_bytes_per_s=options.link_bytes_per_s)
     store = SlowStore(own.store, bytes_per_s=own.store_bytes_per_s)
     begun = store.newest()
     if begun:
         store.load(engine, begun)
     comm.barrier()
-    store.say("training", version=begun, pid=os.getpid())
+    store.say("training", version=begun)
     tokens = torch.randint(0, 256, (options.batch, options.block + 1))
     for version in range(begun + 1, options.iterations + 1):
         loss = engine(tokens[:, :-1], tokens[:, 1:])

@@ -131,8 +131,8 @@ class RootShell:
             if order.number != self._job_number and len(self._links.connected) >= wanted:
                 self._job_number = order.number
                 self._happenings.put_nowait(JobSubmitted(at_s=now, order=order))
-        for wanted in self._words.hear(items, job=self._job_number, at_s=now):
-            self._happenings.put_nowait(wanted)
+        for happening in self._words.hear(items, job=self._job_number, at_s=now):
+            self._happenings.put_nowait(happening)
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

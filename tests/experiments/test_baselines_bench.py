@@ -3,12 +3,13 @@
 import pytest
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.benches.baselines import Arm, goodput, rows_of
+from gemini_lab.experiments.benches.baselines import Arm, rows_of
 from gemini_lab.experiments.benches.store_runs import (
     Wasted,
     checkpoint_times,
     failure_of,
     iteration_times,
+    stood_at,
 )
 
 
@@ -37,6 +38,7 @@ def test_what_is_lost_counts_from_the_end_of_the_iteration_that_was_loaded():
     assert failure.lost_s == pytest.approx(4.5, abs=0.02)
     assert (failure.retrieval_s, failure.wasted_s) == (2.0, pytest.approx(6.5, abs=0.02))
     assert failure.regained_s == pytest.approx(134 - 116.5)
+    assert failure.restart_s == pytest.approx(131 - 116.5 - 2.0)
 
 
 def test_where_nothing_new_was_whole_it_counts_from_the_start():
@@ -67,8 +69,25 @@ def test_iterations_count_that_no_checkpoint_held_up_and_no_restart():
     assert iteration_times(lines, every=4) == [1, 1.5]
 
 
+def test_a_checkpoint_waits_for_as_many_ranks_as_there_are():
+    lines = [*life(0.0, 0, until=8), said(1.0, "iteration", rank=2, version=1)]
+    lines += [said(6.5, "whole", version=4), said(7.25, "whole", rank=1, version=4)]
+    assert checkpoint_times(lines) == []
+    assert checkpoint_times([*lines, said(9.0, "whole", rank=2, version=4)]) == [5.0]
+
+
+def test_a_kill_takes_back_what_was_not_loaded_again():
+    """16 iterations by 116, killed at 116.5; version 12 is loaded and 14 is there at 132."""
+    lines = life(100.0, 0, until=16) + life(130.0, 12, until=20)
+    assert stood_at(lines, 105.5) == 5
+    assert stood_at(lines, 125.0, killed_s=116.5) == 12
+    assert stood_at(lines, 132.5, killed_s=116.5) == 14
+
+
 def arm(name, wasted_s, *, checkpoint_s=1.0, cycle_s=2.0):
-    costs = [Wasted(lost_s=one, retrieval_s=0.0, regained_s=30.0) for one in wasted_s]
+    costs = [
+        Wasted(lost_s=one, retrieval_s=0.0, restart_s=5.0, regained_s=30.0) for one in wasted_s
+    ]
     return Arm(
         name=name,
         iteration_s=1.0,
@@ -83,7 +102,6 @@ def test_each_baseline_stands_beside_this_system_and_beside_eq_1():
     rows = {row.name: row for row in rows_of([high, ours])}
     assert rows["HighFreq: its mean / Eq. (1)"].values == (pytest.approx(25 / 2.0),)
     assert rows["HighFreq: checkpoints an hour"].values == (1800,)
-    assert "HighFreq: goodput at a failure every 5 min, computed" in rows
     ratio = rows["wasted, HighFreq / gemini_lab (means)"]
     assert ratio.value == 12.5
     assert ratio.interval == (10.0, 15.0)
@@ -92,8 +110,3 @@ def test_each_baseline_stands_beside_this_system_and_beside_eq_1():
 def test_a_ratio_of_one_failure_has_no_interval():
     rows = {row.name: row for row in rows_of([arm("HighFreq", [20.0]), arm("gemini_lab", [2.0])])}
     assert "low_95" not in rows["wasted, HighFreq / gemini_lab (means)"].to_json()
-
-
-def test_goodput_is_what_failures_and_standing_still_leave():
-    """A cycle of 2.5 s with two iterations of 1 s, and 30 s lost of each 300."""
-    assert goodput(arm("", [1.0], cycle_s=2.5), every_s=300.0) == pytest.approx(2 / 2.5 * 0.9)

@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 from gemini_lab.display import picture
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.benches import overhead
 from gemini_lab.experiments.benches.baselines import Arm
 from gemini_lab.experiments.benches.baselines import rows_of as baselines_rows
 from gemini_lab.experiments.benches.contention import LINK_BYTES_PER_S, breaking_point, crossing
 from gemini_lab.experiments.benches.contention import rows as contention_rows
+from gemini_lab.experiments.benches.goodput import KILLS, STRETCH_S, Stretch
+from gemini_lab.experiments.benches.goodput import rows_of as goodput_rows
 from gemini_lab.experiments.benches.losses import Loss
 from gemini_lab.experiments.benches.losses import rows_of as losses_rows
-from gemini_lab.experiments.benches.overhead import IDLE, Pair, compare
+from gemini_lab.experiments.benches.overhead import IDLE, compare
+from gemini_lab.experiments.benches.reduction import LINK_BYTES_PER_S as PEERS_BYTES_PER_S
+from gemini_lab.experiments.benches.reduction import STORE_BYTES_PER_S, Pair, Way
+from gemini_lab.experiments.benches.reduction import rows_of as reduction_rows
 from gemini_lab.experiments.benches.schemes import SCHEMES, rows
 from gemini_lab.experiments.benches.store_runs import Wasted
 from gemini_lab.experiments.benches.timed_runs import Spent, TimedRun, idle_s, network_times
@@ -64,7 +70,7 @@ def test_a_ratio_is_that_of_turns_next_to_each_other() -> None:
     """The machine halves its speed between two turns of three, of which the first waited."""
     plain = took(99.0, 2.0, 2.0, 99.0, 4.0, 4.0, process_s=0.5)
     ours = took(99.0, 3.0, 3.0, 99.0, 5.0, 5.0, process_s=0.75)
-    pair = Pair(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
+    pair = overhead.Pair(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
     by_name = {row.name: row for row in compare({"gemini": [pair]}, IDLE, name="here")}
     assert by_name["here, gemini / plain torchrun"].values == pytest.approx(((1.5 + 1.25) / 2,))
     assert by_name["here, plain torchrun"].values == (3.0,)
@@ -278,7 +284,8 @@ def test_a_file_without_drawable_results_is_refused(tmp_path, text) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(
-        ConfigError, match=r"bench NAME --json FILE.*schemes, contention, losses, baselines"
+        ConfigError,
+        match=r"bench NAME --json FILE.*schemes, contention, losses, baselines, goodput, reduction",
     ):
         measured.figures(path)
 
@@ -320,7 +327,8 @@ def test_killed_baselines_are_counted_in_iterations_beside_the_papers(tmp_path: 
 
     def arm(name: str, wasted_s: float, cycle_s: float) -> Arm:
         costs = [
-            Wasted(lost_s=share * wasted_s, retrieval_s=0.0, regained_s=1.0) for share in shares
+            Wasted(lost_s=share * wasted_s, retrieval_s=0.0, restart_s=1.0, regained_s=1.0)
+            for share in shares
         ]
         return Arm(
             name=name, iteration_s=2.0, checkpoint_s=1.0, cycle_s=cycle_s, failures=tuple(costs)
@@ -349,7 +357,9 @@ def test_killed_baselines_are_counted_in_iterations_beside_the_papers(tmp_path: 
     ],
 )
 def test_a_mean_is_within_only_with_its_whole_interval(tmp_path: Path, wasted_s, verdict) -> None:
-    costs = tuple(Wasted(lost_s=one, retrieval_s=0.0, regained_s=1.0) for one in wasted_s)
+    costs = tuple(
+        Wasted(lost_s=one, retrieval_s=0.0, restart_s=1.0, regained_s=1.0) for one in wasted_s
+    )
     arms = [
         Arm(name=name, iteration_s=2.0, checkpoint_s=1.0, cycle_s=16.0, failures=costs)
         for name in ("Strawman", "HighFreq", "gemini_lab")
@@ -361,6 +371,85 @@ def test_a_mean_is_within_only_with_its_whole_interval(tmp_path: Path, wasted_s,
     assert found["HighFreq"] == verdict
     if verdict == "undecided":
         assert "undecided: fig10-measured" in provenance.summary([tenth])
+
+
+def stretch_of(name: str, *, iterations: int, checkpoint_s: float, cycle_s: float) -> Stretch:
+    """Iterations of half a second, all of 10 s a restart."""
+    cost = Wasted(lost_s=9.9, retrieval_s=checkpoint_s, restart_s=10.5, regained_s=99.0)
+    arm = Arm(
+        name=name, iteration_s=0.5, checkpoint_s=checkpoint_s, cycle_s=cycle_s, failures=(cost,)
+    )
+    return Stretch(arm=arm, iterations=iterations, bare_s=0.5)
+
+
+def goodput_of(path: Path, *, highfreq: list[int], strawman: list[int]) -> dict[str, str]:
+    """The verdicts on a fifteenth figure of so many iterations that counted."""
+    stretches = []
+    for high, straw in zip(highfreq, strawman, strict=True):
+        stretches += [
+            stretch_of("Strawman", iterations=straw, checkpoint_s=4.0, cycle_s=87.0),
+            stretch_of("HighFreq", iterations=high, checkpoint_s=4.0, cycle_s=4.2),
+            stretch_of("gemini_lab", iterations=255, checkpoint_s=0.1, cycle_s=0.5),
+        ]
+    [fifteenth] = measured.figures(recorded(path, "goodput", goodput_rows(stretches)))
+    return {one.ours.series: one.verdict for one in fifteenth.comparisons()}
+
+
+def test_a_ratio_is_judged_beside_the_formula_with_the_costs_from_here(tmp_path: Path) -> None:
+    """HighFreq: 4 + 2.1 + 4 wasted and 10 s to restart, every 75 s, and 5 % at a stand.
+
+    That leaves 0.697, which is 209 iterations. Strawman may be above its line, HighFreq may not.
+    """
+    stretch = stretch_of("HighFreq", iterations=209, checkpoint_s=4.0, cycle_s=4.2)
+    assert STRETCH_S / KILLS == 75
+    assert stretch.predicted == pytest.approx(8 * 0.5 / 4.2 * (1 - 20.1 / 75), rel=1e-6)
+    assert stretch.ratio == pytest.approx(0.697, abs=1e-3)
+    near, far = [208, 209, 210], [250, 251, 252]
+    path = tmp_path / "goodput.json"
+    found = goodput_of(path, highfreq=near, strawman=[150, 151, 152])
+    assert found == {"Strawman": "known", "HighFreq": "within", "Gemini": "within"}
+    found = goodput_of(path, highfreq=far, strawman=[0, 150, 300])
+    assert found == {"Strawman": "undecided", "HighFreq": "OUTSIDE", "Gemini": "within"}
+    found = goodput_of(path, highfreq=[209], strawman=[0])
+    assert set(found.values()) == {"undecided"}, "what two kills cost Strawman may be anything"
+
+
+def test_a_reduction_is_judged_beside_the_rates_that_were_set(tmp_path: Path) -> None:
+    """N links beside one store; the paper's own values stand in a line of their own."""
+    of_rates = PEERS_BYTES_PER_S / STORE_BYTES_PER_S
+    pairs = [
+        Pair(
+            nodes=nodes,
+            peers=Way(time_s=1.5, size_bytes=300),
+            store=Way(time_s=share * nodes * of_rates, size_bytes=200),
+        )
+        for nodes, shares in {2: (0.9, 0.91), 4: (0.6, 0.61)}.items()
+        for share in shares
+    ]
+    [eleventh] = measured.figures(
+        recorded(tmp_path / "reduction.json", "reduction", reduction_rows(pairs))
+    )
+    found = {one.ours.x: (one.beside.y, one.verdict) for one in eleventh.comparisons()}
+    assert found[2] == (2 * of_rates, "undecided"), "two turns spread too far"
+    assert found[4] == (4 * of_rates, "OUTSIDE")
+    assert [point.y for point in eleventh.of("paper")] == [17, 34, 51, 68]
+    assert picture(eleventh).png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("wasted_s", "verdict"), [(70.0, "undecided"), (800.0, "OUTSIDE")])
+def test_one_kill_is_outside_only_where_no_moment_of_its_cycle_explains_it(
+    tmp_path: Path, wasted_s, verdict
+) -> None:
+    """174 iterations of 2 s are a cycle: 35 may be a mean of 95, and 400 may not."""
+    cost = Wasted(lost_s=wasted_s, retrieval_s=0.0, restart_s=1.0, regained_s=1.0)
+    arms = [
+        Arm(name=name, iteration_s=2.0, checkpoint_s=1.0, cycle_s=348.0, failures=(cost,))
+        for name in ("Strawman", "HighFreq", "gemini_lab")
+    ]
+    tenth, _ = measured.figures(
+        recorded(tmp_path / "baselines.json", "baselines", baselines_rows(arms))
+    )
+    assert {one.ours.series: one.verdict for one in tenth.comparisons()}["Strawman"] == verdict
 
 
 def test_a_measured_figure_tells_when_and_with_what_it_was_measured(tmp_path: Path) -> None:

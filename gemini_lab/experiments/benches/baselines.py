@@ -1,4 +1,4 @@
-"""GEMINI's baselines run for real beside this system: Figs. 10 to 12 and 15, scaled down.
+"""GEMINI's baselines run for real beside this system: Figs. 10 and 12, scaled down.
 
 A tiny GPT on two ranks checkpoints to a throttled store every 174 iterations (Strawman: three
 hours of 62 s) or as often as the store takes checkpoints (HighFreq), and in a lab to memory, every
@@ -22,6 +22,7 @@ from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.store_runs import (
     LAYER_S,
     RANKS,
+    Said,
     Wasted,
     checkpoint_times,
     failure_of,
@@ -34,6 +35,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
+from gemini_lab.report.values import RunReport
 from gemini_lab.units import format_seconds
 
 STORE_ITERATIONS: Final = 7.7
@@ -73,10 +75,7 @@ class Arm:
 def bench(repeats: int) -> list[Row]:
     """Kill each arm `repeats` times, Strawman, whose cycle is long, a quarter as often."""
     rng = random.Random(repeats)
-    pace_s, size_bytes = _paced()
-    say(f"an iteration takes {format_seconds(pace_s)}")
-    rate = size_bytes / (STORE_ITERATIONS * pace_s)
-    often = checkpoint_every(checkpoint_s=STORE_ITERATIONS * pace_s, iteration_s=pace_s)
+    _, rate, often = store_pace()
     ways: dict[str, Callable[[], Arm]] = {
         "HighFreq": lambda: _on_a_store("HighFreq", often, rate, repeats, rng),
         "gemini_lab": lambda: _in_memory(repeats, rng),
@@ -115,33 +114,11 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
                 name=f"{arm.name}: until training stood where it had",
                 values=tuple(one.regained_s for one in arm.failures),
             ),
-            Row(
-                name=f"{arm.name}: goodput at a failure every 5 min, computed",
-                unit="",
-                values=(goodput(arm, every_s=300.0),),
-            ),
         ]
     *others, ours = arms
     for arm in others:
-        rows += [
-            ratio_of_means(f"wasted, {arm.name} / {ours.name} (means)", arm, ours),
-            Row(
-                name=f"checkpoint time, {arm.name} / {ours.name}",
-                unit="",
-                values=(arm.checkpoint_s / ours.checkpoint_s,),
-            ),
-        ]
+        rows.append(ratio_of_means(f"wasted, {arm.name} / {ours.name} (means)", arm, ours))
     return rows
-
-
-def goodput(arm: Arm, *, every_s: float) -> float:
-    """The share of the time that brings training on, computed from what a failure cost on average.
-
-    What standing still for checkpoints takes of each cycle counts too.
-    """
-    every = round(arm.cycle_s / arm.iteration_s)
-    running = every * arm.iteration_s / max(arm.cycle_s, every * arm.iteration_s)
-    return running * max(0.0, 1 - fmean(one.regained_s for one in arm.failures) / every_s)
 
 
 def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
@@ -168,12 +145,16 @@ def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
 # -- real runs -----------------------------------------------------------------------------------
 
 
-def _paced() -> tuple[float, int]:
-    """How long an iteration takes, and how large a checkpoint is."""
+def store_pace() -> tuple[float, float, int]:
+    """An iteration's time without checkpoints, the store's rate, and how often it can take one."""
     with started(every=WARM_UP // 2, rate=1e12) as job:
         said = job.wait("iteration", after_s=0.0, count=3 * WARM_UP * RANKS)
     size_bytes = RANKS * next(one["size_bytes"] for one in said if one["what"] == "whole")
-    return median(iteration_times(said, every=WARM_UP // 2)[WARM_UP:]), size_bytes
+    pace_s = median(iteration_times(said, every=WARM_UP // 2)[WARM_UP:])
+    say(f"an iteration takes {format_seconds(pace_s)}")
+    checkpoint_s = STORE_ITERATIONS * pace_s
+    often = checkpoint_every(checkpoint_s=checkpoint_s, iteration_s=pace_s)
+    return pace_s, size_bytes / checkpoint_s, often
 
 
 def _on_a_store(name: str, every: int, rate: float, kills: int, rng: random.Random) -> Arm:
@@ -197,7 +178,11 @@ def _on_a_store(name: str, every: int, rate: float, kills: int, rng: random.Rand
             time.sleep(max(0.0, due_s - time.monotonic()))
             killed_s = job.kill()
             failures.append(failure_of(job.wait_until_regained(killed_s), killed_s))
-        said = job.said()
+        return store_arm(name, job.said(), every=every, failures=failures)
+
+
+def store_arm(name: str, said: Sequence[Said], *, every: int, failures: Sequence[Wasted]) -> Arm:
+    """What ranks wrote down whose checkpoints went to a store."""
     stalls_s = [one["stall_s"] for one in said if one["what"] == "saved"]
     pace_s = median(iteration_times(said, every=every))
     return Arm(
@@ -230,6 +215,15 @@ def _in_memory(kills: int, rng: random.Random) -> Arm:
         wait_for(run, iteration=run.iteration + 4)
         report = run.report()
         run.stop()
+    return lab_arm(report)
+
+
+def lab_arm(report: RunReport) -> Arm:
+    """What a run in a lab came to.
+
+    Raises:
+        GeminiError: No failure of it tells what it wasted.
+    """
     wasted = report.wasted
     if wasted is None:
         raise GeminiError("no failure of the run tells what it wasted")
@@ -237,6 +231,7 @@ def _in_memory(kills: int, rng: random.Random) -> Arm:
         Wasted(
             lost_s=one.lost_progress_s,
             retrieval_s=one.retrieval_s,
+            restart_s=one.duration_s - one.retrieval_s,
             regained_s=one.duration_s + one.lost_by_any * wasted.interval_s,
         )
         for one in report.recoveries

@@ -4,16 +4,17 @@ import itertools
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from gemini_lab.errors import GeminiError, RunFailedError
 from gemini_lab.experiments.benches.waiting import LIMIT_S
@@ -32,11 +33,13 @@ class Wasted:
     Attributes:
         lost_s: Training since the version that was gone on from.
         retrieval_s: To read that version.
+        restart_s: From the failure until an iteration had ended again, without the retrieval.
         regained_s: From the failure until training stood again where it had stood.
     """
 
     lost_s: float
     retrieval_s: float
+    restart_s: float
     regained_s: float
 
     @property
@@ -61,16 +64,30 @@ def failure_of(said: Sequence[Said], killed_s: float) -> Wasted:
     ends = [one for one in before if one["what"] == "iteration" and one["at_s"] > start]
     since_s = max([start, *(one["at_s"] for one in ends if one["version"] == version)])
     reached = max((one["version"] for one in ends), default=version)
-    again = [o["at_s"] for o in after if o["what"] == "iteration" and o["version"] >= reached]
+    done = [one for one in after if one["what"] == "iteration"]
+    again = [one["at_s"] for one in done if one["version"] >= reached]
+    retrieval_s = max(one["took_s"] for one in loaded)
     return Wasted(
         lost_s=killed_s - since_s,
-        retrieval_s=max(one["took_s"] for one in loaded),
-        regained_s=(min(again) if again else math.inf) - killed_s,
+        retrieval_s=retrieval_s,
+        restart_s=min((one["at_s"] for one in done), default=math.inf) - killed_s - retrieval_s,
+        regained_s=min(again, default=math.inf) - killed_s,
     )
+
+
+def stood_at(said: Sequence[Said], at_s: float, *, killed_s: float = 0.0) -> int:
+    """The version that training stood at then, if the last kill before it was at `killed_s`.
+
+    Until the ranks are back that is the version which they will go on from.
+    """
+    start = next(o for o in said if o["what"] == "training" and o["at_s"] > killed_s)
+    ends = [o for o in said if o["what"] == "iteration" and killed_s < o["at_s"] <= at_s]
+    return int(max((one["version"] for one in ends), default=start["version"]))
 
 
 def checkpoint_times(said: Sequence[Said]) -> list[float]:
     """From the end of an iteration until its checkpoint was whole on every rank."""
+    ranks = len({one["rank"] for one in said})
     times_s = []
     for one in said:
         if one["what"] != "iteration" or one["rank"]:
@@ -80,8 +97,8 @@ def checkpoint_times(said: Sequence[Said]) -> list[float]:
             for o in said
             if o["what"] == "whole" and o["version"] == one["version"] and o["at_s"] > one["at_s"]
         ]
-        if len(ends) >= RANKS:
-            times_s.append(max(sorted(ends)[:RANKS]) - one["at_s"])
+        if len(ends) >= ranks:
+            times_s.append(max(sorted(ends)[:ranks]) - one["at_s"])
     return times_s
 
 
@@ -104,14 +121,18 @@ class StoreRun:
         folder: Its store, and what the ranks write down.
         every: Iterations between checkpoints.
         rate: Bytes a second that the store takes.
+        ranks: How many train.
+        job: Further options of the job.
     """
 
-    def __init__(self, folder: Path, *, every: int, rate: float) -> None:
+    def __init__(
+        self, folder: Path, *, every: int, rate: float, ranks: int, job: Sequence[str]
+    ) -> None:
         self._command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={RANKS}", "-m", "gemini_lab.experiments.store_job"),
+            *(f"--nproc-per-node={ranks}", "-m", "gemini_lab.experiments.store_job"),
             *("--store", str(folder), "--store-bytes-per-s", str(rate), "--every", str(every)),
-            *("--size", "tiny", "--layer-s", str(LAYER_S), "--iterations", str(10**6)),
+            *("--size", "tiny", "--iterations", str(10**6), *job),
         ]
         self._folder = folder
         self._torchrun = self._start()
@@ -166,21 +187,28 @@ class StoreRun:
         return self.said()
 
     def kill(self) -> float:
-        """SIGKILL to all ranks, and a start anew; gives when."""
-        newest = [one for one in self.said() if one["what"] == "training"][-RANKS:]
+        """SIGKILL to all ranks, also where they only start, and a start anew; gives when."""
+        ranks = psutil.Process(self._torchrun.pid).children(recursive=True)
         killed_s = time.monotonic()
-        for one in newest:
-            os.kill(one["pid"], signal.SIGKILL)
+        for rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                rank.kill()
         self.close()
         self._torchrun = self._start()
         return killed_s
 
 
 @contextmanager
-def started(every: int, rate: float) -> Iterator[StoreRun]:
+def started(
+    every: int,
+    rate: float,
+    *,
+    ranks: int = RANKS,
+    job: Sequence[str] = ("--layer-s", str(LAYER_S)),
+) -> Iterator[StoreRun]:
     """The job on a store of that rate, in a folder in memory that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="gemini-lab-store-", dir=memory_folder()) as name:
-        run = StoreRun(Path(name), every=every, rate=rate)
+        run = StoreRun(Path(name), every=every, rate=rate, ranks=ranks, job=job)
         try:
             yield run
         finally:

@@ -46,7 +46,7 @@ def give_turns(jobs: Mapping[str, socket.socket], *, ranks: int, rest_s: float =
         }
         for job, partners in waiting.items():
             _have_ended(partners, job)
-        in_use = psutil.cpu_percent(rest_s) / 100 * (psutil.cpu_count() or 1)
+        in_use: float = psutil.cpu_percent(rest_s) / 100 * (psutil.cpu_count() or 1)
         while waiting:
             for job, partners in list(waiting.items()):
                 for partner in partners:

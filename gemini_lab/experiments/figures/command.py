@@ -65,8 +65,9 @@ def command(argv: list[str]) -> int:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="results of `gemini-lab bench NAME --json FILE`, to draw beside; NAME is one of "
-        f"{', '.join(measured.MAKERS)}",
+        help="results of `gemini-lab bench NAME --json FILE`, to draw beside; NAME is schemes "
+        "(Figs. 7, 8, 13 and 16), losses (Fig. 9), baselines (Figs. 10 and 12), reduction (Fig. "
+        "11), goodput (Fig. 15) or contention (where idle time no longer suffices)",
     )
     parser.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
     options = parser.parse_args(argv)

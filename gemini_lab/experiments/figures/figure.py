@@ -22,7 +22,7 @@ Verdict = Literal["input", "fitted", "within", "known", "undecided", "OUTSIDE"]
 """Of a value beside another: within its figure's tolerance, outside for a reason that is known and
 said, or outside. What was put in or fitted proves nothing and is not judged. Of a measured value
 its whole interval counts: one that reaches over an end of the tolerance leaves it undecided, and so
-does a value without an interval, unless it is outside."""
+does a value without an interval, unless it is outside, and by more than chance can have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Point:
         text: Instead of the number.
         known: Why it lies outside its figure's tolerance, and how far.
         against: Where the value stands that it is compared with, if not at `x`.
+        by_chance: How far a value without an interval may lie from what it is a draw of.
     """
 
     series: str
@@ -66,6 +67,7 @@ class Point:
     text: str = ""
     known: Known | None = None
     against: str = ""
+    by_chance: float = 0.0
 
     @property
     def shown(self) -> str:
@@ -175,7 +177,7 @@ class Figure:
             return "fitted"
         assert point.y is not None
         assert self.tolerance is not None
-        low, high = point.y, point.y
+        low, high = point.y - point.by_chance, point.y + point.by_chance
         is_sure = point.origin != "measured"
         if not is_sure and point.low is not None and point.high is not None:
             low, high, is_sure = point.low, point.high, True

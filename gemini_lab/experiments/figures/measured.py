@@ -22,6 +22,7 @@ from gemini_lab.experiments.figures import (
     models_100b,
     models_p3dn,
     provenance,
+    reduced,
 )
 from gemini_lab.experiments.figures.figure import Figure, Origin, Point
 from gemini_lab.simulator.interval import mean_interval
@@ -424,5 +425,7 @@ MAKERS: Final = {
     "contention": (contention,),
     "losses": (killed.ninth,),
     "baselines": (killed.tenth, killed.twelfth),
+    "goodput": (killed.fifteenth,),
+    "reduction": (reduced.eleventh,),
 }
 """What is drawn of which bench's results."""
