@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from gemini_lab.errors import GeminiError, RunFailedError
 from gemini_lab.experiments.benches.waiting import LIMIT_S
-from gemini_lab.experiments.peers.one_turn import memory_folder
+from gemini_lab.experiments.in_memory import folder_in_memory
 
 RANKS: Final = 2
 LAYER_S: Final = 0.05
@@ -120,6 +119,7 @@ class StoreRun:
         return subprocess.Popen(
             self._command,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=self._folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -179,8 +179,8 @@ class StoreRun:
 @contextmanager
 def started(every: int, rate: float) -> Iterator[StoreRun]:
     """The job on a store of that rate, in a folder in memory that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="gemini-lab-store-", dir=memory_folder()) as name:
-        run = StoreRun(Path(name), every=every, rate=rate)
+    with folder_in_memory("gemini-lab-store-") as folder:
+        run = StoreRun(folder, every=every, rate=rate)
         try:
             yield run
         finally:
