@@ -12,8 +12,10 @@ from typing import Final, Protocol
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import finder_of, parser_of
+from gemini_lab.cli.seconds import seconds
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent
 
@@ -48,7 +50,7 @@ def parser_of_asking(name: str, text: str | None, *, wait_s: float) -> argparse.
     """The options of a command that asks something of a run and waits."""
     parser = parser_of(name, text)
     parser.add_argument(
-        "--wait", type=float, default=wait_s, help="seconds to wait for it (%(default)s)"
+        "--wait", type=seconds, default=wait_s, help="seconds to wait for it (%(default)s)"
     )
     return parser
 
@@ -65,7 +67,8 @@ def ask(
         forget = run.watch(heard.put)
         try:
             say(question(run))
-            return follow(run, heard.get, awaited, wait_s=options.wait)
+            with interrupt_says(lambda: f"{run.name} still does what it was asked for"):
+                return follow(run, heard.get, awaited, wait_s=options.wait)
         finally:
             forget()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.seconds import seconds
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now
 from gemini_lab.experiments.chaos.faults import KINDS, USUAL, Schedule
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=120.0,
         metavar="S",
         help="training that stands still for longer hangs (%(default)s)",
@@ -87,7 +88,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         ConfigError: A number is impossible, or a kind is not known.
     """
     for name in ("faults", "nodes", "faults_a_run", "limit", "minutes"):
-        if (value := getattr(options, name)) is not None and value <= 0:
+        if (value := getattr(options, name)) is not None and not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above zero (got {value})")
     kinds = tuple(options.kinds.split(",")) if options.kinds else USUAL
     if unknown := [kind for kind in kinds if kind not in KINDS]:

@@ -6,11 +6,14 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+from gemini_lab.cli.seconds import seconds
 from gemini_lab.experiments.check import Checked, Recovered, check_script
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.log.events import DIFFERENCES
 from gemini_lab.report.twice import FirstDifference
@@ -21,6 +24,10 @@ ITERATIONS: Final = 18
 LIMIT_S: Final = 1800.0
 WIDTH: Final = 96
 
+ENDED: Final = (
+    "interrupted, so there is no verdict. None of its nodes runs any more; what its runs did is in "
+    "{}"
+)
 SEEDS: Final = (
     "the script computes other numbers each time it is started, without any failure: seed its "
     "random generators (weights, data order, dropout), and check again"
@@ -33,9 +40,12 @@ def command(arguments: list[str]) -> int:
     job = Job(script=options.script, args=options.args, module=options.module)
     job.check()
     tell = partial(print, file=sys.stderr, flush=True)
-    with Lab(
-        options.nodes, 1, workers_per_node=options.workers_per_node, folder=options.folder
-    ) as lab:
+    with (
+        interrupt_says(lambda: ENDED.format(Path(options.folder).absolute())),
+        Lab(
+            options.nodes, 1, workers_per_node=options.workers_per_node, folder=options.folder
+        ) as lab,
+    ):
         tell(f"{options.script} on {lab.nodes} nodes, about {options.iterations} iterations, twice")
         checked = check_script(
             lab, job, iterations=options.iterations, limit_s=options.limit, tell=tell
@@ -61,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     number("--iterations", default=ITERATIONS, help="to train each time, about (%(default)s)")
     options.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=LIMIT_S,
         metavar="S",
         help="seconds that each run may take (%(default).0f)",

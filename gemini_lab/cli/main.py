@@ -4,6 +4,8 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Final, NoReturn
 
@@ -44,6 +46,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Name: (`module:function` taking the remaining arguments and returning an exit code, help)."""
 
+STILL_ENDING: Final = (
+    b"\nstill ending what was started; Ctrl-\\ ends this alone, and leaves the rest\n"
+)
+
 
 def usage() -> str:
     """The help text."""
@@ -70,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     on_hangup(_terminated)
     try:
-        code = int(getattr(importlib.import_module(module), function)(rest))
+        with interrupted_once():
+            code = int(getattr(importlib.import_module(module), function)(rest))
         sys.stdout.flush()  # here, and not when Python ends: who reads may have left
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,10 +85,32 @@ def main(arguments: list[str] | None = None) -> int:
     except GeminiError as error:
         print(f"gemini-lab {name}: {error}", file=sys.stderr)  # noqa: T201
         return Exit.AGAIN if error.may_pass else Exit.REFUSED
-    except KeyboardInterrupt:
-        print(f"\ngemini-lab {name}: interrupted", file=sys.stderr)  # noqa: T201
+    except KeyboardInterrupt as told:
+        print(f"gemini-lab {name}: {str(told) or 'interrupted'}", file=sys.stderr)  # noqa: T201
         return Exit.INTERRUPTED
     return code
+
+
+@contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Have a second Ctrl-C not cut short what the first one has begun: ending, and tidying up."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, as under `&`
+        yield
+        return
+
+    def again(_number: int, _frame: object) -> None:
+        os.write(2, STILL_ENDING)
+
+    def once(_number: int, _frame: object) -> NoReturn:
+        signal.signal(signal.SIGINT, again)
+        os.write(2, b"\n")  # below the ^C
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _terminated(number: int, _frame: object) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Final
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.lab.access import Finder
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.metrics import LOOPBACK, serve_metrics, text_of
 from gemini_lab.lab.sinks import HOW, sender
 from gemini_lab.lab.watched import watched
@@ -43,7 +44,8 @@ def command(arguments: Sequence[str]) -> int:
     finder = Finder.of(
         asked.run, below=asked.folder, store=asked.store, token_file=asked.token_file
     )
-    with watched(finder) as run:
+    told_no_more = f"{finder.name}'s metrics are no longer told; that changes nothing for the run"
+    with interrupt_says(lambda: told_no_more), watched(finder) as run:
         if asked.once:
             print(text_of(run), end="")  # noqa: T201
             return Exit.FINISHED

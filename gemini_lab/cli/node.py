@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from gemini_lab.cli.seconds import seconds
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
@@ -45,11 +46,11 @@ def parser() -> argparse.ArgumentParser:
         "job's is known",
     )
     options.add_argument(
-        "--wait", type=float, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
+        "--wait", type=seconds, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
     )
     options.add_argument(
         "--notice",
-        type=float,
+        type=seconds,
         default=0.0,
         metavar="S",
         help="on SIGTERM, have this node's ranks move to another machine, and stay for so many "
@@ -84,8 +85,9 @@ def command(arguments: Sequence[str]) -> int:
         notice_s=options.notice,
     )
     _adopt_environment(record.threads)
-    asyncio.run(run_agent(config, partial(_is_up, lab=options.lab)))
-    say(f"the lab {options.lab!r} has ended")
+    is_over = asyncio.run(run_agent(config, partial(_is_up, lab=options.lab)))
+    lab = f"the lab {options.lab!r}"
+    say(f"{lab} has ended" if is_over else f"{name} has left {lab}, which goes on without it")
     return 0
 
 

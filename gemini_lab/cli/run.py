@@ -4,28 +4,24 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 from gemini_lab.cli.dry_run import describe_decided, find_block
-from gemini_lab.cli.exits import EXIT_OF, Exit
-from gemini_lab.cli.hangup import on_hangup, silent_without_terminal
-from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.following import follow
+from gemini_lab.cli.seconds import seconds
+from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, LabOptions, config_of
 from gemini_lab.lab.detached import start_detached
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.metrics import check_places, telling
-from gemini_lab.lab.notice import save_within
-from gemini_lab.lab.progress import show_progress
-from gemini_lab.lab.run import Run
 from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
@@ -33,8 +29,7 @@ from gemini_lab.seats import Seats
 from gemini_lab.settings import AUTO, Settings, SettingValue
 
 NOTICE_S: Final = 60.0
-NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""How batch systems announce the end: Kubernetes and `scancel`, and `sbatch --signal`."""
+TOO_SOON: Final = "interrupted before the run began; what was started for it has ended again"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,7 +68,7 @@ def _add_machines(options: Options) -> None:
     options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
     options.add_argument(
         "--lease",
-        type=float,
+        type=seconds,
         default=LabConfig.lease_s,
         help="seconds of silence: lost (%(default)s)",
     )
@@ -94,7 +89,7 @@ def _add_joining(options: Options) -> None:
     options.add_argument("--token-file", type=Path, help="file with the token of those that join")
     options.add_argument(
         "--wait",
-        type=float,
+        type=seconds,
         default=LabConfig.wait_s,
         help="seconds to wait for those that join (%(default)s)",
     )
@@ -130,7 +125,7 @@ def _add_run(options: Options) -> None:
     )
     options.add_argument(
         "--notice",
-        type=float,
+        type=seconds,
         default=NOTICE_S,
         metavar="S",
         help="on SIGTERM, SIGUSR1 or a closed terminal: seconds to save a version before the end "
@@ -193,10 +188,10 @@ def launch(options: argparse.Namespace) -> int:
             name=options.name,
             resume=options.resume,
             settings=settings,
-            claims=not options.dry_run,
+            writes=not options.dry_run,
         )
         return dry_run(config, wanted) if options.dry_run else detach(config, wanted)
-    with Lab(**asked) as lab:
+    with interrupt_says(lambda: TOO_SOON), Lab(**asked) as lab:
         run = lab.train(
             job,
             scenario=scenario,
@@ -209,68 +204,6 @@ def launch(options: argparse.Namespace) -> int:
         print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
         with telling(run, options.metrics):
             return follow(run, options.notice)
-
-
-def follow(run: Run, notice_s: float) -> Exit:
-    """Show how a run goes until it ends, or until this process is told to end."""
-    with noticed():
-        try:
-            with silent_without_terminal():
-                show_progress(run, show_output=True)
-            run.wait()
-        except RunFailedError as error:
-            print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
-            return EXIT_OF[run.cause or "machines"]
-        except NoticeGiven as notice:
-            return end_at(notice, run, notice_s)
-    return Exit.FINISHED
-
-
-class NoticeGiven(BaseException):
-    """This process was told to end soon; no error, so nothing may catch it as one."""
-
-
-@contextmanager
-def noticed() -> Iterator[None]:
-    """Raise `NoticeGiven` on the first signal by which batch systems announce the end.
-
-    A terminal that closes announces it, too. From then on SIGTERM ends this process at once, and
-    what may be sent again does nothing: SIGUSR1, and SIGHUP.
-    """
-    before = {number: signal.getsignal(number) for number in (*NOTICES, signal.SIGHUP)}
-    after = {**before, signal.SIGUSR1: signal.SIG_IGN, signal.SIGHUP: signal.SIG_IGN}
-
-    def tell(number: int, _frame: object) -> NoReturn:
-        for each, handler in after.items():
-            signal.signal(each, handler)
-        raise NoticeGiven(signal.Signals(number).name)
-
-    for number in NOTICES:
-        signal.signal(number, tell)
-    on_hangup(tell)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGUSR1) is tell:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def end_at(notice: NoticeGiven, run: Run, notice_s: float) -> Exit:
-    """Save the newest version that can be had in time, end the run, and say what came of it."""
-    say = partial(print, file=sys.stderr, flush=True)
-    say(f"gemini-lab run: {notice}: saving a version within {notice_s:.0f} s (--notice)")
-    saved = save_within(run, notice_s)
-    if run.is_over:
-        return Exit.FINISHED if run.failure is None else EXIT_OF[run.cause or "machines"]
-    if saved.version is None:
-        told = f"{notice}: no version was saved: {saved.reason}"
-    else:
-        told = f"{notice}: version {saved.version} is whole in {saved.url}"
-    run.give_up(told, "notice")
-    say(f"gemini-lab run: {told}")
-    say("gemini-lab run: the same command with --resume goes on from the newest version there is")
-    return Exit.TERMINATED if saved.version is None else Exit.AGAIN
 
 
 def lab_options(options: argparse.Namespace) -> LabOptions:
@@ -300,7 +233,8 @@ def dry_run(config: LabConfig, wanted: Submission) -> int:
 
 def detach(config: LabConfig, wanted: Submission) -> int:
     """Start the run, and leave it to its nodes."""
-    folder = start_detached(config, wanted)
+    with interrupt_says(lambda: TOO_SOON):
+        folder = start_detached(config, wanted)
     print(f"the run's folder is {folder}")  # noqa: T201
     print(f"follow it with: gemini-lab attach {folder}")  # noqa: T201
     return Exit.FINISHED

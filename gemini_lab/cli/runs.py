@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import screen
+from gemini_lab.cli.seconds import seconds
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun
@@ -112,7 +113,11 @@ def attach_command(arguments: Sequence[str]) -> int:
             print(f"gemini-lab attach: {error}", file=sys.stderr)  # noqa: T201
             return EXIT_OF[run.cause or "machines"]
         except KeyboardInterrupt:
-            print(f"\n{run.name} goes on without this terminal", file=sys.stderr)  # noqa: T201
+            print(  # noqa: T201
+                f"{run.name} goes on without this terminal; the same command follows it again, and "
+                "`gemini-lab stop` ends it",
+                file=sys.stderr,
+            )
             return 0
     print(f"{run.name} is over after iteration {run.iteration}")  # noqa: T201
     return 0
@@ -157,10 +162,10 @@ def stop_command(arguments: Sequence[str]) -> int:
     """End a run and everything that belongs to it; its log and persistent versions stay."""
     parser = parser_of("stop", stop_command.__doc__)
     parser.add_argument(
-        "--wait", type=float, default=STOP_S, help="seconds for it to end (%(default)s)"
+        "--wait", type=seconds, default=STOP_S, help="seconds for it to end (%(default)s)"
     )
     parser.add_argument(
-        "--notice", type=float, metavar="S", help="save a version first, within so many seconds"
+        "--notice", type=seconds, metavar="S", help="save a version first, within so many seconds"
     )
     options = parser.parse_args(arguments)
     finder = finder_of(options)

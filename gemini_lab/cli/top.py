@@ -12,6 +12,8 @@ from rich.live import Live
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import beside_of, finder_of, parser_of
 from gemini_lab.cli.screen import screen
+from gemini_lab.cli.seconds import seconds
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.watched import watched
 
 EVERY_S: Final = 1.0
@@ -24,11 +26,12 @@ def command(arguments: Sequence[str]) -> int:
     """
     options = parser_of("top", command.__doc__)
     options.add_argument(
-        "--every", type=float, default=EVERY_S, metavar="S", help="seconds (%(default)s)"
+        "--every", type=seconds, default=EVERY_S, metavar="S", help="seconds (%(default)s)"
     )
     asked = options.parse_args(arguments)
     finder = finder_of(asked)
-    with watched(finder) as run:
+    shown_no_more = f"{finder.name} is no longer shown; that changes nothing for it"
+    with interrupt_says(lambda: shown_no_more), watched(finder) as run:
         draw = partial(screen, beside=beside_of(finder))
         console = Console()
         with _shown(console, run.ask(draw)) as show:

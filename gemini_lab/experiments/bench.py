@@ -25,9 +25,11 @@ import psutil
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.versions import made_with
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.units import format_bytes, format_seconds
 
+ENDED: Final = "interrupted, so nothing is told or written; what it started has ended"
 BENCHES: Final[dict[str, tuple[str, str]]] = {
     "planner": (
         "gemini_lab.experiments.benches.planner:bench",
@@ -340,7 +342,8 @@ def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCH
         raise ConfigError(f"a bench needs at least 1 repeat (got {options.repeats})")
     own = {k: v for k, v in vars(options).items() if k not in {"repeats", "json"}}
     before, began = machine(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    rows: list[Row] = getattr(module, function)(options.repeats, **own)
+    with interrupt_says(lambda: ENDED):
+        rows: list[Row] = getattr(module, function)(options.repeats, **own)
     after = machine()
     print(getattr(module, "table", table)(rows))  # noqa: T201
     print(  # noqa: T201

@@ -15,6 +15,7 @@ from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.log.file import LOG_FILE
@@ -108,6 +109,13 @@ def run_main_job(lab: Lab, job: Job, scenario: Scenario, *, iterations: int) -> 
     )
 
 
+def _ended(folder: Path) -> str:
+    return (
+        "interrupted; none of its nodes runs any more. What its runs did is in "
+        f"{folder.absolute()}; the same command begins anew"
+    )
+
+
 def command(arguments: list[str]) -> int:
     """`gemini-lab quickstart`: exit status 0 only if the losses are bit-identical."""
     parser = argparse.ArgumentParser(
@@ -127,7 +135,10 @@ def command(arguments: list[str]) -> int:
         scenario = Scenario.load(options.scenario)
     corpus = {"corpus": options.corpus} if options.corpus else {}
     job = gpt_job(size=options.size, iterations=iterations, **corpus)
-    with Lab(options.nodes, options.standbys, folder=options.folder) as lab:
+    with (
+        interrupt_says(lambda: _ended(options.folder)),
+        Lab(options.nodes, options.standbys, folder=options.folder) as lab,
+    ):
         waiting = "1 standby" if options.standbys == 1 else f"{options.standbys} standbys"
         print(f"{options.nodes} nodes and {waiting} are up")  # noqa: T201
         result = run_main_job(lab, job, scenario, iterations=iterations)

@@ -1,6 +1,7 @@
 """What a lab is made of, checked at the door: nothing starts before it is known to be possible."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ class LabConfig:
                 "the provider's machines join a lab by its name, and it has none; give it one: "
                 "join= or --join"
             )
-        if self.lease_s < 2:
+        if not 2 <= self.lease_s < math.inf:
             raise ConfigError(
                 f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s})"
             )

@@ -56,6 +56,7 @@ class FollowedRun:
         cause: The same for programs.
         recoveries: How many there were, the one under way included.
         course: Its facts.
+        persisted: The version that reached the persistent tier last, and the tier's URL.
     """
 
     def __init__(self, name: str, *, root: str | None = None) -> None:
@@ -67,6 +68,7 @@ class FollowedRun:
         self.phase = "starting"
         self.recoveries = 0
         self.course = Course()
+        self.persisted: tuple[int, str] | None = None
         self.cause: FailureCause | None = None
         self._nodes, self._reached = Nodes(), Reached()
         self._exits: deque[WorkerExit] = deque(maxlen=MOST_EXITS)
@@ -173,6 +175,8 @@ class FollowedRun:
                 self._exits.append(exit_of(entry, gone))
             case events.RecoveryStarted():
                 self.recoveries += 1
+            case events.PersistFinished(version=version, url=url):
+                self.persisted = version, url
             case events.RunFailed(reason=reason, cause=cause):
                 self.failure, self.cause = reason, cause
                 self._end()

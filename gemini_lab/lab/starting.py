@@ -21,6 +21,8 @@ from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+from gemini_lab.node.held_folder import remove_left
+from gemini_lab.node.host import SCRATCH
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -36,6 +38,8 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
     if is_local(config) and (why := too_little_for(config.seats.machines, free_memory())):
         warnings.warn(why, RuntimeWarning, stacklevel=3)
     with ExitStack() as undo:
+        if is_local(config):  # nodes that are killed leave theirs
+            undo.callback(remove_left, SCRATCH)
         prefix = prefix_of(config.join or secrets.token_hex(6))
         etcd = config.etcd or embedded_etcd(config.hosts, prefix, undo)
         store = EtcdStore(etcd if isinstance(etcd, EtcdAddress) else etcd.address, prefix)

@@ -61,7 +61,7 @@ class Submission:
         placement: object = None,
         root: Decide | None = None,
         settings: Mapping[str, SettingValue],
-        claims: bool = True,
+        writes: bool = True,
     ) -> "Submission":
         """A submission that can run on such a lab.
 
@@ -74,7 +74,8 @@ class Submission:
             placement: One, or a function that plans it; by default what the settings ask for.
             root: Decides recoveries; by default the lab's own root agent does.
             settings: What the launcher was told.
-            claims: Whether to make the persistent tier that it names its own.
+            writes: Whether to make the persistent tier that it names its own; else it is only
+                looked at.
 
         Raises:
             ConfigError: The script is missing, a setting, the placement or the root agent is
@@ -96,8 +97,13 @@ class Submission:
         if parsed.risk_from is not None:
             seats = replace(seats, risk=learn_from(split_runs(parsed.risk_from)))
         _check(seats, parsed, scenario)
-        if claims and (url := settings.get("persistent_url")) is not None:
-            persistent_tier(str(url)).claim(identity, is_resumed=resume)
+        if parsed.persistent_url is not None:
+            tier = persistent_tier(parsed.persistent_url)
+            if writes:
+                tier.check()
+                tier.claim(identity, is_resumed=resume)
+            else:
+                tier.look(is_resumed=resume)
         return cls(
             job=job,
             scenario=scenario,
@@ -171,5 +177,3 @@ def _check(seats: Seats, settings: Settings, scenario: Scenario) -> None:
     names = [node_name(number) for number in range(max(100, 10 * seats.nodes))]
     seats.seated(names[: seats.nodes]).placed(settings)
     scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
-    if settings.persistent_url is not None:
-        persistent_tier(settings.persistent_url).check()

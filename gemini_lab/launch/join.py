@@ -85,8 +85,8 @@ def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
         where = str(file)
         try:
             mode, token = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the token in {file}: {error}") from error
         if mode & 0o077:
             raise ConfigError(f"others can read the token in {file}; run `chmod 600 {file}`")
     if not token:

@@ -63,6 +63,10 @@ class Hosts:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"cannot read the hostfile {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"the hostfile {path} is no text ({error}); it has a host's name on each line"
+            ) from error
         return cls.read(lines, said_in=f"the hostfile {path}")
 
     @classmethod

@@ -22,6 +22,10 @@ MOST_SAID_AGAIN: Final = 100_000
 """Newest lines that a log that was taken over compares with what comes: nobody repeats older."""
 RUNS_FOLDER: Final = Path("gemini-runs")
 """Where runs keep their folders, unless another one is named."""
+HEAD_LINES: Final = 8
+"""Lines of a file among which there is an event, if it is a log; some may have been damaged."""
+HEAD_BYTES: Final = 1 << 20
+"""What is read of each of them."""
 
 
 class EventLog:
@@ -185,6 +189,42 @@ def read_log(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
+def require_log(path: Path) -> Path:
+    """`path`, if it is a log; that of a run that has said nothing yet is one, too.
+
+    Raises:
+        ConfigError: It is something else, or cannot be read.
+        SchemaError: It is a log of a newer schema.
+    """
+    try:
+        with path.open("rb") as file:
+            head = [line for _ in range(HEAD_LINES) if (line := file.readline(HEAD_BYTES))]
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; mend that, or name another run"
+        ) from error
+    if any(map(_is_event, head)) or (not head and path.name == LOG_FILE):
+        return path
+    what = f"begins with {_shown(head[0])}, which is no event" if head else "is empty"
+    raise ConfigError(
+        f"{path} is no log of a run: it {what}; name a run's folder, its {LOG_FILE}, or 'latest'"
+    )
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        LineReader().read(line)
+    except EventError:
+        return False
+    return True
+
+
+def _shown(line: bytes) -> str:
+    """The beginning of a line for people, whatever it is."""
+    text = line.rstrip(b"\r\n")
+    return repr(f"{text[:40].decode(errors='replace')}{'...' if len(text) > 40 else ''}")
+
+
 def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     """The folder of a run.
 
@@ -194,17 +234,24 @@ def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
         below: Where runs keep their logs.
 
     Raises:
-        ConfigError: No log is there.
+        ConfigError: No log is there, or what is there is none.
     """
     if run == "latest":
         logs = sorted(below.glob(f"*/{LOG_FILE}"), key=lambda log: log.stat().st_mtime)
         if not logs:
             raise ConfigError(f"no run is in {below.absolute()}; name a run's folder")
-        return logs[-1].parent
+        return require_log(logs[-1]).parent
     named = Path(run).parent if Path(run).name == LOG_FILE else Path(run)
+    if os.path.isfile(named):  # noqa: PTH113 - false where one may not look
+        raise ConfigError(
+            f"{require_log(named)} is a log without a run's folder, which is wanted here; "
+            "`gemini-lab report` and `gemini-lab serve` take it"
+        )
     for folder in (named, below / named):
-        if (folder / LOG_FILE).is_file():
-            return folder
+        if folder.is_dir() and not os.access(folder, os.X_OK):
+            raise ConfigError(f"{folder} is closed to this user; ask its owner to open it")
+        if os.path.isfile(folder / LOG_FILE):  # noqa: PTH113 - false where one may not look
+            return require_log(folder / LOG_FILE).parent
     raise ConfigError(
         f"{run!r} is no run: there is no {LOG_FILE} in {named.absolute()} or below {below}; "
         "name a run's folder or its log, or 'latest'"
@@ -219,6 +266,8 @@ def find_log(run: str, *, below: Path = RUNS_FOLDER) -> Path:
         below: Where runs keep their logs.
 
     Raises:
-        ConfigError: No log is there.
+        ConfigError: No log is there, or what is there is none.
     """
-    return Path(run) if Path(run).is_file() else find_run(run, below=below) / LOG_FILE
+    if os.path.isfile(run):  # noqa: PTH113 - false where one may not look
+        return require_log(Path(run))
+    return find_run(run, below=below) / LOG_FILE

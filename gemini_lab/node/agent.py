@@ -103,8 +103,12 @@ class Agent:
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Join the lab, serve until it ends, and leave nothing behind."""
+    async def run(self) -> bool:
+        """Join the lab, serve until it ends, and leave nothing behind.
+
+        Returns:
+            Whether the lab has ended; else this agent was told to.
+        """
         server, port = await serve(self._ip, self.config.token, self._welcome)
         self.address = f"{self._ip}:{port}"
         self.membership = Membership(
@@ -135,6 +139,7 @@ class Agent:
         await self._leave()
         if self._is_lab_over and self.config.etcd.is_followed:
             release_store(self.config.prefix)
+        return self._is_lab_over
 
     def _heed_notice(self) -> None:
         """The machine is to go: have the workers' ranks move, for as long as that may take."""
@@ -360,9 +365,9 @@ def say_up(answer: AgentUp) -> None:
     sys.stdout.flush()
 
 
-async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = say_up) -> None:
-    """One agent's life; see `Agent`."""
-    await Agent(config, announce).run()
+async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = say_up) -> bool:
+    """One agent's life; see `Agent.run`."""
+    return await Agent(config, announce).run()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import shutil
 import signal
 import subprocess
 from collections import defaultdict, deque
@@ -11,8 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+import msgspec
 import psutil
 
+from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
 from gemini_lab.recovery.messages import (
     Fork,
@@ -39,6 +42,8 @@ GONE_LOOK_S: Final = 0.05
 IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
 ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for a fence
 CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
+SCRATCH: Final = "gemini_lab-node-"
+"""What the names of folders for workers' temporary files begin with."""
 
 
 class _ParentEndedError(Exception):
@@ -53,6 +58,7 @@ class Worker:
         born: The epoch in which its process was started.
         epoch: The one to which it belongs; a later one, where its process was kept.
         is_ahead: Whether it was started beside those that train, and has no place yet.
+        scratch: Its folder, which goes with it; empty where it has none.
     """
 
     rank: int
@@ -62,6 +68,7 @@ class Worker:
     channel: LocalChannel
     output_fd: int
     is_ahead: bool = False
+    scratch: str = ""
     pid: int | None = None
     status: WorkerStatus = "running"
     error: ScriptError | None = None  # when the script ended with an exception
@@ -104,6 +111,7 @@ class WorkerHost:
         self._lost_port: int | None = None  # that of a port that went with the last parent
         self._next: NextParent | None = None  # which imports what the script does
         self._retired: list[subprocess.Popen[bytes]] = []
+        self._scratch = HeldFolder(SCRATCH)
         self._start_parent()
 
     @property
@@ -170,12 +178,14 @@ class WorkerHost:
             channel=channel,
             output_fd=output_fd,
             is_ahead=bool(start.joins),
+            scratch=self._scratch.make(),
         )
         self.workers[worker.rank] = worker
         loop = asyncio.get_running_loop()
         loop.add_reader(channel, self._read_worker, worker)
         loop.add_reader(output_fd, self._read_output, worker)
         if start.epoch != self._lost_port:
+            start = msgspec.structs.replace(start, scratch=worker.scratch)
             self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
         theirs.close()
         os.close(their_output)
@@ -207,6 +217,7 @@ class WorkerHost:
                 process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             self._kill_parent()
+        self._scratch.close()
 
     def signal_all(self, signal_number: int) -> None:
         """Send a signal to every process of this node but the agent itself, at once."""
@@ -307,6 +318,8 @@ class WorkerHost:
         loop.remove_reader(worker.output_fd)
         worker.channel.close()
         os.close(worker.output_fd)
+        if worker.scratch:
+            shutil.rmtree(worker.scratch, ignore_errors=True)
         del self.workers[worker.rank]
         self._on_exit(worker, code)
 

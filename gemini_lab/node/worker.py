@@ -1,6 +1,7 @@
 """A worker: one training process, from its start by the warm parent to the end of its script."""
 
 import gc
+import multiprocessing
 import os
 import re
 import runpy
@@ -85,6 +86,15 @@ def why_not_kept(start: WorkerStart) -> str:
     if not told.keep_processes:
         return session.NOT_ASKED
     return obstacle() if can_be_found() else "this system does not tell a process its connections"
+
+
+def keep_sockets_in(folder: str) -> None:
+    """Have multiprocessing, a DataLoader's workers among it, put its sockets here.
+
+    It would make a folder of its own, in this process or in one that it starts, and remove it at
+    the process's end; but not where that is killed. Python has no other way in than this.
+    """
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
@@ -185,6 +195,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     os.environ.update(job.env)
     sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
+    if start.scratch:
+        keep_sockets_in(start.scratch)
     channel = LocalChannel.adopt(channel_fd)
     pulse = Pulse(channel.send, rank=start.rank, epoch=start.epoch)
     pulse.start()

@@ -18,7 +18,7 @@ from gemini_lab.pipeliner.schedule import (
 from gemini_lab.pipeliner.task import Send, Task
 from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, Pipeline, model_iteration
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.units import format_bytes, format_seconds
+from gemini_lab.units import check_number, format_bytes, format_seconds
 
 _ONE_BUFFER: Final = ("naive", "interleaved")
 
@@ -63,13 +63,11 @@ def plan_chunks(
         CapacityError: A piece of the naive scheme is larger than the buffer.
     """
     _check_choices(scheme=scheme, algorithm=algorithm)
-    _check_whole(
-        checkpoint_bytes=checkpoint_bytes,
-        replicas=replicas,
-        buffer_bytes=buffer_bytes,
-        sub_buffers=sub_buffers,
-    )
-    _check_numbers(replicas=replicas, sub_buffers=sub_buffers, mu=mu, max_overhead=max_overhead)
+    check_number("checkpoint_bytes", checkpoint_bytes, is_whole=True)
+    for name, count in {"replicas": replicas, "sub_buffers": sub_buffers}.items():
+        check_number(name, count, least=1, is_whole=True)
+    _check_buffer_size(buffer_bytes, sub_buffers=sub_buffers)
+    _check_shares(mu=mu, max_overhead=max_overhead)
     pipeline = Pipeline(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         alpha_s=alpha_s,
@@ -77,7 +75,6 @@ def plan_chunks(
         sub_buffers=1 if scheme in _ONE_BUFFER else sub_buffers,
     )
     _check_pipeline(pipeline)
-    _check_sizes(checkpoint_bytes, buffer_bytes=buffer_bytes, sub_buffers=sub_buffers)
     task = Task(
         profile=profile,
         pipeline=pipeline,
@@ -137,19 +134,7 @@ def _check_choices(*, scheme: str, algorithm: str) -> None:
         raise ConfigError(f"algorithm={algorithm!r} is unknown; choose one of {choices}")
 
 
-def _check_whole(**counts: float) -> None:
-    for name, count in counts.items():
-        if count % 1 != 0:  # endless ones and such as are no numbers have no remainder, either
-            raise ConfigError(f"{name}={count} must be a whole number")
-
-
-def _check_numbers(
-    *, replicas: int, sub_buffers: int, mu: float, max_overhead: float | None
-) -> None:
-    if replicas < 1:
-        raise ConfigError(f"replicas={replicas} must be at least 1, which is the owner's own copy")
-    if sub_buffers < 1:
-        raise ConfigError(f"sub_buffers={sub_buffers} must be at least 1 (the paper has 4)")
+def _check_shares(*, mu: float, max_overhead: float | None) -> None:
     if not 0 < mu <= 1:
         raise ConfigError(f"mu={mu} must be above 0 and at most 1; {MU} suits a steady profile")
     if max_overhead is not None and not max_overhead > 0:
@@ -158,9 +143,8 @@ def _check_numbers(
         )
 
 
-def _check_sizes(checkpoint_bytes: int, *, buffer_bytes: int, sub_buffers: int) -> None:
-    if checkpoint_bytes < 0:
-        raise ConfigError(f"checkpoint_bytes={checkpoint_bytes} cannot be negative")
+def _check_buffer_size(buffer_bytes: int, *, sub_buffers: int) -> None:
+    check_number("buffer_bytes", buffer_bytes, is_whole=True)
     if buffer_bytes < sub_buffers:
         raise ConfigError(
             f"buffer_bytes={buffer_bytes} leaves nothing for each of {sub_buffers} sub-buffers; "

@@ -275,6 +275,8 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         kept: Ranks whose processes go on; a new one among them joins these.
         joins: Where those that train meet, if this process starts beside them: it makes itself
             ready with what they tell of their set-up, and waits for its place; else empty.
+        scratch: A folder for multiprocessing's sockets, which its agent removes once it has ended;
+            empty where there is none.
     """
 
     rank: Rank
@@ -287,6 +289,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     interface: str | None
     kept: list[Rank] = []
     joins: str = ""
+    scratch: str = ""
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from gemini_lab.errors import ConfigError, IntegrityError
@@ -62,7 +64,7 @@ def export_weights(
 
     Raises:
         ConfigError: There is no persistent tier, the file's name has another suffix, or frozen
-            weights are wanted and `base` has them not.
+            weights are wanted and `base` has them not, or the file cannot be written.
         IntegrityError: The version, or every version, is damaged or does not exist.
     """
     path = Path(to)
@@ -168,7 +170,13 @@ def _pieces(payload: memoryview, layout: ShardLayout) -> Iterator[tuple[str, int
 
 def _frozen_from(base: str | Path | None, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """The frozen weights, which are in no checkpoint, from the file where training began."""
-    known = {} if base is None else load_file(Path(base))
+    try:
+        known = {} if base is None else load_file(Path(base))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"no weights can be read from {base} ({error}); give the safetensors file with the "
+            "weights that were frozen in training by --base"
+        ) from error
     if missing := [name for name in names if name not in known]:
         raise ConfigError(
             f"{len(missing)} weights were frozen in training and are in no checkpoint "
@@ -180,14 +188,23 @@ def _frozen_from(base: str | Path | None, names: tuple[str, ...]) -> dict[str, t
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write all tensors; the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
-    if path.suffix == ".pt":
-        torch.save(dict(tensors), unfinished)
-    else:
-        apart = {name: tensor.clone() for name, tensor in tensors.items()}  # the format's rule
-        save_file(apart, unfinished, metadata={"format": "pt"})
-    unfinished.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".pt":
+            torch.save(dict(tensors), unfinished)
+        else:
+            apart = {name: tensor.clone() for name, tensor in tensors.items()}  # the format's rule
+            save_file(apart, unfinished, metadata={"format": "pt"})
+        unfinished.replace(path)
+    except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own
+        raise ConfigError(
+            f"the weights cannot be written to {path} ({error}); make room there, or name another "
+            "file by --to"
+        ) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def parser() -> argparse.ArgumentParser:

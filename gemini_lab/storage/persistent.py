@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import fsspec
@@ -90,19 +91,43 @@ class PersistentTier:
             ConfigError: It is another run's.
             GeminiError: The store failed.
         """
-        owner = self.owner()
-        others = {one.lineage.run for one in self.stored()} - {run}
-        is_strange = owner not in {None, run} or bool(others)
-        if is_strange and not is_resumed:
-            versions = [one.version for one in self.stored()]
-            has = f"it has its versions {versions}" if versions else "it has no version yet"
-            raise ConfigError(
-                f"the persistent tier {self.url} belongs to another run, and {has}; name another "
-                "folder, or go on from that run with --resume (resume=True)"
-            )
+        if not is_resumed:
+            self._require_own(run)
         with self._explained("write to"):
             self._fs.makedirs(self._root, exist_ok=True)
             self._put(f"{self._root}/{_OWNER}", [json.dumps({"run": run}).encode()])
+
+    def look(self, *, is_resumed: bool = False) -> None:
+        """Refuse what `check` and a new run's `claim` would, as far as it shows without writing.
+
+        Raises:
+            ConfigError: It is another run's, or a folder in which nobody here may write.
+            GeminiError: The store failed.
+        """
+        if not is_resumed:
+            self._require_own(None)
+        if not isinstance(self._fs, LocalFileSystem):
+            return
+        with self._explained("write to"):
+            there = Path(self._root)
+            while not there.exists():
+                there = there.parent
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+    def _require_own(self, run: int | None) -> None:
+        """Refuse a folder that is another run's than `run`, or anybody's for a run to come."""
+        owner, stored = self.owner(), self.stored()
+        if owner in {None, run} and {one.lineage.run for one in stored} <= {run}:
+            return
+        versions = [one.version for one in stored]
+        has = f"it has its versions {versions}" if versions else "it has no version yet"
+        raise ConfigError(
+            f"the persistent tier {self.url} belongs to another run, and {has}; name another "
+            "folder, or go on from that run with --resume (resume=True)"
+        )
 
     def owner(self) -> int | None:
         """The run whose folder this is; `None` if it is nobody's.

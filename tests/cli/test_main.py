@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gemini_lab.cli.main import COMMANDS, main
 
 LOG = Path(__file__).parents[1] / "log" / "schema_1_run.jsonl"
@@ -50,6 +52,64 @@ def test_every_command_is_listed(capsys):
     assert all(f"  {name} " in said for name in COMMANDS)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} NOTES" for name in ("report", "inject")),
+        *(f"{name} NOTES" for name in ("attach", "status", "top", "stop", "drain", "metrics")),
+        "report LOG --compare NOTES",
+        "report LOG --predict NOTES",
+        "metrics NOTES --once",
+        "export NOTES --to model.pt",
+        "figures --measured NOTES",
+    ],
+)
+def test_a_wrong_file_is_refused_in_a_sentence(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "NOTES").write_text("of what I wanted to do\n")
+    shutil.copy(LOG, tmp_path / "LOG")
+    more = {"inject": ["stop"], "drain": ["node-1"]}
+    assert main([*command.split(), *more.get(command.split()[0], [])]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "NOTES is no log of a run: it begins with 'of what I" in said or "NOTES is no JSON" in said
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"NOTES", "LOG"}
+
+
+def test_a_log_without_a_folder_is_no_run_to_follow(tmp_path, capsys):
+    saved = shutil.copy(LOG, tmp_path / "saved.jsonl")
+    assert main(["status", str(saved)]) == 2
+    assert "is a log without a run's folder" in capsys.readouterr().err
+
+
 def test_an_unknown_command_is_refused_with_the_list(capsys):
     assert main(["trian"]) == 2
     assert "there is no command 'trian'" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, signal, sys, types
+from gemini_lab.cli import main
+
+def command(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        print("tidied up")
+
+sys.modules["slow"] = types.SimpleNamespace(command=command)
+main.COMMANDS["slow"] = ("slow:command", "")
+sys.exit(main.main(["slow"]))
+"""
+
+
+def test_a_second_ctrl_c_does_not_cut_short_what_the_first_has_begun():
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "tidied up\n"
+    assert "still ending what was started" in done.stderr
+    assert "gemini-lab slow: interrupted" in done.stderr
+    assert done.returncode == 130

@@ -12,8 +12,9 @@ import pytest
 from lab_stand_in import begin, run_in, tell
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
+from gemini_lab.cli.following import follow
 from gemini_lab.cli.main import main
-from gemini_lab.cli.run import follow, setting_of
+from gemini_lab.cli.run import setting_of
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.events import (
     FailureCause,
@@ -23,6 +24,7 @@ from gemini_lab.log.events import (
     RunFailed,
     RunFinished,
 )
+from gemini_lab.storage.persistent import PersistentTier
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "operate.md"
 TIER = "file:///tier"
@@ -82,6 +84,26 @@ def test_the_config_block_counts_for_more_than_the_labs_own_folder(project, caps
     assert value.startswith(str(project / "gemini-runs"))
     assert said == "lab"
     assert "not seen from here" in text
+
+
+def test_a_dry_run_writes_nothing(project, capsys):
+    before = sorted(project.rglob("*"))
+    asked = ["--persistent-url", str(project / "far" / "tier"), "--folder", "runs", "--resume"]
+    assert main(["run", "--dry-run", "--nodes", "2", *asked, "train.py"]) == 0
+    assert "no version is there yet" in capsys.readouterr().out
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_dry_run_refuses_a_tier_that_the_run_would_refuse(project, capsys):
+    tier = project / "another"
+    PersistentTier(str(tier)).claim(7)
+    for url, said in {
+        tier: "belongs to another run",
+        project / "train.py" / "x": "is a file",
+    }.items():
+        asked = ["--nodes", "2", "--persistent-url", str(url)]
+        assert main(["run", "--dry-run", *asked, "train.py"]) == Exit.REFUSED
+        assert said in capsys.readouterr().err
 
 
 def test_a_configuration_that_the_arguments_name_is_found(project, capsys):
@@ -234,6 +256,32 @@ def test_a_run_that_is_told_to_end_saves_a_version_first(run, number, capsys):
     assert f"version 9 is whole in {TIER}" in said
     assert "--resume" in said
     assert (run.cause, run.is_over) == ("notice", True)
+
+
+def interrupted(run, *events):
+    """Ctrl-C at the run, after these events; what its command is to say then."""
+    tell(run, *events)
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt) as told:
+        follow(run, 20.0)
+    return str(told.value)
+
+
+def test_ctrl_c_says_what_was_saved_and_how_to_go_on(run, capsys):
+    said = interrupted(run, PersistFinished(version=9, url=TIER, size_bytes=1, duration_s=0.1))
+    assert f"ending {run.name} and its nodes" in capsys.readouterr().err
+    assert str(run.folder) in said
+    assert f"version 9 is whole in {TIER}" in said
+    assert "--resume goes on from version 9" in said
+
+
+def test_ctrl_c_does_not_speak_of_resuming_where_nothing_was_saved(run):
+    assert f"no version of it has reached {TIER}" in (said := interrupted(run))
+    assert "SIGTERM, in place of Ctrl-C" in said
+    assert "--resume" not in said
+    run.course.settings["persistent_url"] = None
+    assert "no persistent tier" in (said := interrupted(run))
+    assert "--resume" not in said
 
 
 def test_a_batch_system_that_says_it_again_does_not_end_the_save(run):

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gemini_lab.job import Job
-from gemini_lab.node.host import ANSWER_S, LINE_BYTES, Worker, WorkerHost
+from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.supervisor import Supervisor
@@ -128,6 +129,53 @@ def test_a_port_that_is_left_from_a_restart_that_was_cut_short_is_nobodys():
     meant, left = (asyncio.run(each) for each in asked)
     assert meant.isdecimal()
     assert left == "None"
+
+
+LISTENS = """
+import multiprocessing, os, signal
+from multiprocessing.connection import Listener
+
+def listen(ready):
+    with Listener(family="AF_UNIX"):
+        ready.set()
+        signal.pause()
+
+ready = multiprocessing.get_context("fork").Event()
+multiprocessing.get_context("fork").Process(target=listen, args=[ready]).start()
+ready.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def names_below(folder: str) -> list[str]:
+    return [path.name for path in Path(folder).rglob("*")]
+
+
+def test_a_killed_workers_multiprocessing_leaves_nothing(tmp_path, monkeypatch):
+    """As a DataLoader's workers do, which listen on a socket in a folder for temporary files."""
+    (tmp_path / "train.py").write_text(LISTENS)
+    with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as short:
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        left: list[list[str]] = []
+
+        async def be_killed() -> list[int]:
+            codes: list[int] = []
+            host = a_host(lambda _, code: codes.append(code))
+            try:
+                port = await host.hold_port(host="127.0.0.1", epoch=8)
+                host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+                while not codes:
+                    await asyncio.sleep(0.01)
+                left.append(names_below(short))
+                return codes
+            finally:
+                host.close()
+
+        assert asyncio.run(asyncio.wait_for(be_killed(), PATIENCE_S)) == [-signal.SIGKILL]
+        (held,) = left  # the node's own folder, and nothing in it
+        assert [name.startswith(SCRATCH) for name in held] == [True]
+        assert not any(Path(short).iterdir())
 
 
 def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_ends():
@@ -308,7 +356,7 @@ def a_slab() -> SlabRequest:
     return SlabRequest(slots=slots, chunk_bytes=4096, layout=layout)
 
 
-def a_start(port: int, *, epoch: int) -> WorkerStart:
+def a_start(port: int, *, epoch: int, cwd: str = ".") -> WorkerStart:
     seats = Seats(nodes=1, members=("node-0",))
     plan = RecoveryPlan(
         version=None, tier="start", sources=(), members=("node-0",), transfers=(), reason=""
@@ -316,7 +364,7 @@ def a_start(port: int, *, epoch: int) -> WorkerStart:
     return WorkerStart(
         rank=0,
         epoch=epoch,
-        order=JobOrder(number=1, run=1, job=Job(script="train.py"), seats=seats),
+        order=JobOrder(number=1, run=1, job=Job(script="train.py", cwd=cwd), seats=seats),
         seats=seats,
         plan=plan,
         rendezvous=f"127.0.0.1:{port}",

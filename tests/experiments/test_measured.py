@@ -28,7 +28,7 @@ from gemini_lab.experiments.benches.reduction import rows_of as reduction_rows
 from gemini_lab.experiments.benches.schemes import SCHEMES, rows
 from gemini_lab.experiments.benches.store_runs import Wasted
 from gemini_lab.experiments.benches.timed_runs import Spent, TimedRun, idle_s, network_times
-from gemini_lab.experiments.figures import measured, provenance
+from gemini_lab.experiments.figures import command, measured, provenance
 from gemini_lab.experiments.figures.figure import Figure
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -279,15 +279,32 @@ def test_the_sweep_is_drawn_from_its_results(tmp_path) -> None:
     assert any("felt" in note for note in figure.notes)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"bench": "copy", "rows": []}'])
-def test_a_file_without_drawable_results_is_refused(tmp_path, text) -> None:
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is no JSON"),
+        ("{}", "holds no bench's results"),
+        ('{"bench": [1], "rows": []}', "holds no bench's results"),
+        ('{"bench": "copy", "rows": []}', "of 'copy', of which nothing is drawn"),
+        ('{"bench": "schemes", "rows": []}', "lacks something of the results of 'schemes'"),
+        ('{"bench": "contention", "rows": [1]}', "lacks something of the results of 'contention'"),
+    ],
+)
+def test_a_file_without_drawable_results_is_refused(tmp_path, text, what) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
-    with pytest.raises(
-        ConfigError,
-        match=r"bench NAME --json FILE.*schemes, contention, losses, baselines, goodput, reduction",
-    ):
+    way_out = r"bench NAME --json FILE.*schemes, contention, losses, baselines, goodput, reduction"
+    with pytest.raises(ConfigError, match=f"{what}.*{way_out}"):
         measured.figures(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused_before_a_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="absent cannot be read: No such file"):
+        command.command(["--measured", "absent"])
+    with pytest.raises(ConfigError, match="no figure 'fig99'"):
+        command.command(["fig99"])
+    assert not any(tmp_path.iterdir())
 
 
 def test_real_losses_stand_beside_the_exact_chance(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from full_disk import full_at
 
+from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, EventError, encode_entry
-from gemini_lab.log.file import EventLog, LogTakenError, SchemaError, read_log
+from gemini_lab.log.file import EventLog, LogTakenError, SchemaError, read_log, require_log
 from gemini_lab.log.follow import LogFeed
 
 HERE = Path(__file__).parent
@@ -132,6 +133,39 @@ def test_a_log_of_a_newer_schema_is_refused_and_says_which(path, read):
     path.write_bytes(encode_entry(opened) + b"\n")
     with pytest.raises(SchemaError, match=f"schema {events.SCHEMA + 1}"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b"import torch\n", "begins with 'import torch'"),
+        (b"step,loss\n1,2.5\n" * 9, "begins with 'step,loss'"),
+        (b'{"gemini": {"replicas": 2}}\n', "which is no event"),
+        (b"\x7fELF" + bytes(100), "which is no event"),
+        (b"[1, 2, 3]", "which is no event"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused_with_what_it_is(tmp_path, content, said):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"file is no log of a run: .*{said}.*; name a run's"):
+        require_log(tmp_path / "file")
+
+
+def test_a_log_is_one_before_its_first_event_and_with_a_line_that_was_damaged(path):
+    path.parent.mkdir()
+    path.touch()
+    assert require_log(path) == path
+    write(path, note(1), note(2))
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    assert require_log(path) == path
+    for old in (OLD_RUN, OLD_SIMULATION):
+        assert require_log(old) == old
+
+
+def test_a_log_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        require_log(tmp_path)
 
 
 # -- the first schema ------------------------------------------------------------------------------

@@ -147,6 +147,19 @@ def test_a_folder_is_one_runs_and_another_is_told_the_way_out(tier):
     assert (tier.owner(), tier.versions()) == (7, [12])
 
 
+def test_a_look_refuses_what_a_claim_would_and_writes_nothing(tmp_path):
+    tier = PersistentTier(str(tmp_path / "new" / "tier"))
+    tier.look()
+    assert not any(tmp_path.iterdir())
+    tier.claim(7)
+    with pytest.raises(ConfigError, match="belongs to another run"):
+        tier.look()
+    tier.look(is_resumed=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="a part of that path is a file"):
+        PersistentTier(str(tmp_path / "file" / "tier")).look()
+
+
 def test_who_resumes_takes_the_folder_over_with_all_that_is_there(tier):
     tier.claim(7)
     save(tier, 12)
@@ -440,8 +453,10 @@ def test_a_really_full_disk_loses_only_the_new_version(mount):
 
 
 def test_a_really_read_only_disk_is_refused_at_the_start(mount):
-    with pytest.raises(ConfigError, match="not allowed there"):
-        PersistentTier(str(mount("ro") / "run")).check()
+    tier = PersistentTier(str(mount("ro") / "run"))
+    for refuses in (tier.look, tier.check):
+        with pytest.raises(ConfigError, match="not allowed there"):
+            refuses()
 
 
 def test_records_survive_json(tier):

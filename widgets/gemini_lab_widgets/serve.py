@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER, find_run
+from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER, find_log, find_run
 from gemini_lab_widgets.addresses import EVERYWHERE, LOOPBACK, reached_at
 from gemini_lab_widgets.dashboard import VISITORS, WHY_LOOPBACK, Dashboard
 
@@ -80,6 +80,7 @@ def command(arguments: Sequence[str]) -> int:
         print(_welcome(dashboard, newest(), chosen=options.password), flush=True)  # noqa: T201
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
+    print("the page is no longer served; that changes nothing for the run")  # noqa: T201
     return 0
 
 
@@ -94,13 +95,11 @@ def log_of(run: str) -> Callable[[], Path | None]:
     For `"latest"` it gives None while there is no run yet.
 
     Raises:
-        ConfigError: No log is there.
+        ConfigError: No log is there, or what is there is none.
     """
-    if Path(run).is_file():
-        return lambda: Path(run)
     if run == "latest":
         return _newest_of(RUNS_FOLDER.absolute())
-    found = find_run(run) / LOG_FILE
+    found = find_log(run)
     return lambda: found
 
 

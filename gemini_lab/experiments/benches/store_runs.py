@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ import psutil
 
 from gemini_lab.errors import GeminiError, RunFailedError
 from gemini_lab.experiments.benches.waiting import LIMIT_S
-from gemini_lab.experiments.peers.one_turn import memory_folder
+from gemini_lab.experiments.in_memory import folder_in_memory
 
 RANKS: Final = 2
 LAYER_S: Final = 0.05
@@ -141,6 +140,7 @@ class StoreRun:
         return subprocess.Popen(
             self._command,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=self._folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -207,8 +207,8 @@ def started(
     job: Sequence[str] = ("--layer-s", str(LAYER_S)),
 ) -> Iterator[StoreRun]:
     """The job on a store of that rate, in a folder in memory that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="gemini-lab-store-", dir=memory_folder()) as name:
-        run = StoreRun(Path(name), every=every, rate=rate, ranks=ranks, job=job)
+    with folder_in_memory("gemini-lab-store-") as folder:
+        run = StoreRun(folder, every=every, rate=rate, ranks=ranks, job=job)
         try:
             yield run
         finally:

@@ -35,14 +35,23 @@ FIGURES: Final = (
 """Each is a module of this package with a function `figure()`."""
 
 
+def require(name: str) -> None:
+    """Refuse a figure that there is not.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name not in FIGURES:
+        raise ConfigError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
+
+
 def make(name: str) -> Figure:
     """The figure called `name`.
 
     Raises:
         ConfigError: There is none.
     """
-    if name not in FIGURES:
-        raise ConfigError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
+    require(name)
     figure: Figure = importlib.import_module(f"gemini_lab.experiments.figures.{name}").figure()
     return figure
 
@@ -74,9 +83,11 @@ def command(argv: list[str]) -> int:
     names = FIGURES if options.all else tuple(options.names)
     if not names and not options.measured:
         parser.error("name some figures, or use --all, or --measured FILE")
+    for name in names:
+        require(name)
+    made = [figure for path in options.measured for figure in measured.figures(path)]
     pages.make_folder(options.out)
-    made = [make(name) for name in names]
-    made += [figure for path in options.measured for figure in measured.figures(path)]
+    made = [*map(make, names), *made]
     figures = [replace(one, notes=(*one.notes, provenance.note(one))) for one in made]
     for figure in figures:
         pages.write(figure, options.out)

@@ -87,11 +87,29 @@ def figures(path: Path) -> tuple[Figure, ...]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(make(record) for make in MAKERS[record["bench"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; {WAY_OUT}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON ({error}); {WAY_OUT}") from error
+    bench = record.get("bench") if isinstance(record, dict) else None
+    if not isinstance(bench, str) or "rows" not in record:
+        raise ConfigError(f"{path} holds no bench's results; {WAY_OUT}")
+    if bench not in MAKERS:
         raise ConfigError(
-            f"{path} holds no results to draw ({error!r}); make some by `gemini-lab bench NAME "
-            f"--json FILE`, where NAME is one of {', '.join(MAKERS)}"
+            f"{path} holds results of {bench!r}, of which nothing is drawn; {WAY_OUT}"
+        )
+    try:
+        return tuple(make(record) for make in MAKERS[bench])
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ConfigError(
+            f"{path} lacks something of the results of {bench!r} ({error!r}); {WAY_OUT}"
         ) from error
 
 
@@ -429,3 +447,7 @@ MAKERS: Final = {
     "reduction": (reduced.eleventh,),
 }
 """What is drawn of which bench's results."""
+
+WAY_OUT: Final = (
+    f"make some by `gemini-lab bench NAME --json FILE`, where NAME is one of {', '.join(MAKERS)}"
+)

@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.experiments.in_memory import folder_in_memory
 from gemini_lab.experiments.peers.contract import Findings, Task
 from gemini_lab.experiments.peers.environments import source_folder
 from gemini_lab.experiments.peers.memory import family_bytes, folder_bytes
@@ -21,8 +20,6 @@ from gemini_lab.experiments.peers.turn import SAMPLED, SAMPLING
 from gemini_lab.units import format_seconds
 
 PATIENCE_S: Final = 600.0
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
-_DLROVER_SOCKETS: Final = Path("/tmp/ckpt_sock")  # noqa: S108 - where DLRover puts them
 _POLL_S: Final = 0.05
 
 
@@ -46,11 +43,6 @@ class Conditions:
     size_bytes: int
     ranks: int
     iteration_s: float
-
-
-def memory_folder() -> str | None:
-    """Where files are in memory; `None` (the folder for temporary files) if there is no such."""
-    return str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
 
 
 def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, seed: int) -> Turn:
@@ -86,7 +78,6 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
             peak_bytes = _watch(processes, folder)
         finally:
             end_ranks(processes)
-            _sweep(f"{folder.parent.name}-")
         found = collect(folder, conditions.ranks)
     return Turn(findings=combine(found), peak_bytes=peak_bytes)
 
@@ -201,8 +192,7 @@ def start_rank(
 @contextmanager
 def workplace(prefix: str) -> Iterator[Path]:
     """A folder for ranks to work in, in memory where there is such; see `start_rank`."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=memory_folder()) as name:
-        folder = Path(name)
+    with folder_in_memory(prefix) as folder:
         (folder / "path").mkdir()
         (folder / "path" / "gemini_lab").symlink_to(source_folder())
         (folder / "data").mkdir()
@@ -243,16 +233,6 @@ def end_ranks(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
     for process in processes:
         process.wait()
-
-
-def _sweep(prefix: str) -> None:
-    """Remove shared memory and sockets that ranks which were ended left behind."""
-    for folder in (_SHARED_MEMORY, _DLROVER_SOCKETS):
-        for path in folder.glob(f"{prefix}*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def free_port() -> int:

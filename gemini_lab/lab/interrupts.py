@@ -1,0 +1,21 @@
+"""What a command says that Ctrl-C has ended: what was ended, what is kept, how to go on."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupt_says(told: Callable[[], str], *, now: str = "") -> Iterator[None]:
+    """Have a `KeyboardInterrupt` that leaves the block say something, if it does not yet.
+
+    Args:
+        told: Gives what whoever catches it is to say.
+        now: Said at once, where it takes a while until then.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as already:
+        if now:
+            print(now, file=sys.stderr, flush=True)  # noqa: T201
+        raise KeyboardInterrupt(str(already) or told()) from None

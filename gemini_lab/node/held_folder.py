@@ -1,0 +1,78 @@
+"""A folder for temporary files that its maker holds, so that what a killed one leaves is known.
+
+The maker holds a lock, which the kernel takes from it when it ends, however that is. Whoever makes
+a folder of the same kind, or is done with one, removes those that nobody holds.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+LONGEST: Final = 80
+"""A longer path leaves too little of the 104 bytes of a socket's name on some systems."""
+
+
+class HeldFolder:
+    """A folder of this process's own; made when it is first needed.
+
+    Args:
+        prefix: Its kind: what the names of such folders begin with.
+        below: Where it lies; by default where temporary files do.
+    """
+
+    def __init__(self, prefix: str, below: Path | None = None) -> None:
+        self._prefix, self._below = prefix, below
+        self._held: tuple[Path, int] | None = None
+
+    def make(self) -> str:
+        """A folder in it; empty where none can be made, or its path would be too long."""
+        try:
+            if self._held is None:
+                remove_left(self._prefix, self._below)
+                self._held = self._hold()
+            path = tempfile.mkdtemp(prefix="", dir=self._held[0])
+        except OSError:
+            return ""
+        return path if len(os.fsencode(path)) <= LONGEST else ""
+
+    def close(self) -> None:
+        """Remove it, and those of makers that were killed."""
+        if self._held is not None:
+            path, fd = self._held
+            self._held = None
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(fd)
+        remove_left(self._prefix, self._below)
+
+    def _hold(self) -> tuple[Path, int]:
+        """A new one, and the descriptor that holds it."""
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._below))
+            with suppress(FileNotFoundError):  # another one found it before it was held
+                fd = os.open(path, os.O_RDONLY)
+                with suppress(OSError):  # a file system without locks: nobody removes it, either
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                if path.exists():
+                    return path, fd
+                os.close(fd)
+
+
+def remove_left(prefix: str, below: Path | None = None) -> None:
+    """Remove this user's folders of a kind that nobody holds."""
+    for path in (below or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
+        with suppress(OSError):  # it is gone, held, or another user's
+            _remove_unless_held(path)
+
+
+def _remove_unless_held(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        if os.fstat(fd).st_uid == os.getuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(fd)
