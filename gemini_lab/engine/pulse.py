@@ -200,8 +200,9 @@ def _held_by(frame: FrameType) -> tuple[str, bool]:
     if "baton" not in frame.f_code.co_varnames:
         return str(Path(frame.f_locals["build_directory"]) / "lock"), True
     baton = frame.f_locals.get("baton")
-    is_held = baton is not None and baton.fd is not None
-    return (str(baton.lock_file_path), True) if is_held else ("", False)
+    if baton is None or baton.fd is None:
+        return "", False
+    return str(baton.lock_file_path), True
 
 
 def _module(frame: FrameType) -> str:
