@@ -345,7 +345,7 @@ def obstacle() -> str:
     options = getattr(_NOBODY, "Options", None)
     if hasattr(options, "error_on_collective") and hasattr(_NOBODY, "_create_internal"):
         return ""
-    return f"PyTorch {torch.__version__} has no backend that refuses collectives; 2.10 has"
+    return f"PyTorch {torch.__version__} has no backend that refuses collectives; 2.13 has"
 
 
 def _refusing(rank: int, size: int) -> Any:

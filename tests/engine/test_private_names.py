@@ -67,7 +67,7 @@ class Sharded(nn.Module):
         (lambda _: SimpleNamespace(_fsdp_param_group=None), 0),
         (lambda _: SimpleNamespace(_fsdp_param_groups=[]), 0),
     ],
-    ids=["some groups", "one, as before PyTorch 2.11", "none then", "none"],
+    ids=["some groups", "one, as older versions have it", "none then", "none"],
 )
 def test_whole_weights_are_found_where_each_torch_has_them(monkeypatch, make, found):
     weight = SimpleNamespace(_unsharded_param=torch.ones(1))

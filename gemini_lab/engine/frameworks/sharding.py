@@ -36,7 +36,7 @@ def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _groups_of(state: Any) -> Sequence[Any]:
-    """The groups of weights that a module puts together at once; one before PyTorch 2.11."""
+    """The groups of weights that a module puts together at once; one in older torches."""
     if hasattr(state, "_fsdp_param_groups"):
         groups: Sequence[Any] = state._fsdp_param_groups  # noqa: SLF001
         return groups
