@@ -1,8 +1,16 @@
 """Lab 01: what a failure costs by Eq. (1), and what a faster store would have to be."""
 
+from math import isclose
 from typing import Final
 
-from gemini_lab.exercises.verdict import WrongAnswerError, another_kind, called, need, number
+from gemini_lab.exercises.verdict import (
+    WrongAnswerError,
+    another_kind,
+    as_list,
+    called,
+    need,
+    number,
+)
 from gemini_lab.recovery.wasted_time import shortest_interval_s, wasted_time_s
 from gemini_lab.simulator import Workload
 
@@ -24,7 +32,7 @@ def exercise_1(cases: object) -> str:
         call = f"cases({checkpoint_s}, {interval_s}, {retrieval_s})"
         need(best_s <= worst_s, f"`{call}` has a best case that is worse than its worst")
         need(
-            best_s == checkpoint_s + retrieval_s,
+            isclose(best_s, checkpoint_s + retrieval_s),
             f"`{call}` gives {best_s:g} s at best, which is not what a failure wastes that comes "
             "just after a checkpoint became whole",
         )
@@ -32,7 +40,7 @@ def exercise_1(cases: object) -> str:
             checkpoint_s=checkpoint_s, interval_s=interval_s, retrieval_s=retrieval_s
         )
         need(
-            (best_s + worst_s) / 2 == mean_s,
+            isclose((best_s + worst_s) / 2, mean_s),
             f"`{call}` gives {worst_s:g} s at worst, and then the middle of both is not Eq. (1)'s",
         )
     return "right: the middle of your two cases is Eq. (1)"
@@ -42,9 +50,10 @@ def _two_numbers(result: object) -> tuple[float, float]:
     words = "a pair of numbers, (best_s, worst_s)"
     if result is None:
         raise WrongAnswerError(f"no answer yet: have `cases` return {words}")
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
+    pair = as_list(result)
+    if pair is None or len(pair) != 2:
         raise WrongAnswerError(f"`cases` has to return {words}")
-    best_s, worst_s = (number(each, name="cases", words=words) for each in result)
+    best_s, worst_s = (number(each, name="cases", words=words) for each in pair)
     return best_s, worst_s
 
 

@@ -11,6 +11,7 @@ from gemini_lab.units import KIB, format_bytes, format_seconds, parse_bandwidth
 
 _MACHINE = '{"layer_ms": ..., "link_bytes_per_s": ...}'
 _SLOWEST_BYTES_PER_S = 10e6
+_LONGEST_MS = 200
 
 
 def exercise_1(
@@ -71,5 +72,6 @@ def _machine(harder: object) -> dict[str, float]:
     rate = parse_bandwidth(link) if isinstance(link, str) else link
     rate = number(rate, name="link_bytes_per_s", words="a number of bytes a second")
     need(layer_ms >= 0, f"layers cannot take {layer_ms:g} ms")
+    need(layer_ms <= _LONGEST_MS, f"choose {_LONGEST_MS} ms or less, or it takes too long")
     need(rate >= _SLOWEST_BYTES_PER_S, f"choose 10 MB/s or more, or it takes too long ({rate:g})")
     return {"layer_ms": layer_ms, "link_bytes_per_s": rate}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gemini_lab import RunReport
 from gemini_lab.exercises.attacks import compared, withstood
-from gemini_lab.exercises.verdict import WrongAnswerError, given, need
+from gemini_lab.exercises.verdict import WrongAnswerError, another_kind, as_list, given, need
 
 _TIERS = ("local", "peer", "persistent")
 
@@ -37,12 +37,14 @@ def exercise_1(
 
 def _listed(tiers: object, *, ranks: int) -> list[str]:
     words = f"a list of {ranks} tiers"
-    listed = list(given(tiers, (list, tuple), name="tiers", words=words))  # type: ignore[arg-type,var-annotated]
+    listed = as_list(tiers)
+    if listed is None:
+        raise another_kind(tiers, name="tiers", words=words)
     need(len(listed) == ranks, f"`tiers` has to be {words}, and yours has {len(listed)}")
     for tier in listed:
         if tier not in _TIERS:
             raise WrongAnswerError(f"a tier is one of {', '.join(_TIERS)}, and yours has {tier!r}")
-    return listed
+    return [str(tier) for tier in listed]
 
 
 def exercise_2(better: object, *, train: Callable[..., RunReport], undisturbed: RunReport) -> str:

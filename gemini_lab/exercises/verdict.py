@@ -1,7 +1,8 @@
 """How every check talks: one sentence about the answer that it was given."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from numbers import Real
 from types import TracebackType
@@ -87,6 +88,12 @@ def whole_number(answer: object, *, name: str, words: str) -> int:
     if not value.is_integer():
         raise WrongAnswerError(f"`{name}` has to be {words}, and yours is {value:g}")
     return int(value)
+
+
+def as_list(answer: object) -> list[object] | None:
+    """What an answer has, be it a tuple, an array or a generator; `None` if it has no order."""
+    has_no_order = isinstance(answer, (str, bytes, Mapping, AbstractSet))
+    return list(answer) if isinstance(answer, Iterable) and not has_no_order else None
 
 
 def called(function: Callable[..., object], *arguments: float, name: str) -> object:

@@ -1,7 +1,9 @@
 """A placement planner of somebody's own: how it is asked, and what its answers may be."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
+from typing import Final
 
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.placement.planner import Placement
@@ -10,21 +12,46 @@ Planner = Callable[..., object]
 """Takes `nodes`, `replicas` or both; gives what `read_placement` takes."""
 Holders = tuple[tuple[int, ...], ...]
 """For each shard the positions that keep it, owner first."""
+_FORM: Final = (
+    "the answer has to be a Placement, or for each shard the nodes that keep it, as in "
+    "((0, 1), (1, 0))"
+)
 
 
 def by_name(function: Callable[..., object]) -> Callable[[Mapping[str, object]], object]:
     """A function that is called with those of some arguments that it takes."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins do not say
+    parameters = _parameters(function)
+    if parameters is None:
         return lambda arguments: function(**arguments)
-    own = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+    own, needed = takes(function), [each.name for each in parameters if _is_needed(each)]
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
     def call(arguments: Mapping[str, object]) -> object:
+        if unknown := [name for name in needed if name not in arguments]:
+            raise TypeError(
+                f"it wants `{unknown[0]}`, and is called with {', '.join(arguments)}, by name"
+            )
         return function(**{n: given for n, given in arguments.items() if takes_all or n in own})
 
     return call
+
+
+def takes(function: Callable[..., object]) -> tuple[str, ...]:
+    """The names of what a function can be given by name, as far as it says."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(each.name for each in _parameters(function) or () if each.kind in named)
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some builtins do not say
+        return None
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    is_many = parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+    return parameter.default is parameter.empty and not is_many
 
 
 def read_placement(answer: object) -> Placement | Holders:
@@ -35,17 +62,20 @@ def read_placement(answer: object) -> Placement | Holders:
     """
     if isinstance(answer, Placement):
         return answer
-    try:
-        holders = tuple(tuple(kept) for kept in answer)  # type: ignore[attr-defined]
-    except TypeError:
-        holders = None
-    whole = holders is not None and all(type(p) is int for kept in holders for p in kept)
-    if holders is None or not whole:
-        raise ConfigError(
-            "the answer has to be a Placement, or for each shard the nodes that keep it, as in "
-            f"((0, 1), (1, 0)), and it is {kind_of(answer)}"
-        )
-    return holders
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise ConfigError(f"{_FORM}, and it is {kind_of(answer)}")
+    return tuple(map(_positions, answer))
+
+
+def _positions(kept: object) -> tuple[int, ...]:
+    """Who keeps one shard, as plain numbers, whatever library's they were."""
+    if not isinstance(kept, Iterable):
+        raise ConfigError(f"{_FORM}, and it has {kind_of(kept)} in it")
+    positions = tuple(kept)
+    for each in positions:
+        if not isinstance(each, Integral):
+            raise ConfigError(f"{_FORM}, and it has {kind_of(each)} in it")
+    return tuple(map(int, positions))
 
 
 def placed_by(planner: Planner, *, nodes: int, replicas: int) -> Placement:

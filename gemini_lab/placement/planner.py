@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from typing import Final
 
 import msgspec
@@ -45,6 +46,14 @@ class Placement:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        try:
+            plain = tuple(tuple(map(index, kept)) for kept in self.holders)
+        except TypeError:
+            raise ConfigError(
+                "holders= has to say for each shard the positions that keep it, as in "
+                f"((0, 1), (1, 0)), and this is {self.holders!r}"
+            ) from None
+        object.__setattr__(self, "holders", plain)  # lists and other libraries' numbers will do
         if len(self.holders) != self.nodes:
             raise ConfigError(
                 f"a placement of {self.nodes} nodes needs holders for as many shards "

@@ -117,9 +117,10 @@ axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols
 axes.grid(axis="y", alpha=0.3)
 
 # %% [markdown]
-# **Explain.** The best case is a failure just after a checkpoint became whole: its own duration and
-# the retrieval are lost, t_ckpt + t_rtvl. The worst case comes just before the next one is whole:
-# one interval 1/f more. Between the two all moments are equally likely, so the mean is Eq. (1):
+# **Explain.** The best case is a failure just after a checkpoint became whole. The worst one comes
+# just before the next is. Between the two all moments are equally likely, and the mean is Eq. (1),
+# with t_ckpt for a checkpoint's duration, 1/f for the interval from one to the next, and t_rtvl for
+# fetching one:
 #
 #     T_wasted = t_ckpt + 1/(2f) + t_rtvl
 
@@ -129,7 +130,8 @@ print(f"mean wasted time: {mean_min:.2f} min by Eq. (1), {simulated_min:.2f} min
 
 # %% [markdown]
 # ## Exercise 1
-# Write the best and the worst case as a function of the three times. It returns two numbers.
+# Write the best and the worst case as a function of the three times. It returns two numbers. (A
+# checkpoint is of the moment at which it was begun: what does even the best case lose?)
 
 
 # %% tags=["exercise"]
@@ -219,9 +221,9 @@ print(f"wasted:  paper 105 min, model {saturated_wasted_time_s(mt_nlg_s) / 60:5.
 
 # %% [markdown]
 # ## Exercise 2
-# Could one just buy a faster store? Find the store's bandwidth, in Gbit/s, at which checkpoints of
-# GPT-2 100B waste no more than Gemini's 1.5 iterations (of 62 s). Write as often as Eq. (2) allows,
-# and leave serialisation aside. Mind *both* sides of its max.
+# Could one just buy a faster store? Find the *smallest* bandwidth of a store, in Gbit/s, with which
+# a failure of GPT-2 100B wastes no more than Gemini's 1.5 iterations (of 62 s). Write as often as
+# Eq. (2) allows, and leave serialisation aside. Mind *both* sides of its max.
 
 # %% tags=["exercise"]
 # Your answer: a number of Gbit/s. `workload.checkpoint_bytes` and `workload.iteration_s` help.

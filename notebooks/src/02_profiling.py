@@ -175,7 +175,7 @@ times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}")
 
 # %%
 parameters = parameter_count(named_size("tiny"))
-print(f"{parameters} parameters, {profile.traffic_bytes} bytes an iteration")
+print(f"{parameters} parameters")
 
 # %% tags=["exercise"]
 # Your answer: a number of bytes.

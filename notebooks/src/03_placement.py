@@ -222,8 +222,9 @@ axes.grid(alpha=0.3)
 
 # %% [markdown]
 # ## Exercise 3
-# Sixteen machines stand in four racks of four. Find a placement that survives the loss of **any two
-# racks** at once, with as few copies as possible.
+# Sixteen machines stand in four racks of four: the first four in one, the next four in another, and
+# so on. Find a placement that survives the loss of **any two racks** at once, with as few copies as
+# possible.
 
 # %% tags=["exercise"]
 # Your answer: a Placement of 16 nodes, made with plan_placement or by hand.

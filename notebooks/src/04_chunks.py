@@ -111,9 +111,9 @@ view(schedule, profile=profile)
 
 # %% [markdown]
 # For each idle span, in order: fill `mu` = 80 % of it with chunks the size of a sub-buffer, the
-# last one smaller. Whatever fits nowhere goes before the update and delays it. Spans shorter than
-# half of the longest stay empty while the others suffice: chunks in short ones are mostly start-up
-# time, and the next collective is close behind them.
+# last one smaller. Whatever fits nowhere goes before the update and delays it. (Not in the paper:
+# spans shorter than half of the longest stay empty here while the others suffice. Chunks in short
+# ones are mostly start-up time, and the next collective is close behind them.)
 #
 # The algorithm looks at one span at a time, and at none but the one at hand. What it does not see:
 # the sub-buffers **drain** while training has the link, so a span may begin with more room than it
@@ -264,15 +264,34 @@ for name, report in reports.items():
 
 # %% [markdown]
 # ## Exercise 1
-# The naive scheme was refused for lack of memory. Say that it may fill spans **to their end**, so
-# with `mu=1`: what is the **smallest buffer** with which `plan` accepts it then? (In the paper it
-# would be more than 2 GB on each GPU.) Give it in bytes, to the nearest KiB; `plan` may help you.
+# The naive scheme was refused for lack of memory, and ran out of it in the paper. Here is the
+# paper's job, GPT-2 40B on 16 p3dn, with 1.6 s in the longest idle span, as one GPU sees it. Say
+# that the naive scheme may fill spans **to their end**, so with `mu=1`: what is the **smallest
+# buffer** on a GPU with which it is accepted? Give it in bytes, to the nearest KiB; `on_p3dn` may
+# help you.
+
+# %%
+from gemini_lab.experiments.figures.models_p3dn import workload
+from gemini_lab.simulator.traffic import profile_of
+
+papers = workload("GPT-2 40B", iteration_s=43.5, idle_s=5.7)
+gpu_bytes = papers.shard_bytes // papers.gpus_per_node
+print(f"{format_bytes(gpu_bytes)} a GPU (model); idle spans of", end="")
+print(*(f" {span_s:.2f} s" for span_s in papers.idle_spans_s), sep=",")
+
+
+# %%
+def on_p3dn(buffer_bytes):
+    rate = papers.network_bytes_per_s / papers.gpus_per_node
+    asked = {"checkpoint_bytes": gpu_bytes, "bandwidth_bytes_per_s": rate, "mu": 1.0}
+    naive = {"scheme": "naive", "buffer_bytes": int(buffer_bytes)}
+    return plan_chunks(profile_of(papers), **asked, **naive)
 
 
 # %%
 def is_accepted(buffer_bytes):
     try:
-        plan(scheme="naive", mu=1.0, buffer_bytes=int(buffer_bytes))
+        on_p3dn(buffer_bytes)
     except CapacityError:
         return False
     return True
@@ -283,7 +302,7 @@ def is_accepted(buffer_bytes):
 smallest_bytes = None
 ### BEGIN SOLUTION
 # With room for everything it is accepted; its largest piece is what the buffer must hold.
-roomy = plan(scheme="naive", mu=1.0, buffer_bytes=shard_bytes)
+roomy = on_p3dn(gpu_bytes)
 smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
 ### END SOLUTION
 
@@ -291,9 +310,13 @@ smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
 from gemini_lab.exercises import Verdict, lab_04
 
 with Verdict():
-    print(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=shard_bytes))
+    print(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=gpu_bytes))
 
 # %% [markdown]
+# **Beside the paper**, which says "more than 2 GB" a GPU. Which rate of the link is that: the
+# nominal 100 Gbit/s of a machine's eight GPUs, or the one that was taken here, which Fig. 13b
+# implies?
+#
 # ## Exercise 2
 # No schedule hides what does not fit. Make the machine so that the checkpoint **no longer fits**:
 # choose a time for the layers and a rate of the link. The setting `max_overhead=0.15` then lets
@@ -331,11 +354,13 @@ with Verdict():
 #
 # ## Exercise 3
 # Now **write Algorithm 2**: cut `checkpoint_bytes` into chunks for each of `replicas - 1`
-# receivers, which are numbered from 1. The chunks come in the order in which they leave; each fits
-# a sub-buffer; those for a span are through before it ends, each taking `alpha_s` and its bytes;
-# and `span=None`, which delays the update, is for what fits nowhere. (`span.before_update` tells
-# which spans can be used.) `attack` tries small iterations and checkpoints, the smallest first, and
-# draws what breaks a planner:
+# receivers, which are numbered from 1. The chunks come in the order in which they leave, each
+# receiver's from its first byte to its last. Each fits a sub-buffer: `buffer["buffer_bytes"]` are
+# divided into `buffer["sub_buffers"]` of them. Those for a span, which is its number among
+# `profile.idle_spans`, are through before its `duration_s` is over, each taking `alpha_s` and the
+# time for its bytes; spans may be filled to their end, but only those that are `before_update`.
+# `span=None`, which delays the update, is for what fits nowhere. `attack` tries small iterations
+# and checkpoints, the smallest first, and draws what breaks a planner:
 
 # %%
 from gemini_lab import attack

@@ -249,8 +249,10 @@ with Verdict():
 # (the node on each position), the `copies` that were in memory (with `shard`, `version`, `node`),
 # the `living` nodes, the `standbys`, and what is `persistent` (with `version`). It says the newest
 # version that is whole; its tier, `"memory"`, `"persistent"` or `"start"`; the members from now on,
-# living ones where they were; a `Source` for each shard, `"local"` or `"peer"` with its holder, or
-# the other tiers with none; and the `CopyTransfer`s after which every holder has its copy again.
+# living ones where they were and `None` where there is no machine; a `Source` for each shard,
+# `"local"` or `"peer"` with its holder, or the other tiers with none; and the `CopyTransfer`s, each
+# with `shard`, `sender` and `receiver`, after which every holder has its copy again: no more of
+# them. (`placement.holders[shard]` are the positions that keep a shard, its owner's first.)
 # `attack` tries small failures, the smallest first, and draws what breaks a plan:
 
 # %%

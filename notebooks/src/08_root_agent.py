@@ -56,7 +56,7 @@ seconds = 100  # that an attack may take
 # | `cluster.members` | who trains on each position from now on; `None` where there is no machine |
 # | `cluster.keeps` | the shards that each position keeps: what else its node has cannot be loaded |
 # | `cluster.silent` | nodes that fell silent; with their memory, they may come back |
-# | `cluster.newest` | the newest version known to have been whole; `None`: nobody knows |
+# | `cluster.newest` | the newest version known to have been whole, or 0; `None`: nobody knows |
 # | `cluster.has_given_up` | a person would rather go on than wait for who is silent |
 #
 # ## 2. A first attempt

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gemini_lab import Placement, attack, plan_placement
@@ -60,6 +61,23 @@ def first_span(profile, checkpoint_bytes, replicas, buffer_bytes, sub_buffers):
         yield from cut(checkpoint_bytes, buffer_bytes // sub_buffers, span, replica)
 
 
+def one_byte_a_second(**given):
+    """Takes every link for the same."""
+    return plan_chunks(**{**given, "bandwidth_bytes_per_s": 1.0})
+
+
+def rounds_up(**given):
+    """Takes a part of a buffer for larger than it is."""
+    parts = given["sub_buffers"]
+    return plan_chunks(**{**given, "buffer_bytes": -(-given["buffer_bytes"] // parts) * parts})
+
+
+def few_bytes_only(**given):
+    if given["checkpoint_bytes"] > 5:
+        raise IndexError("a sixth byte")
+    return plan_chunks(**given)
+
+
 def whole_buffer(profile, checkpoint_bytes, replicas, buffer_bytes):
     for replica in range(1, replicas):
         yield from cut(checkpoint_bytes, buffer_bytes, None, replica)
@@ -102,6 +120,59 @@ def loads_only(**given):
     return replace(plan, transfers=needed)
 
 
+def seats_the_dead(**given):
+    """Takes whoever waited before."""
+    return plan_recovery(**{**given, "living": {*given["living"], *given["standbys"]}})
+
+
+def first_stored(**given):
+    """Takes the first version that is stored."""
+    return plan_recovery(**{**given, "persistent": given["persistent"][:1]})
+
+
+def four_nodes_at_most(**given):
+    if len(given["members"]) > 4:
+        raise KeyError("node-4")
+    return plan_recovery(**given)
+
+
+class Once:
+    """A planner that answers as long as it was not called so many times."""
+
+    def __init__(self, plan, calls):
+        self.plan, self.left = plan, calls
+
+    def __call__(self, nodes, replicas):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("not again")
+        return self.plan(nodes=nodes, replicas=replicas)
+
+
+class Fickle:
+    """A planner whose answers are all right, and each another one."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, nodes, replicas):
+        self.calls += 1
+        holders = plan_placement(nodes=nodes, replicas=replicas).holders
+        return [(kept[0], *kept[1:][:: (-1) ** self.calls]) for kept in holders]
+
+
+def even_only(nodes, replicas):
+    """Forgets who is left over."""
+    last = nodes - nodes % replicas
+    pairs = [range(i, i + replicas) for i in range(0, last, replicas)]
+    return [[n, *(o for o in pair if o != n)] for pair in pairs for n in pair]
+
+
+def until_three(nodes, replicas):
+    """Keeps three copies at most."""
+    return plan_placement(nodes=nodes, replicas=min(replicas, 3)).holders
+
+
 def waits(**given):
     return plan_recovery(**{**given, "standbys": ()})
 
@@ -125,14 +196,30 @@ WRONG = [
     ("placement", lambda nodes: None, "1 node", "it returns nothing"),
     ("placement", lambda nodes: "01", "1 node", "and it is a str"),
     ("placement", lambda nodes: 7, "1 node", "and it is an int"),
+    ("placement", lambda nodes: [0] * nodes, "1 node", "and it has an int in it"),
+    ("placement", lambda nodes: [[n / 1] for n in range(nodes)], "1 node", "has a float in it"),
+    ("placement", even_only, "3 nodes, 2 replicas", "there are 3 shards"),
+    ("placement", until_three, "4 nodes, 4 replicas", "4 were asked for"),
+    ("placement", Once(plan_placement, 1), "1 node", "asked the same again: it raises Runtime"),
+    ("placement", Once(plan_placement, 40), "7 nodes", "it raises RuntimeError: not again"),
+    ("placement", Fickle(), "3 nodes, 3 replicas", "asked the same again, it answers something"),
     ("placement", lambda nodes: sys.exit(1), "1 node", "raises SystemExit"),
-    ("placement", lambda nodes, magic: [], "1 node", "missing 1 required positional"),
+    (
+        "placement",
+        lambda nodes, magic: [],
+        "1 node",
+        "it wants `magic`, and is called with nodes, replicas",
+    ),
     ("chunks", lazy, "1 byte, 2 replicas", "idle span 0 has room"),
     ("chunks", first_span, "1 byte, 2 replicas", "training's next collective waits"),
     ("chunks", whole_buffer, "2 bytes, 2 replicas", "no room at its receiver"),
     ("chunks", late_spans_too, "1 byte, 2 replicas", "the state is already changed"),
     ("chunks", lambda profile: [], "1 byte, 2 replicas", "0 of the 1 bytes are sent"),
+    ("chunks", one_byte_a_second, "1 byte, 2 replicas, 2 B/s", "idle span 0 has room"),
+    ("chunks", rounds_up, "3 bytes, 2 replicas", "a chunk of 3 bytes has no room"),
+    ("chunks", few_bytes_only, "400 bytes", "it raises IndexError: a sixth byte"),
     ("chunks", lambda profile: ["chunk"], "0 bytes", "there is a str"),
+    ("chunks", lambda profile: 7, "0 bytes", "and it is an int"),
     ("chunks", ends_never, "0 bytes", "no answer after 2 s"),
     ("recovery", newest_of_all, "1 node", "no living node has shard 0 of it"),
     ("recovery", forgets_the_dead, "1 node", "is not alive"),
@@ -142,7 +229,14 @@ WRONG = [
     ("recovery", changed(version=None), "1 node", "training starts anew although"),
     ("recovery", changed(sources=()), "1 node", "needs one source"),
     ("recovery", changed(transfers=(), tier="peer"), "1 node", "not in the tier"),
+    ("recovery", seats_the_dead, "1 node, 1 replica, node-0, node-1 lost", "is not alive"),
+    ("recovery", first_stored, "1 node", "although a newer one is whole"),
+    ("recovery", four_nodes_at_most, "8 nodes", "it raises KeyError: 'node-4'"),
     ("recovery", lambda copies: "go on", "1 node", "and it is a str"),
+    ("recovery", changed(members=None), "1 node", "the members cannot be a NoneType"),
+    ("recovery", changed(members=(0,)), "1 node", "one of the members cannot be an int"),
+    ("recovery", changed(sources=[["local"]]), "1 node", "one of the sources cannot be a list"),
+    ("recovery", changed(version="7"), "1 node", "the version cannot be a str"),
 ]
 
 
@@ -163,6 +257,77 @@ def test_the_packages_own_stages_withstand(mine):
     assert result.figures
     for figure in result.figures:
         assert figure.yours == figure.reference
+
+
+# -- planners that are right in another way -------------------------------------------------------
+
+
+def in_numpy(nodes, replicas):
+    return np.array(plan_placement(nodes=nodes, replicas=replicas).holders)
+
+
+def as_generators(nodes, replicas):
+    for kept in plan_placement(nodes=nodes, replicas=replicas).holders:
+        yield (node for node in kept)
+
+
+LISTED = []
+
+
+def in_the_same_list(nodes, replicas):
+    LISTED[:] = plan_placement(nodes=nodes, replicas=replicas).holders
+    return LISTED
+
+
+def with_floats(**given):
+    """Bytes as numbers of other kinds."""
+    for chunk in plan_chunks(**given).chunks:
+        size, at = float(chunk.size_bytes), np.int64(chunk.offset_bytes)
+        yield replace(chunk, size_bytes=size, offset_bytes=at)
+
+
+def with_lists(**given):
+    plan = plan_recovery(**given)
+    transfers, sources = [*plan.transfers], (each for each in plan.sources)
+    return replace(plan, members=[*plan.members], sources=sources, transfers=transfers)
+
+
+@pytest.mark.parametrize(
+    ("stage", "mine"),
+    [
+        ("placement", in_numpy),
+        ("placement", as_generators),
+        ("placement", in_the_same_list),
+        ("chunks", with_floats),
+        ("recovery", with_lists),
+    ],
+)
+def test_the_same_answer_in_another_form_withstands(stage, mine):
+    result = attack(mine, stage=stage)
+    assert result.holds, result
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("size", [2.5, "4", float("nan")])
+def test_a_chunk_of_no_whole_number_is_told_so(size):
+    whole = {"span": None, "replica": 1, "offset_bytes": 0, "size_bytes": size}
+    found = attack(lambda profile: [Chunk(**whole)], stage="chunks")
+    assert "size_bytes has to be a whole number" in found.fault.why
+
+
+def test_a_planner_cannot_change_what_it_is_asked():
+    def greedy(profile, **given):
+        profile.idle_spans = ()
+
+    assert "it raises FrozenInstanceError" in str(attack(greedy, stage="chunks"))
+
+
+def test_what_withstood_says_what_was_not_tried():
+    result = attack(plan_placement)
+    assert "up to 16 nodes and 4 replicas, as many nodes lost as replicas" in str(result)
+    assert "`strategy` and `racks`" in str(result)
+    assert "never given" not in str(attack(with_floats, stage="chunks"))
+    assert "up to 4 nodes, and 8 that lose 3" in str(attack(plan_recovery, within_s=1e3))
 
 
 # -- what a counterexample is ---------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Answers go from one process to another as plain data, and nothing of theirs judges."""
 
+import inspect
+import itertools
 import json
 import math
 import os
@@ -8,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from gemini_lab_widgets.predictions import FILE, Prediction
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.__main__ import verdicts
@@ -23,7 +27,7 @@ from gemini_lab.exercises.grading.handed_in import (
     signature_of,
 )
 from gemini_lab.exercises.grading.judge import judge
-from gemini_lab.exercises.grading.plain import OtherError, from_plain, to_plain
+from gemini_lab.exercises.grading.plain import LONGEST, OtherError, from_plain, to_plain
 from gemini_lab.injector import NodesLoss, Scenario
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import plan_placement
@@ -91,10 +95,38 @@ def test_what_is_no_value_of_this_package_is_not_made(text):
         from_plain(text)
 
 
-def test_a_function_elsewhere_takes_what_it_took_there():
-    assert list(signature_of(["nodes", "replicas"]).parameters) == ["nodes", "replicas"]
-    (anything,) = signature_of([]).parameters.values()
+def test_what_can_be_gone_through_becomes_a_list():
+    answers = [
+        np.array([[0, 1], [1, 0]]),
+        (n for n in (1, 2)),
+        range(2),
+        np.int64(7),
+        np.float32(0.5),
+    ]
+    told = [from_plain(json.loads(json.dumps(to_plain(each)))) for each in answers]
+    assert told == [[[0, 1], [1, 0]], [1, 2], [0, 1], 7, 0.5]
+    assert [type(each) for each in told[3:]] == [int, float]
+
+
+def test_what_has_no_end_is_cut():
+    assert len(from_plain(to_plain(itertools.count()))) == LONGEST
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, [], 7, [["x"]], [["x", "no kind", False]], [[1, 2, 3]]]
+)
+def test_a_function_that_does_not_say_takes_anything(parameters):
+    (anything,) = signature_of(parameters).parameters.values()
     assert anything.kind is anything.VAR_KEYWORD
+
+
+def test_a_function_elsewhere_takes_what_it_took_there(tmp_path):
+    """By name, the rest too, and with its defaults."""
+    function = "def f(a, /, b, *c, d=1, **e):\n    return sorted(e)"
+    with HandedIn(code_cells(notebook(("exercise-1", function))), tmp_path) as answers:
+        f = answers.value("f", cell="exercise-1")
+        assert str(inspect.signature(f)) == "(a, /, b, *c, d=None, **e)"
+        assert f(1, b=2, e=3, g=4) == ["e", "g"]
 
 
 # -- which cells -----------------------------------------------------------------------------------
@@ -107,13 +139,39 @@ def test_a_name_needs_the_cells_that_define_it_and_what_these_need():
         Cell("lab = Lab()"),
         Cell("found = {}"),
         Cell("found['area'] = pi"),
+        Cell("found.update(more=1)"),
+        Cell("%time found.setdefault('most', 1)"),
         Cell("print(pi)"),
         Cell("def area(r):\n    return found['area'] * r"),
         Cell("this is ("),
     ]
-    assert needed(cells, ["area"]) == [0, 1, 3, 4, 6]
+    assert needed(cells, ["area"]) == [0, 1, 3, 4, 5, 6, 8]
     assert needed(cells, ["pi"]) == [0, 1]
     assert needed(cells, ["nobody"]) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "%matplotlib inline\nfive = plan(5)",
+        "!true\nfive = plan(5)",
+        "%%time\nfive = plan(5)",
+        "five = plan(5)\nfive?",
+    ],
+)
+def test_what_a_cell_with_magics_needs_is_seen(source):
+    cell = Cell(source)
+    assert "five" in cell.defined
+    assert "plan" in cell.used
+
+
+def test_an_import_that_hides_its_names_is_always_needed():
+    cells = [
+        Cell("from gemini_lab import *"),
+        Cell("a = 1"),
+        Cell("five = plan_placement(nodes=5)"),
+    ]
+    assert needed(cells, ["five"]) == [0, 2]
 
 
 def notebook(*cells):
@@ -200,6 +258,23 @@ def test_a_hand_in_says_what_made_it(tmp_path):
     assert made == tmp_path / "submitted" / "ada" / "03_placement" / "03_placement.ipynb"
     said = json.loads(made.read_text())["metadata"]["made_with"]
     assert said.keys() == {"python", "gemini-lab", "torch", "deepspeed", "numpy", "at"}
+
+
+def test_predictions_are_handed_in_with_the_notebook(tmp_path):
+    path = tmp_path / "03_placement.ipynb"
+    path.write_text(json.dumps(notebook(("", "a = 1"))))
+    Prediction("how many?", file=tmp_path / FILE).box.value = "3"
+    made = hand_in(path, student="ada", into=tmp_path)
+    kept = json.loads((made.parent / FILE).read_text())
+    assert kept == {"how many?": {"predicted": "3"}}
+
+
+@pytest.mark.parametrize("name", ["03_placement-Copy1", "03_placement (1)", "03_placement"])
+def test_a_copy_is_handed_in_as_what_it_is_a_copy_of(tmp_path, name):
+    path = tmp_path / f"{name}.ipynb"
+    path.write_text(json.dumps(notebook(("", "a = 1"))))
+    made = hand_in(path, student="ada", into=tmp_path)
+    assert made == tmp_path / "ada" / "03_placement" / "03_placement.ipynb"
 
 
 @pytest.mark.parametrize(
@@ -302,8 +377,10 @@ def test_what_the_next_exercise_sets_is_not_an_earlier_ones_answer(tmp_path):
 
 def test_who_handed_in_no_notebook_stands_in_the_reasons_with_no_points(tmp_path):
     (tmp_path / "submitted" / "ben" / "lab").mkdir(parents=True)
-    (row,) = verdicts(tmp_path, "lab")
-    assert row[:5] == ("ben", "lab", "all", "0", "nothing that can be graded was handed in")
+    (tmp_path / "submitted" / "eve" / "another").mkdir(parents=True)
+    ben, eve = verdicts(tmp_path, "lab")
+    assert ben[:5] == ("ben", "lab", "all", "0", "nothing that can be graded was handed in")
+    assert eve[:5] == ("eve", "lab", "all", "0", "nothing was handed in")
 
 
 # -- how long an answer is waited for --------------------------------------------------------------

@@ -214,7 +214,7 @@ def _lab_02() -> Names:
 
 
 def _lab_04() -> Names:
-    def plan(**_: Any) -> SimpleNamespace:
+    def on_p3dn(_: float) -> SimpleNamespace:
         return SimpleNamespace(chunks=[SimpleNamespace(size_bytes=300 * KIB)])
 
     def is_accepted(buffer_bytes: float) -> bool:
@@ -223,9 +223,9 @@ def _lab_04() -> Names:
         return buffer_bytes >= 300 * KIB
 
     return {
-        "plan": plan,
+        "on_p3dn": on_p3dn,
         "is_accepted": is_accepted,
-        "shard_bytes": 900 * KIB,
+        "gpu_bytes": 900 * KIB,
         "train_on": train_on,
         "KIB": KIB,
         "Chunk": Chunk,

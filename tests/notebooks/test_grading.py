@@ -8,9 +8,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from editions import FOLDER, builder
+from editions import FOLDER, SOURCES, builder, read
 
 from gemini_lab.exercises.grading.__main__ import grade
+from gemini_lab.exercises.grading.judge import judge
 
 LAB = "03_placement"
 CHEAT = """
@@ -46,6 +47,18 @@ def hand_in(course: Path, student: str, changed: dict[str, str]) -> None:
     nbformat.write(notebook, folder / f"{LAB}.ipynb")
 
 
+def take_out(course: Path, student: str, grade_ids: set[str]) -> None:
+    """Cells that somebody deleted."""
+    path = course / "submitted" / student / LAB / f"{LAB}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [
+        cell
+        for cell in notebook.cells
+        if cell.metadata.get("nbgrader", {}).get("grade_id") not in grade_ids
+    ]
+    nbformat.write(notebook, path)
+
+
 @pytest.fixture
 def course(tmp_path):
     builder().write_course(tmp_path)
@@ -72,6 +85,7 @@ def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solut
     cheated["exercise-2"] = CHEAT
     hand_in(course, "ben", {**solutions, **cheated, "exercise-1": ring, "exercise-3": "1 / 0"})
     hand_in(course, "eve", {})
+    take_out(course, "eve", {"exercise-1", "check-1", "check-3"})
     reasons = grade(course, LAB)
     with (course / "grades.csv").open() as grades:
         points = {row["student_id"]: float(row["score"]) for row in csv.DictReader(grades)}
@@ -80,3 +94,26 @@ def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solut
         told = {(row["student"], row["check"]): row["said"] for row in csv.DictReader(said)}
     assert told["ben", "check-2"].startswith("not yet: that is what the bounds say")
     assert told["ben", "check-4"].startswith("right: ")
+    assert told["eve", "check-1"] == "no answer: there is no `five`"
+    assert told["eve", "check-3"].startswith("no answer")
+    assert len(told) == 8
+
+
+@pytest.mark.parametrize(
+    ("source", "number"), [(SOURCES[3], 4), (SOURCES[4], 3), (SOURCES[5], 3)], ids=str
+)
+def test_a_planner_that_is_right_in_the_notebook_is_right_apart(source, number, tmp_path):
+    """It is called from afar, by the names of its parameters."""
+    notebook = read(source, with_solutions=True)
+    own = {f"exercise-{number}", f"check-{number}"}
+    ids = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in notebook.cells]
+    notebook.cells = [
+        cell
+        for cell, grade_id in zip(notebook.cells, ids, strict=True)
+        if grade_id in own or (not grade_id and cell.source.startswith(("import ", "from ")))
+    ]
+    released = tmp_path / "released.ipynb"
+    nbformat.write(notebook, released)
+    (judged,) = judge(released, nbformat.writes(notebook))
+    assert judged.said.startswith("right: ")
+    assert judged.is_right

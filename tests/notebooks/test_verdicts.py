@@ -52,6 +52,12 @@ def start_anew(members, **_):
     return RecoveryPlan(**nothing, tier="start", members=members, reason="the safest")
 """
 
+PLACED = """
+import numpy as np
+def placed(holders): return Placement(nodes=5, replicas=2, strategy="", groups=(), holders=holders)
+"""
+"""What the right answers below use."""
+
 HASTY = """
 def decide(state, event, cluster):
     match event:
@@ -104,6 +110,7 @@ WRONG = [
     ("lab_01", 1, "def cases(c, i, r): return retrieval", "raised NameError: "),
     ("lab_01", 1, "def cases(*_): exit(1)", "raised SystemExit"),
     ("lab_01", 1, "def cases(*a): return cases(*a)", "raised RecursionError"),
+    ("lab_01", 1, "def cases(c, i, r): return {c + r, c + r + i}", "has to return a pair"),
     ("lab_01", 2, "store_gbit_per_s = 20", "with 20 Gbit/s a failure wastes"),
     ("lab_01", 2, "store_gbit_per_s = 256", "with 256 Gbit/s a failure wastes"),
     ("lab_01", 2, "store_gbit_per_s = 0", "above 0"),
@@ -118,6 +125,12 @@ WRONG = [
         "the same collectives in the same order",
     ),
     ("lab_02", 2, "other_job = gpt_job(size='small', iterations=1000)", "has another model"),
+    (
+        "lab_02",
+        2,
+        "other_job = replace(job, args=[*job.args, '--size', 'small'])",
+        "has another model",
+    ),
     ("lab_03", 1, "five = plan_placement(nodes=5, strategy='ring')", "5 pairs are fatal: "),
     ("lab_03", 1, "five = plan_placement(nodes=5)", "4 pairs are fatal: "),
     ("lab_03", 1, "five = plan_placement(nodes=6)", "five nodes and two replicas"),
@@ -162,6 +175,7 @@ WRONG = [
     ("lab_04", 2, "harder = {'layer_ms': 20, 'link_bytes_per_s': 1e6}", "choose 10 MB/s or more"),
     ("lab_04", 2, "harder = {'layer_ms': -1, 'link_bytes_per_s': '20 MB/s'}", "cannot take -1 ms"),
     ("lab_04", 2, "harder = {'layer_ms': 20, 'link_bytes_per_s': 'slow'}", "could not be tried"),
+    ("lab_04", 2, "harder = {'layer_ms': 1e6, 'link_bytes_per_s': 1e9}", "it takes too long"),
     ("lab_04", 3, "def planner(**_): return []", "0 of the 1 bytes are sent"),
     ("lab_04", 3, "def planner(profile): raise KeyError('span')", "it raises KeyError: 'span'"),
     ("lab_05", 1, "tiers = ['local'] * 4", "something else for 1 of the 4 ranks"),
@@ -178,7 +192,7 @@ WRONG = [
         f"{ANEW}\nplanner = start_anew",
         "1 node, 1 replica, no node lost: training starts anew",
     ),
-    ("lab_05", 3, "def planner(**_): return 7", "has to be a RecoveryPlan, and it is a int"),
+    ("lab_05", 3, "def planner(**_): return 7", "has to be a RecoveryPlan, and it is an int"),
     ("lab_06", 1, "iterations = 1", "over a point more can be had"),
     ("lab_06", 1, "iterations = 400", "over a point more can be had"),
     ("lab_06", 1, "iterations = 0", "1 is the least"),
@@ -215,7 +229,13 @@ WRONG = [
         "lab_07",
         4,
         "raw_bytes = replace(gemini(job), name='mine', assumptions='none')",
-        "are not more than the paper's",
+        " s at each failure",
+    ),
+    (
+        "lab_07",
+        4,
+        "raw_bytes = replace(gemini(job), name='mine', assumptions='', restart_s=0.0)",
+        "differs in more",
     ),
     ("lab_08", 1, HASTY, "not yet, with 2 nodes and 1 standby; node-0 loses its worker: the run"),
     (
@@ -325,3 +345,55 @@ def test_each_exercise_has_wrong_answers():
 def test_an_interrupt_is_no_verdict():
     with pytest.raises(KeyboardInterrupt), Verdict():
         raise KeyboardInterrupt
+
+
+RACK_BY_RACK = """
+holders = tuple(tuple((n + 4 * k) % 16 for k in range(3)) for n in range(16))
+tough = Placement(nodes=16, replicas=3, strategy="", groups=(), holders=holders)
+"""
+
+IN_NUMPY = """
+def planner(nodes, replicas):
+    for n in range(nodes):
+        first = min(n // replicas, nodes // replicas - 1) * replicas
+        many = replicas if first + 2 * replicas <= nodes else nodes - first
+        yield first + (n - first + np.arange(replicas)) % many
+"""
+
+OTHERWISE = [
+    ("lab_01", 1, "def cases(c, i, r): return np.array([c + r, c + i + r])"),
+    ("lab_01", 1, "def cases(c, i, r):\n    yield c + r + i / 2 - i / 2\n    yield c + i + r"),
+    ("lab_01", 1, "cases = lambda c, i, r: [np.int64(c + r), float(c + i + r)]"),
+    ("lab_01", 2, "store_gbit_per_s = round(workload.checkpoint_bytes * 16e-9 / 62)"),
+    ("lab_02", 1, "bytes_per_parameter = np.float32(12)"),
+    (
+        "lab_03",
+        1,
+        "H = [[0, 3], [1, 2], [2, 1], [3, 0], [4, 2]]\nfive = placed(tuple(map(tuple, H)))",
+    ),
+    ("lab_03", 1, "five = placed([[0, 3], [1, 2], [2, 1], [3, 0], [4, np.int64(2)]])"),
+    ("lab_03", 2, "deficit = 0.41"),
+    ("lab_03", 2, "deficit = np.round(0.4107, 3)"),
+    ("lab_03", 2, "from fractions import Fraction\ndeficit = Fraction(411, 1000)"),
+    ("lab_03", 3, RACK_BY_RACK),
+    ("lab_03", 4, IN_NUMPY),
+    ("lab_04", 1, "smallest_bytes = 300.0 * KIB - 200"),
+    ("lab_04", 2, "harder = {'link_bytes_per_s': '20 MB/s', 'layer_ms': np.int64(20)}"),
+    ("lab_05", 1, "tiers = ('local', 'local', 'local', 'peer')"),
+    ("lab_05", 1, "tiers = np.array(['local', 'local', 'local', 'peer'])"),
+    ("lab_05", 2, "better = dict(replicas=4)"),
+    ("lab_06", 1, "iterations = np.int64(14)"),
+    ("lab_06", 1, "iterations = 13.0"),
+    (
+        "lab_07",
+        1,
+        "slowest = next(r for r in range(1, 1000) if third_copy_s(r) < job.iteration_s / 1e3)",
+    ),
+]
+"""Right answers that are written otherwise than the solution."""
+
+
+@pytest.mark.parametrize(("lab", "number", "answer"), OTHERWISE)
+def test_a_right_answer_in_another_form_is_right(lab, number, answer):
+    said, _ = judged(lab, number, f"{PLACED}\n{answer}")
+    assert said.startswith("right: ")

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -260,3 +261,20 @@ def test_a_standby_in_a_lost_nodes_place_moves_only_the_shards_that_node_kept():
     )
     assert {move.receiver for move in plan.transfers} == {"spare"}
     assert sorted(move.shard for move in plan.transfers) == sorted(placement.kept_by(5))
+
+
+def made_by_hand(holders):
+    return Placement(nodes=2, replicas=2, strategy="mine", groups=(), holders=holders)
+
+
+def test_holders_may_be_lists_and_any_librarys_numbers():
+    made = made_by_hand(np.array([[0, 1], [1, 0]]))
+    assert made == made_by_hand([[0, 1], [1, 0]]) == made_by_hand(((0, 1), (1, 0)))
+    assert made.loads == (2, 2)
+    assert {type(node) for kept in made.holders for node in kept} == {int}
+
+
+@pytest.mark.parametrize("holders", [None, [0, 1], [[0.0, 1.0], [1.0, 0.0]], ["01", "10"]])
+def test_holders_of_another_form_are_refused_with_an_example(holders):
+    with pytest.raises(ConfigError, match=r"as in \(\(0, 1\), \(1, 0\)\), and this is"):
+        made_by_hand(holders)

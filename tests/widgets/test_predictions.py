@@ -47,7 +47,17 @@ def test_without_a_prediction_it_says_so_and_leaves_the_question_open(file, caps
     asked.came_out(4)
     assert capsys.readouterr().out == "predicted: nothing; came out: 4\n"
     assert not asked.box.disabled
-    assert not file.exists()
+
+
+def test_what_is_entered_after_it_came_out_says_so(file):
+    Prediction(QUESTION, file=file).came_out(4)
+    late = Prediction(QUESTION, file=file)
+    late.box.value = "4"
+    assert late.box.disabled
+    assert late.told.value == "came out: <b>4</b>; predicted after it had come out"
+    late.came_out(5)
+    kept = {"predicted": "4", "came_out": "5", "entered": "after it had come out"}
+    assert json.loads(file.read_text())[QUESTION] == kept
 
 
 def test_a_question_is_text_and_no_markup(file):

@@ -6,7 +6,7 @@
     size.came_out(f"{checkpoint_bytes / 1e12:.2f}")
 
 They are kept in `predictions.json` beside the notebook, so that they outlive its kernel. One that
-has come out stands: delete the file to predict anew.
+has come out stands, and what is entered only then says so: delete the file to predict anew.
 """
 
 import json
@@ -19,6 +19,8 @@ import ipywidgets
 from gemini_lab.errors import ConfigError
 
 FILE: Final = Path("predictions.json")
+LATE: Final = "entered"
+"""What a prediction has that was none when it was entered."""
 _NONE: Final = "nothing"
 
 
@@ -45,37 +47,39 @@ class Prediction:
         self.told = ipywidgets.HTML()
         asked = ipywidgets.HTML(f"<b>{escape(question)}</b>", layout={"margin": "0 1em 0 0"})
         self._row = ipywidgets.HBox([asked, self.box, self.told])
-        self._show(known.get("came_out"))
+        self._show(known)
         self.box.observe(self._keep, names="value")
 
     def came_out(self, seen: object) -> None:
         """Print what was predicted beside what was seen; from now on the prediction stands."""
         predicted = str(self.box.value).strip()
         print(f"predicted: {predicted or _NONE}; came out: {seen}")  # noqa: T201
-        if predicted:
-            self._write(came_out=str(seen))
-            self._show(str(seen))
+        self._write(came_out=str(seen))
 
     def _keep(self, _change: object) -> None:
         if not self.box.disabled:
-            self._write(came_out=None)
-            self._show(None)
+            self._write()
 
-    def _write(self, *, came_out: str | None) -> None:
+    def _write(self, **more: str) -> None:
         kept = _read(self._file)
-        entry = {"predicted": str(self.box.value).strip()}
-        kept[self.question] = entry if came_out is None else {**entry, "came_out": came_out}
+        before, predicted = kept.get(self.question, {}), str(self.box.value).strip()
+        if predicted and "came_out" in before and not before.get("predicted"):
+            more[LATE] = "after it had come out"
+        kept[self.question] = {**before, "predicted": predicted, **more}
         draft = self._file.with_suffix(".part")
         draft.write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
         draft.replace(self._file)
+        self._show(kept[self.question])
 
-    def _show(self, came_out: str | None) -> None:
+    def _show(self, known: dict[str, str]) -> None:
         """Say whether the answer is kept, or what it became."""
-        self.box.disabled = came_out is not None
-        if came_out is not None:
-            self.told.value = f"came out: <b>{escape(came_out)}</b>"
+        predicted, came_out = known.get("predicted"), known.get("came_out")
+        self.box.disabled = bool(predicted) and came_out is not None
+        late = f"; predicted {known[LATE]}" if LATE in known else ""
+        if self.box.disabled:
+            self.told.value = f"came out: <b>{escape(str(came_out))}</b>{escape(late)}"
         else:
-            self.told.value = "kept" if str(self.box.value).strip() else ""
+            self.told.value = "kept" if predicted else ""
 
     def _repr_mimebundle_(self, **options: object) -> object:
         return self._row._repr_mimebundle_(**options)

@@ -34,7 +34,8 @@ def attack(
     """Look for the smallest case that breaks `mine`: fewest nodes, then fewest failures.
 
     All small cases are tried, the smallest first, so what is found is the smallest there is. A
-    function is called with those of its stage's arguments that it takes by name:
+    planner is asked each twice, as it has to answer the same. A function is called with those of
+    its stage's arguments that it takes by name:
 
     - placement: `nodes` and `replicas`; it gives a `Placement`, or for each shard the nodes that
       keep it, its owner first;
@@ -111,7 +112,7 @@ def compared(result: Withstood) -> str:
         (each.what, *map(each.said, (each.yours, each.reference, each.optimum)))
         for each in result.figures
     ]
-    wide = max(len(what) for what, *_ in rows)
+    wide = max(len(what) for what, *_ in (head, *rows))
     return "\n".join(
         f"{what:<{wide}} " + "".join(f"{value:>11}" for value in values)
         for what, *values in (head, *rows)
@@ -120,9 +121,9 @@ def compared(result: Withstood) -> str:
 
 def _attack_placement(mine: Placement, *, within_s: float) -> Counterexample | Withstood:
     """A placement has one case only: its own."""
-    own = mine.nodes, mine.replicas
-    stage = replace(PLACEMENT, figures=partial(figures, compared=[own]))
     case = PlacementCase(nodes=mine.nodes, replicas=mine.replicas)
+    own = partial(figures, compared=[(mine.nodes, mine.replicas)])
+    stage = replace(PLACEMENT, figures=own, scope=f"{case}, as many nodes lost as replicas")
     return stage.attack(lambda: mine, [case], within_s=within_s)
 
 

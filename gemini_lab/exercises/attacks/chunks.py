@@ -1,11 +1,13 @@
 """A chunk schedule's planner under attack: which byte is lost, and when does training wait?"""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Final
 
+from gemini_lab.errors import kind_of
 from gemini_lab.exercises.attacks.asking import NotOneError
 from gemini_lab.exercises.attacks.outcome import Beside, Fault, counted
 from gemini_lab.exercises.attacks.search import Attacked
@@ -16,9 +18,9 @@ from gemini_lab.profiler.profile import IdleSpan, Profile
 
 LENGTHS_S: Final = (1.0, 3.5)
 """Of idle spans."""
-STARTS_S: Final = (0.0, 0.5)
-"""What starting a message takes."""
-BUFFERS: Final = ((4, 1), (4, 2), (3, 3))
+LINKS: Final = ((0.0, 1.0), (0.5, 1.0), (0.25, 2.0))
+"""What starting a message takes, in seconds, and how many bytes a second there are."""
+BUFFERS: Final = ((4, 1), (5, 2), (3, 3))
 """A buffer's bytes, and its parts."""
 BUSY_S: Final = 2.0
 """Of an iteration, beside its idle time."""
@@ -28,7 +30,7 @@ AFTER_S: Final = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkCase:
-    """A checkpoint of some bytes for the idle spans of an iteration; the link takes 1 byte/s.
+    """A checkpoint of some bytes for the idle spans of an iteration.
 
     Attributes:
         spans_s: Lengths of the idle spans before the update.
@@ -38,6 +40,7 @@ class ChunkCase:
         alpha_s: What starting a message takes.
         buffer_bytes: Memory for chunks on the way.
         sub_buffers: In how many parts.
+        bandwidth_bytes_per_s: Of the link.
     """
 
     spans_s: tuple[float, ...]
@@ -98,9 +101,19 @@ class ChunkCase:
         late = ", another one behind the update" if self.has_late_span else ""
         return (
             f"{counted(self.checkpoint_bytes, 'byte')}, {counted(self.replicas, 'replica')}, "
-            f"1 byte/s, alpha {self.alpha_s:g} s, a buffer of {self.buffer_bytes} bytes in "
-            f"{self.sub_buffers}, idle for {spans or '0 s'}{late}"
+            f"{self.bandwidth_bytes_per_s:g} B/s, alpha {self.alpha_s:g} s, a buffer of "
+            f"{self.buffer_bytes} bytes in {self.sub_buffers}, idle for {spans or '0 s'}{late}"
         )
+
+
+LARGE: Final = ChunkCase(
+    spans_s=(90.0, 20.0, 150.0, 40.0),
+    checkpoint_bytes=400,
+    alpha_s=2.0,
+    buffer_bytes=128,
+    sub_buffers=4,
+)
+"""One that is short of time; figures are given for it."""
 
 
 def _with_late(profile: Profile, lengths_s: Sequence[float]) -> Profile:
@@ -118,13 +131,13 @@ def _with_late(profile: Profile, lengths_s: Sequence[float]) -> Profile:
 
 
 def cases() -> Iterator[ChunkCase]:
-    """Few spans first, then few bytes, few replicas, and at last what makes sending harder."""
+    """Few spans first, then few bytes, few replicas, harder sending; and at last `LARGE`."""
     for count in range(4):
         for checkpoint_bytes, replicas in itertools.product(range(6), (1, 2, 3)):
             harder = itertools.product(
-                itertools.product(LENGTHS_S, repeat=count), STARTS_S, BUFFERS, (False, True)
+                itertools.product(LENGTHS_S, repeat=count), LINKS, BUFFERS, (False, True)
             )
-            for spans_s, alpha_s, (buffer_bytes, sub_buffers), has_late_span in harder:
+            for spans_s, (alpha_s, rate), (buffer_bytes, sub_buffers), has_late_span in harder:
                 yield ChunkCase(
                     spans_s=spans_s,
                     has_late_span=has_late_span,
@@ -133,31 +146,42 @@ def cases() -> Iterator[ChunkCase]:
                     alpha_s=alpha_s,
                     buffer_bytes=buffer_bytes,
                     sub_buffers=sub_buffers,
+                    bandwidth_bytes_per_s=rate,
                 )
+    yield LARGE
 
 
 def read(answer: object) -> tuple[Chunk, ...]:
-    """The chunks of a schedule, or chunks themselves.
+    """The chunks of a schedule, or chunks themselves, with plain numbers in them.
 
     Raises:
         NotOneError: The answer is neither.
     """
     given = answer.chunks if isinstance(answer, ChunkSchedule) else answer
-    try:
-        chunks: tuple[object, ...] = tuple(given)  # type: ignore[arg-type]
-    except TypeError:
+    if not isinstance(given, Iterable):
         raise NotOneError(
-            f"the answer has to be chunks, or a ChunkSchedule, and it is a {type(given).__name__}"
-        ) from None
-    found = tuple(each for each in chunks if isinstance(each, Chunk))
-    for each in chunks:
-        if not isinstance(each, Chunk):
-            kind = type(each).__name__
-            raise NotOneError(f"the answer has to have Chunks in it, and there is a {kind}")
-        numbers = each.replica, each.offset_bytes, each.size_bytes, each.span or 0
-        if any(type(number) is not int for number in numbers):
-            raise NotOneError("a chunk has something else than whole numbers in it")
-    return found
+            f"the answer has to be chunks, or a ChunkSchedule, and it is {kind_of(given)}"
+        )
+    return tuple(map(_chunk, given))
+
+
+def _chunk(given: object) -> Chunk:
+    if not isinstance(given, Chunk):
+        raise NotOneError(f"the answer has to have Chunks in it, and there is {kind_of(given)}")
+    return Chunk(
+        span=None if given.span is None else _whole("span", given.span),
+        replica=_whole("replica", given.replica),
+        offset_bytes=_whole("offset_bytes", given.offset_bytes),
+        size_bytes=_whole("size_bytes", given.size_bytes),
+    )
+
+
+def _whole(name: str, value: object) -> int:
+    """A number of a chunk, whatever library's it was; 4.0 is one."""
+    if isinstance(value, Real) and value % 1 == 0:
+        return int(float(value))
+    said = f"{float(value):g}" if isinstance(value, Real) else kind_of(value)
+    raise NotOneError(f"a chunk's {name} has to be a whole number, and one is {said}")
 
 
 def fault(case: ChunkCase, chunks: tuple[Chunk, ...]) -> Fault | None:
@@ -268,30 +292,23 @@ def figures(
     answered: Callable[[ChunkCase], tuple[Chunk, ...] | None],
 ) -> tuple[Beside, ...]:
     """The update's delay and the number of messages, for an iteration that is short of time."""
-    case = ChunkCase(
-        spans_s=(90.0, 20.0, 150.0, 40.0),
-        checkpoint_bytes=400,
-        alpha_s=2.0,
-        buffer_bytes=128,
-        sub_buffers=4,
-    )
-    chunks = answered(case)
+    chunks = answered(LARGE)
     if chunks is None:
         return ()
-    ours = reference(case)
+    ours = reference(LARGE)
     return (
         Beside(
             what="delay of the update, 400 bytes for 300 s of idle time",
-            yours=case.delay_s(chunks),
-            reference=case.delay_s(ours),
-            optimum=_least_delay_s(case),
+            yours=LARGE.delay_s(chunks),
+            reference=LARGE.delay_s(ours),
+            optimum=_least_delay_s(LARGE),
             unit="s",
         ),
         Beside(
             what="messages for it",
             yours=len(chunks),
             reference=len(ours),
-            optimum=-(-case.checkpoint_bytes // case.part_bytes),
+            optimum=-(-LARGE.checkpoint_bytes // LARGE.part_bytes),
         ),
     )
 
@@ -308,5 +325,11 @@ def _least_delay_s(case: ChunkCase) -> float:
     return messages * case.alpha_s + max(0.0, left_bytes) / case.bandwidth_bytes_per_s
 
 
-CHUNKS: Final = Attacked(name="chunks", read=read, fault=fault, figures=figures)
+CHUNKS: Final = Attacked(
+    name="chunks",
+    scope="up to 4 idle spans and 3 replicas, with mu = 1",
+    read=read,
+    fault=fault,
+    figures=figures,
+)
 """The stage."""

@@ -136,12 +136,16 @@ class Withstood:
         tried: Cases that it mastered.
         is_complete: Whether all cases were tried, and time did not run out before.
         figures: How good it is, beside the reference and the optimum.
+        scope: How large the cases are: what is larger was not tried.
+        never_given: Parameters that it has and was not asked with.
     """
 
     stage: Stage
     tried: int
     is_complete: bool
     figures: tuple[Beside, ...]
+    scope: str
+    never_given: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -149,9 +153,10 @@ class Withstood:
         return True
 
     def __str__(self) -> str:
-        if self.is_complete:
-            return f"{counted(self.tried, 'case')} tried, none broke it"
-        return f"the first {counted(self.tried, 'case')} did not break it, and then time was up"
+        if not self.is_complete:
+            return f"the first {counted(self.tried, 'case')} did not break it, and then time was up"
+        left_out = f"; `{'` and `'.join(self.never_given)}` never given" if self.never_given else ""
+        return f"{counted(self.tried, 'case')} tried, {self.scope}{left_out}: none broke it"
 
     def __repr__(self) -> str:
         return f"<Withstood: {self.stage}, {self}>"

@@ -184,5 +184,11 @@ def _named(positions: Sequence[int]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} at once"
 
 
-PLACEMENT: Final = Attacked(name="placement", read=read, fault=fault, figures=figures)
+PLACEMENT: Final = Attacked(
+    name="placement",
+    scope=f"up to {MOST_NODES} nodes and {MOST_REPLICAS} replicas, as many nodes lost as replicas",
+    read=read,
+    fault=fault,
+    figures=figures,
+)
 """The stage."""

@@ -6,16 +6,25 @@ some not, and perhaps a version in the persistent tier. Then nodes die.
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, TypeVar
+from numbers import Integral
+from typing import Any, Final, TypeVar
 
+from gemini_lab.errors import kind_of
 from gemini_lab.exercises.attacks.asking import NotOneError
 from gemini_lab.exercises.attacks.outcome import Beside, Fault, counted
 from gemini_lab.exercises.attacks.search import Attacked
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
+from gemini_lab.recovery.plan import (
+    Copy,
+    CopyTransfer,
+    RecoveryPlan,
+    Source,
+    Stored,
+    plan_recovery,
+)
 from gemini_lab.seats import in_order
 
 T = TypeVar("T")
@@ -24,8 +33,10 @@ FEW: Final = 2
 """With most nodes, no more are lost, and fewer copies are missing, or there."""
 OLD: Final = 7
 NEW: Final = 8
-STORED: Final = ((), (4,), (9,))
+STORED: Final = ((), (4,), (4, 9, 5))
 """Versions in the persistent tier."""
+SPARES: Final = ((0, 0), (1, 0), (2, 0), (2, 1))
+"""How many nodes wait, and how many of these are lost, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +45,9 @@ class RecoveryCase:
 
     Attributes:
         placement: Who keeps whose shard.
-        lost: Numbers of the lost nodes.
+        lost: Numbers of the lost nodes, of standbys too.
         arrived: Copies of `NEW` that were there, each a shard and the node that has it.
-        standbys: Nodes that wait.
+        standbys: Nodes that waited before.
         stored: Versions in the persistent tier.
     """
 
@@ -116,22 +127,33 @@ class RecoveryCase:
         return ", ".join(parts)
 
 
+LARGE: Final = RecoveryCase(
+    placement=plan_placement(nodes=8, replicas=4),
+    lost=frozenset({0, 1, 4}),
+    arrived=frozenset(),
+    standbys=3,
+)
+"""More nodes; figures are given for it."""
+
+
 def cases() -> Iterator[RecoveryCase]:
-    """Few nodes first, then few failures, then few standbys, versions and copies."""
+    """Few nodes first, then few failures, then few standbys, versions and copies; `LARGE` last."""
     for placement in _placements():
         every = [(shard, node) for shard, kept in enumerate(placement.holders) for node in kept]
         for lost in _subsets(range(placement.nodes)):
             if placement.nodes == MOST_NODES and len(lost) > FEW:
                 break
-            for standbys, stored in itertools.product(range(3), STORED):
+            for (standbys, dead), stored in itertools.product(SPARES, STORED):
+                waited = range(placement.nodes, placement.nodes + dead)
                 for arrived in _subsets(every, small=placement.nodes == MOST_NODES):
                     yield RecoveryCase(
                         placement=placement,
-                        lost=frozenset(lost),
+                        lost=frozenset({*lost, *waited}),
                         arrived=frozenset(arrived),
                         standbys=standbys,
                         stored=stored,
                     )
+    yield LARGE
 
 
 def _placements() -> Iterator[Placement]:
@@ -152,16 +174,40 @@ def _subsets(items: Sequence[T], *, small: bool = False) -> Iterator[tuple[T, ..
 
 
 def read(answer: object) -> RecoveryPlan:
-    """A recovery plan.
+    """A recovery plan, without its reason: that is for people.
 
     Raises:
         NotOneError: The answer is none, or has something strange in it.
     """
     if not isinstance(answer, RecoveryPlan):
-        raise NotOneError(
-            f"the answer has to be a RecoveryPlan, and it is a {type(answer).__name__}"
-        )
-    return answer
+        raise NotOneError(f"the answer has to be a RecoveryPlan, and it is {kind_of(answer)}")
+    _check("the version", answer.version, Integral, type(None))
+    _check("the tier", answer.tier, str)
+    members = _listed("members", answer.members, str, type(None))
+    sources = _listed("sources", answer.sources, Source)
+    transfers = _listed("transfers", answer.transfers, CopyTransfer)
+    for each in sources:
+        _check("a source's shard", each.shard, Integral)
+        _check("a source's tier", each.tier, str)
+        _check("a source's holder", each.holder, str, type(None))
+    for each in transfers:
+        _check("a transfer's shard", each.shard, Integral)
+        _check("a transfer's sender", each.sender, str, type(None))
+        _check("a transfer's receiver", each.receiver, str, type(None))
+    return replace(answer, members=members, sources=sources, transfers=transfers, reason="")
+
+
+def _listed(name: str, given: object, *kinds: type) -> tuple[Any, ...]:
+    _check(f"the {name}", given, Iterable)
+    found: tuple[Any, ...] = tuple(given)  # type: ignore[arg-type]
+    for each in found:
+        _check(f"one of the {name}", each, *kinds)
+    return found
+
+
+def _check(name: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        raise NotOneError(f"in a plan, {name} cannot be {kind_of(value)}")
 
 
 def fault(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
@@ -187,7 +233,7 @@ def _wrong_members(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     seated = [node for node in plan.members if node is not None]
     if len(set(seated)) < len(seated):
         return _fault(case, "a node has two positions")
-    idle = [node for node in case.spares if node not in seated]
+    idle = [node for node in case.spares if node in case.living and node not in seated]
     if idle and len(seated) < case.placement.nodes:
         return _fault(case, f"a position stays empty although {idle[0]} waits")
     return None
@@ -287,20 +333,16 @@ def figures(
     answered: Callable[[RecoveryCase], RecoveryPlan | None],
 ) -> tuple[Beside, ...]:
     """How many copies the busiest sender has to send, on eight nodes that lost three."""
-    placement = plan_placement(nodes=8, replicas=4)
-    case = RecoveryCase(
-        placement=placement, lost=frozenset({0, 1, 4}), arrived=frozenset(), standbys=3
-    )
-    plan = answered(case)
+    plan = answered(LARGE)
     if plan is None:
         return ()
-    ours = plan_recovery(**case.arguments)  # type: ignore[arg-type]
+    ours = plan_recovery(**LARGE.arguments)  # type: ignore[arg-type]
     return (
         Beside(
             what="copies that the busiest node sends, 3 of 8 nodes lost",
             yours=_busiest(plan),
             reference=_busiest(ours),
-            optimum=fewest(case, plan),
+            optimum=fewest(LARGE, plan),
         ),
         Beside(
             what="copies that are sent",
@@ -325,5 +367,11 @@ def fewest(case: RecoveryCase, plan: RecoveryPlan) -> int:
     return max(bounds, default=0)
 
 
-RECOVERY: Final = Attacked(name="recovery", read=read, fault=fault, figures=figures)
+RECOVERY: Final = Attacked(
+    name="recovery",
+    scope=f"up to {MOST_NODES} nodes, and 8 that lose 3",
+    read=read,
+    fault=fault,
+    figures=figures,
+)
 """The stage."""

@@ -80,6 +80,7 @@ HALFWAY: Final = 900
 """Moves in which a version is halfway at the latest."""
 SEEDS: Final = 200
 """Random schedules."""
+SCOPE: Final = "labs of up to 4 nodes, up to 6 failures at random"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +204,9 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
             return _counterexample(*smaller(case, story, make_root), tried=tried)
         tried += 1
     figures = _figures(make_root)
-    return Withstood(stage="root", tried=tried, is_complete=is_complete, figures=figures)
+    return Withstood(
+        stage="root", tried=tried, is_complete=is_complete, figures=figures, scope=SCOPE
+    )
 
 
 def _root_of(mine: Callable[..., object]) -> MakeRoot:

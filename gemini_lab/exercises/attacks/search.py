@@ -1,18 +1,19 @@
 """The search for the smallest counterexample: by trying all small cases, the smallest first."""
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from gemini_lab.exercises.attacks.asking import Asked, ask
 from gemini_lab.exercises.attacks.outcome import Beside, Case, Counterexample, Fault, Withstood
-from gemini_lab.placement.own import by_name
+from gemini_lab.placement.own import by_name, takes
 
 C = TypeVar("C", bound=Case)
 A = TypeVar("A")
 BUSY: Final = 5.0
 """How much longer a search may take where others have the processor, too."""
+FICKLE: Final = "asked the same again, it answers something else: who asks next goes by another one"
 
 
 class Patience:
@@ -38,6 +39,7 @@ class Attacked(Generic[C, A]):
 
     Attributes:
         name: The stage's name.
+        scope: How large its cases are, in words.
         read: Brings an answer into the stage's own form, or raises `NotOneError`.
         fault: What is wrong with an answer; `None` if nothing is.
         figures: How good a stage that has no fault is, given what it answers to a case: `None`
@@ -45,15 +47,21 @@ class Attacked(Generic[C, A]):
     """
 
     name: str
+    scope: str
     read: Callable[[object], A]
     fault: Callable[[C, A], Fault | None]
     figures: Callable[[Callable[[C], A | None]], tuple[Beside, ...]]
 
     def judge(self, case: C, mine: Asked, *, tried: int) -> Counterexample | None:
-        """What `mine` makes of a case, where that is wrong."""
-        answer, fault = ask(mine, case.arguments, read=self.read)
-        if answer is not None:
-            fault = self.fault(case, answer)
+        """What `mine` makes of a case, where that is wrong; it is asked twice."""
+        answer, fault = self._asked(case, mine)
+        if fault is None:
+            second, fault = self._asked(case, mine)
+            if fault is not None:
+                fault = replace(fault, why=f"asked the same again: {fault.why}")
+            elif second != answer:
+                fault = Fault(why=FICKLE)
+            answer = second
         if fault is None:
             return None
 
@@ -76,6 +84,7 @@ class Attacked(Generic[C, A]):
         """
         patience = Patience(within_s)
         tried, is_complete, asked = 0, True, by_name(mine)
+        given: Mapping[str, object] = {}
         for case in cases:
             if patience.is_over:
                 is_complete = False
@@ -84,10 +93,22 @@ class Attacked(Generic[C, A]):
             if found is not None:
                 return found
             tried += 1
-        figures = self.figures(lambda case: self._answer(case, asked))
-        return Withstood(stage=self.name, tried=tried, is_complete=is_complete, figures=figures)
+            given = case.arguments
+        return Withstood(
+            stage=self.name,
+            tried=tried,
+            is_complete=is_complete,
+            figures=self.figures(lambda case: self._right(case, asked)),
+            scope=self.scope,
+            never_given=tuple(name for name in takes(mine) if name not in given),
+        )
 
-    def _answer(self, case: C, mine: Asked) -> A | None:
+    def _right(self, case: C, mine: Asked) -> A | None:
         """What `mine` answers, if that is right."""
-        answer, _ = ask(mine, case.arguments, read=self.read)
-        return None if answer is None or self.fault(case, answer) else answer
+        answer, fault = self._asked(case, mine)
+        return None if fault else answer
+
+    def _asked(self, case: C, mine: Asked) -> tuple[A | None, Fault | None]:
+        """What `mine` answers, and what is wrong with that."""
+        answer, fault = ask(mine, case.arguments, read=self.read)
+        return answer, fault if answer is None else self.fault(case, answer)

@@ -26,6 +26,7 @@ from gemini_lab.exercises.grading.whole_class import hand_ins, judge_all, usual_
 
 HEAD: Final = ("student", "lab", "check", "points", "said", "made with", "judged with")
 UNREAD: Final = "nothing that can be graded was handed in"
+NOTHING: Final = "nothing was handed in"
 
 
 def nbgrader(course: Path, *arguments: str) -> None:
@@ -63,12 +64,11 @@ def verdicts(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
 
 
 def _unread(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
-    """A row for each student who handed in what has no checks, or is no notebook."""
-    for folder in sorted((course / "submitted").glob(f"*/{lab}")):
-        student = folder.parent.name
-        graded = course / "autograded" / student / lab / f"{lab}.ipynb"
-        if not graded.exists() or '"grade": true' not in graded.read_text(encoding="utf-8"):
-            yield student, lab, "all", "0", UNREAD, "unknown", "unknown"
+    """A row for each student of this or another lab who handed in nothing that can be graded."""
+    for folder in sorted(each for each in (course / "submitted").glob("*") if each.is_dir()):
+        if not (course / "autograded" / folder.name / lab / f"{lab}.ipynb").exists():
+            why = UNREAD if (folder / lab).exists() else NOTHING
+            yield folder.name, lab, "all", "0", why, "unknown", "unknown"
 
 
 def _versions(notebook: dict[str, dict[str, dict[str, str]]], key: str) -> str:

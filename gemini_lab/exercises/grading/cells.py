@@ -1,18 +1,32 @@
 """Which cells of a notebook an exercise needs: those that define what it uses, and so on."""
 
 import ast
+import re
 import symtable
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
+
+from IPython.core.inputtransformer2 import TransformerManager
 
 Notebook = dict[str, object]
 """As JSON has it."""
 EXERCISE: Final = "exercise"
 CHECK: Final = "check"
+TIME: Final = re.compile(r"^%time\s+", re.MULTILINE)
+"""What stands before a line that is run, and timed."""
+EVERYTHING: Final = "*"
+"""What `from MODULE import *` sets."""
+CHANGES: Final = frozenset(
+    {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "reverse"}
+    | {"setdefault", "sort", "update"}
+)
+"""Methods that change a list, a set or a dictionary."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """A cell with code.
 
@@ -34,36 +48,47 @@ class Cell:
         """Whether an answer belongs here."""
         return self.grade_id.startswith(EXERCISE)
 
+    @cached_property
+    def python(self) -> str:
+        """The code with IPython's own forms, such as `%time`, in Python; empty if it is none."""
+        lines = self.source.lstrip().splitlines(keepends=True)
+        code = "".join(lines[1:] if lines and lines[0].startswith("%%") else lines)
+        with suppress(SyntaxError, ValueError):
+            plain: str = TransformerManager().transform_cell(TIME.sub("", code))
+            ast.parse(plain)
+            return plain
+        return ""
+
     @property
     def defined(self) -> set[str]:
-        """The names that it sets, or changes what is in them; none if it cannot be read."""
-        try:
-            table = symtable.symtable(self.source, "cell", "exec")
-            tree = ast.parse(self.source)
-        except (SyntaxError, ValueError):
-            return set()
+        """The names that it sets, or changes what is in them; `*` where an import hides some."""
+        table = symtable.symtable(self.python, "cell", "exec")
         names = {
             each.get_name()
             for each in table.get_symbols()
             if each.is_assigned() or each.is_imported()
         }
-        stores = (ast.Subscript, ast.Attribute)
-        changed = [n for n in ast.walk(tree) if isinstance(n, stores) and _is_store(n)]
-        return names | {n.value.id for n in changed if isinstance(n.value, ast.Name)}
+        nodes = list(ast.walk(ast.parse(self.python)))
+        stars = {name.name for n in nodes if isinstance(n, ast.ImportFrom) for name in n.names}
+        return names | {_changed(node) for node in nodes} - {""} | stars & {EVERYTHING}
 
     @property
     def used(self) -> set[str]:
         """The names that it reads, those in its functions too."""
-        try:
-            tree = ast.parse(self.source)
-        except (SyntaxError, ValueError):
-            return set()
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        names = [node for node in ast.walk(ast.parse(self.python)) if isinstance(node, ast.Name)]
         return {node.id for node in names if isinstance(node.ctx, ast.Load)}
 
 
-def _is_store(node: ast.Subscript | ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
+def _changed(node: ast.AST) -> str:
+    """The name of what is changed in place, as by `found[1] = 2` or `found.append(2)`, or none."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
+            return name
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=how)) if how in CHANGES:
+            return name
+    return ""
 
 
 def code_cells(notebook: Notebook) -> list[Cell]:
@@ -81,7 +106,7 @@ def code_cells(notebook: Notebook) -> list[Cell]:
 
 def needed(cells: Sequence[Cell], names: Collection[str]) -> list[int]:
     """The numbers of the cells without which these names are not what they are, in order."""
-    wanted, found = set(names), []
+    wanted, found = {*names, EVERYTHING}, []
     for number in range(len(cells) - 1, -1, -1):
         cell = cells[number]
         if cell.defined & wanted:

@@ -6,6 +6,7 @@ python -m gemini_lab.exercises.grading.hand_in NOTEBOOK.ipynb --student NAME [--
 import argparse
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +18,17 @@ from gemini_lab.exercises.grading.judge import made_with
 
 MADE_WITH: Final = "made_with"
 """The notebook's metadata that say it."""
+PREDICTIONS: Final = "predictions.json"
+"""What was predicted, and what came out, as the labs' boxes keep it."""
 _NAME: Final = re.compile(r"[\w.-]+")
+_LAB: Final = re.compile(r"\d\d_[a-z]+(_[a-z]+)*")
 
 
 def hand_in(notebook: Path, *, student: str, into: Path) -> Path:
     """Write the notebook to `into/STUDENT/LAB/LAB.ipynb`, where nbgrader looks for it.
+
+    A copy's name, such as `03_placement-Copy1.ipynb`, is taken for the lab's. The predictions that
+    lie beside the notebook go along.
 
     Raises:
         ConfigError: It is no notebook, or the name cannot be a folder's.
@@ -36,9 +43,13 @@ def hand_in(notebook: Path, *, student: str, into: Path) -> Path:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{notebook} is no notebook ({error})") from None
     metadata[MADE_WITH] = made_with() | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    target = into / student / notebook.stem / notebook.name
+    of_a_lab = _LAB.match(notebook.stem)
+    lab = of_a_lab[0] if of_a_lab else notebook.stem
+    target = into / student / lab / f"{lab}.ipynb"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if (predictions := notebook.parent / PREDICTIONS).is_file():
+        shutil.copyfile(predictions, target.parent / PREDICTIONS)
     return target
 
 

@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -262,13 +262,12 @@ class Function:
     Args:
         handed_in: Where it lives.
         number: Which one it is there.
-        parameters: Their names, as far as they are known.
+        parameters: Of each its name, its kind and whether it has a default, if that is known.
     """
 
     def __init__(self, handed_in: HandedIn, number: int, parameters: object) -> None:
         self._handed_in, self._number = handed_in, number
-        names = parameters if isinstance(parameters, list) else []
-        self.__signature__ = signature_of(names)
+        self.__signature__ = signature_of(parameters)
 
     def __call__(self, *arguments: object, **keywords: object) -> object:
         """What it gives; it raises what it raised there."""
@@ -298,14 +297,18 @@ class Function:
         return str(reply["packed"])
 
 
-def signature_of(names: Collection[object]) -> inspect.Signature:
-    """A signature with these parameters; with none, of a function that takes anything."""
-    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    valid = [name for name in names if isinstance(name, str) and name.isidentifier()]
-    if not valid:
-        anything = inspect.Parameter("anything", inspect.Parameter.VAR_KEYWORD)
+def signature_of(parameters: object) -> inspect.Signature:
+    """A signature with these parameters; one that takes anything where they are no parameters."""
+    anything = inspect.Parameter("anything", inspect.Parameter.VAR_KEYWORD)
+    try:
+        return inspect.Signature([_parameter(*each) for each in parameters or ()] or [anything])  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
         return inspect.Signature([anything])
-    return inspect.Signature([inspect.Parameter(name, keyword) for name in dict.fromkeys(valid)])
+
+
+def _parameter(name: str, kind: str, has_default: object) -> inspect.Parameter:
+    default = None if has_default else inspect.Parameter.empty
+    return inspect.Parameter(name, getattr(inspect.Parameter, kind), default=default)
 
 
 def _as_raised(error: object) -> Exception:

@@ -1,13 +1,15 @@
 """Answers as plain data, and back: nothing in a text can run when it is read.
 
-Numbers, texts, lists and dictionaries go as they are, and values of this package by the fields that
-make them. All else becomes something of which only the type's name is known.
+Numbers, texts, lists and dictionaries go as they are, arrays and generators as lists, and values of
+this package by the fields that make them. All else becomes something of which only the type's name
+is known.
 """
 
 import dataclasses
 import importlib
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Final
 
@@ -16,6 +18,8 @@ import msgspec
 PACKAGE: Final = "gemini_lab"
 DEEPEST: Final = 40
 """Of values within values."""
+LONGEST: Final = 1 << 20
+"""Of what can be gone through, such as a generator."""
 LONGEST_NAME: Final = 40
 
 
@@ -48,6 +52,9 @@ def to_plain(value: object, *, depth: int = 0) -> object:
         case list() | tuple() | set() | frozenset():
             kind = next(k for k in (list, tuple, set, frozenset) if isinstance(value, k))
             return {kind.__name__: [to_plain(each, depth=depth + 1) for each in value]}
+        case Iterable() if not isinstance(value, Mapping):  # an array, a range, a generator
+            listed = list(itertools.islice(value, LONGEST))
+            return {"list": [to_plain(each, depth=depth + 1) for each in listed]}
     return {"other": type(value).__name__[:LONGEST_NAME]}
 
 

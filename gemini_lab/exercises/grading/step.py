@@ -28,8 +28,10 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
         """Write below each check what is said of its answer."""
         name = resources["nbgrader"]["notebook"]
         course = Path(str(self.config.CourseDirectory.get("root", ".")))
-        found = self._judged(course / "source" / name / f"{name}.ipynb", nb)
+        released = course / "source" / name / f"{name}.ipynb"
+        found = self._judged(released, nb)
         said = {each["check"]: each for each in found.get("judged", [])}
+        nb.cells += _missing(released, nb)
         nb.metadata["judged_with"] = found.get("versions", {})
         for cell in nb.cells:
             grader = cell.metadata.get("nbgrader", {})
@@ -48,6 +50,14 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
         except UnjudgedError as error:
             self.log.error("%s %s", released.stem, error)  # noqa: TRY400 - it says all
             return {"lost": str(error)}
+
+
+def _missing(released: Path, nb: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The checks that somebody took out: points are counted, and reasons told, by their cells."""
+    there = {cell.metadata.get("nbgrader", {}).get("grade_id") for cell in nb.cells}
+    handed_out = nbformat.read(released, as_version=4).cells
+    checks = [cell for cell in handed_out if cell.metadata.get("nbgrader", {}).get("grade")]
+    return [cell for cell in checks if cell.metadata.nbgrader.grade_id not in there]
 
 
 def _output(said: str, *, is_right: bool) -> nbformat.NotebookNode:

@@ -70,11 +70,7 @@ class Student:
         if not callable(value) or isinstance(value, type):
             return {"value": to_plain(value)}
         self._functions.append(value)
-        try:
-            names = [each.name for each in inspect.signature(value).parameters.values()]
-        except (TypeError, ValueError):
-            names = []
-        return {"function": len(self._functions) - 1, "parameters": names}
+        return {"function": len(self._functions) - 1, "parameters": _parameters(value)}
 
     def _called(self, function: Callable[..., object], text: str) -> Reply:
         arguments, keywords = pickle.loads(base64.b64decode(text))  # noqa: S301 - from the judge
@@ -84,6 +80,15 @@ class Student:
             return {"error": [type(error).__name__, str(error)[:LONGEST]]}
         changed = [to_plain(each) for each in arguments if type(each) is dict]
         return {"value": value, "changed": changed}
+
+
+def _parameters(function: Callable[..., object]) -> list[tuple[str, str, bool]]:
+    """Of each: its name, its kind, and whether it has a default; none where it does not say."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [(each.name, each.kind.name, each.default is not each.empty) for each in found]
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
