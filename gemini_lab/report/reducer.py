@@ -83,7 +83,7 @@ FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
 """All that a report says; its memory grows with iterations times ranks."""
 FOR_DASHBOARD: Final = Keep(bars=4 * BATCH, recoveries=100, notes=5, ranks=False, levels=True)
 """What views draw: at most about 40 MB, and beyond that 41 bytes an iteration, 32 for each value
-that is logged, 8 a version and 12 a version and rank. What is on disk is about 10 bytes a bar."""
+that is logged, 8 a version and 12 a version and rank. What is on disk is about 20 bytes a bar."""
 
 
 READERS: Final[dict[type[Event], frozenset[type[Reducer]]]] = {
