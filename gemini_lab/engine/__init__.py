@@ -7,7 +7,8 @@
                     number of ranks; rewinding, without a restart
     kept processes  standing stands still in a recovery, rejoining goes on with other ranks
     the agent       session; pulse says once a second what training does; shard_memory; cut_link
-    small things    ranks, random_states, digests, idleness, process_exit, shared_memory
+    small things    ranks, random_states, digests, idleness, process_exit, shared_memory;
+                    private_names, what is read of other packages and may be gone
 
 Four folders, from below: `frameworks` has ZeRO and plain PyTorch, `state` what a version has of a
 job, `verify` and `gradients` a setting each.

@@ -4,7 +4,8 @@
                     (what earlier runs left); run and runs; followed, a run as its log tells it
     its nodes       cluster, the contract; agents fulfils it, by starting, connections, loop, alone
     from elsewhere  control and attached, by attach and access; detached starts a run that outlives
-                    its launcher, owner keeps its log; notice ends one that was told to
+                    its launcher, owner keeps its log; notice ends one that was told to,
+                    interrupts says what Ctrl-C ended
     what is seen    progress and bars, output; watched, for commands that look; pages finds what
                     draws
     metrics         metrics, served; sinks and otlp, sent

@@ -3,9 +3,9 @@
     the agent       agent joins and watches; supervisor has workers and memory; lab_link and
                     root_link are the ways out, tasks what goes on beside; config, machine, network
     workers         host starts and ends them, through warm, next_parent and ahead, or cold; worker
-                    is one; kept_workers keep their process; watch, what is seen of them;
-                    remembered, what they said of iterations; build_locks and
-                    cpu_facts, what a library would have them wait for
+                    is one, with a held_folder; kept_workers keep their process; watch, what is seen
+                    of them; remembered, what they said of iterations; build_locks and cpu_facts,
+                    what a library would have them wait for
     memory          keeper and shard_writer, by bulk: bulk_process touches every byte
     root agent      reign, while this node is it: root_shell acts, by agent_links; own_root, a
                     function of the user's; words, what the owner wants; owner_process

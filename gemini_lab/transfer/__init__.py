@@ -8,8 +8,9 @@
     the order       conductor does what the planner orders, by calibration
     training's      seam sees its collectives, by operations, calls and clocks; link and node_link
                     emulate a network
-    kept processes  standing_groups and standing_works outlive a lost rank; set_up_record, played to
-                    a rank that comes late; sockets and dead_sockets, what ends a wait
+    kept processes  standing_groups and standing_works outlive a lost rank, by group_calls;
+                    set_up_record, played to a rank that comes late; sockets and dead_sockets, what
+                    ends a wait
 
 What leaves when is decided in `pipeliner`, from what `profiler` saw.
 """
