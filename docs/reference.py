@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,9 +83,14 @@ def _public() -> str:
 
 def _room(module: str) -> str:
     package = importlib.import_module(module)
-    head = _heading(module, inspect.getdoc(package) or "")
+    head = _heading(module, _with_map(inspect.getdoc(package) or ""))
     described = "".join(_described(full, value) for full, value in _names(module).items())
     return f"{head}.. py:module:: {module}\n\n{described}"
+
+
+def _with_map(text: str) -> str:
+    """A room's docstring, in which what is indented, its map, is shown as it is written."""
+    return re.sub(r"\n\n(?=    \S)", "\n\n::\n\n", text)
 
 
 def _names(module: str) -> dict[str, object]:
