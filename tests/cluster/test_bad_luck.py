@@ -179,7 +179,7 @@ def test_memory_that_does_not_suffice_is_refused_with_the_numbers(lab, script):
         "import gemini_lab.engine.state.engine_state as E\n"
         "import dataclasses\n"
         "old = E.EngineState._lay_out\n"
-        "huge = lambda s, c: dataclasses.replace(old(s, c), payload_bytes=2**42)\n"
+        "huge = lambda s: dataclasses.replace(old(s), payload_bytes=2**42)\n"
         "E.EngineState._lay_out = huge\n"
         "protected = gemini_lab.protect",
     )

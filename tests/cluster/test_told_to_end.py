@@ -77,11 +77,13 @@ class Terminal:
     def __init__(self, command: list[str], cwd: Path) -> None:
         self._ours, self._theirs = os.openpty()  # which is there before the command opens it
         os.set_blocking(self._ours, False)
+        ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
         self.process = subprocess.Popen(
             ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(self._theirs), *command],
             cwd=cwd,
             start_new_session=True,  # whose terminal is the first that it opens
         )
+        signal.signal(signal.SIGHUP, ours)
 
     def read(self) -> bytes:
         """What it has said since; it waits where nobody reads."""

@@ -13,7 +13,8 @@ from gemini_lab.experiments.in_memory import folder_in_memory
 
 PATIENCE_S = 60.0
 BENCH = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from gemini_lab.experiments.in_memory import folder_in_memory
 with folder_in_memory("gemini-lab-test-") as folder:
     (folder / "data").mkdir()
