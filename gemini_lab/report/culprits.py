@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal
 
 from gemini_lab.recovery.faults import is_of_the_network
-from gemini_lab.report.values import WorkerExit
+from gemini_lab.report.values import Recovery, WorkerExit
 
 Part = Literal["raised", "was killed", "left", "lost its peers"]
 """What a worker's end looks like: an error of its script's own, a signal, an end with status 0, or
@@ -29,6 +29,17 @@ def culprit_of(exits: Collection[WorkerExit]) -> WorkerExit | None:
     return min(
         exits, key=lambda one: (one.epoch, ORDER.index(part_of(one)), one.at_s), default=None
     )
+
+
+def blamed_for(recovery: Recovery) -> WorkerExit | None:
+    """The worker whose end a recovery is told by.
+
+    None where another cause is known, such as a node that was lost, and all who ended had only lost
+    their peers with it.
+    """
+    gone = culprit_of(recovery.exits)
+    is_known = bool(recovery.injections or recovery.lost_nodes)
+    return None if gone and is_known and part_of(gone) == "lost its peers" else gone
 
 
 def culprits(exits: Sequence[WorkerExit]) -> Iterator[str]:

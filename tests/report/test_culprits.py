@@ -3,9 +3,9 @@
 from told_runs import ToldRun
 
 from gemini_lab.report import build_report
-from gemini_lab.report.culprits import culprit_of, culprits, part_of
+from gemini_lab.report.culprits import blamed_for, culprit_of, culprits, part_of
 from gemini_lab.report.text import WIDTH, render
-from gemini_lab.report.values import WorkerExit
+from gemini_lab.report.values import Injection, Recovery, WorkerExit
 
 PEER_GONE = "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]"
 
@@ -15,6 +15,28 @@ def exit_of(
 ) -> WorkerExit:
     return WorkerExit(
         at_s=at_s, node=f"node-{rank}", rank=rank, how=how, output=(error,), epoch=epoch
+    )
+
+
+def recovery_of(*exits: WorkerExit, injections: tuple[Injection, ...] = ()) -> Recovery:
+    return Recovery(
+        number=1,
+        cause="worker_exited",
+        injections=injections,
+        exits=exits,
+        lost_nodes=(),
+        failed_at_s=5.0,
+        resumed_at_s=7.0,
+        version=4,
+        tier="memory",
+        reason="version 4 is whole in memory",
+        steps=(),
+        receipts=(),
+        rejected=(),
+        reached=4,
+        lost_iterations=0,
+        lost_by_any=0,
+        lost_progress_s=None,
     )
 
 
@@ -29,6 +51,16 @@ def test_an_error_of_the_scripts_own_comes_before_those_that_follow_from_it():
 def test_a_worker_that_was_killed_comes_before_those_that_lost_it():
     killed = exit_of(1, "", at_s=5.0, how="SIGKILL")
     assert culprit_of([exit_of(0, PEER_GONE, at_s=4.9), killed]) is killed
+
+
+def test_nobody_is_blamed_for_the_loss_of_a_node_with_its_rank():
+    """The ranks that are left may say that their connections broke before the node is missed."""
+    followers = exit_of(0, PEER_GONE, at_s=5.1), exit_of(1, PEER_GONE, at_s=5.2)
+    loss = Injection(at_s=5.0, kind="node_loss", node="node-2", rank=None)
+    assert blamed_for(recovery_of(*followers, injections=(loss,))) is None
+    assert blamed_for(recovery_of(*followers)) is followers[0]
+    raised = exit_of(2, "ValueError: batch 7 is empty", at_s=5.3)
+    assert blamed_for(recovery_of(*followers, raised, injections=(loss,))) is raised
 
 
 def test_what_a_worker_printed_says_nothing_of_a_signal_from_outside():

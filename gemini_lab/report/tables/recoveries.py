@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final, TypeVar
 
-from gemini_lab.report.culprits import culprit_of
+from gemini_lab.report.culprits import blamed_for
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.now import Origin
 from gemini_lab.report.tables.past import Recoveries, RecoveryRow, StepRow, Wasted, WastedRow
@@ -67,7 +67,7 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
     if recovery.duration_s is not None and recovery.lost_progress_s:
         redo_s = (recovery.duration_s, recovery.duration_s + recovery.lost_progress_s)
         steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=redo_s[0], end_s=redo_s[1]))
-    gone = culprit_of(recovery.exits)
+    gone = blamed_for(recovery)
     causes = (
         ", ".join(map(str, recovery.injections)) or recovery.cause.replace("_", " ") or "a failure"
     )
