@@ -82,21 +82,19 @@ class BucketOrder:
         for weight in self._weights:
             weight.grad = None
         self._ddp.reducer.prepare_for_backward([])
+        sparse = self._sparse()
         for index in indices:
             weight = self._weights[index]
-            torch.autograd.backward([weight], [self._zeros(weight)])
+            zeros = _no_rows(weight) if id(weight) in sparse else torch.zeros_like(weight)
+            torch.autograd.backward([weight], [zeros])
         for weight, gradient in zip(self._weights, kept, strict=True):
             weight.grad = gradient
         self.indices = [*indices]
 
-    def _zeros(self, weight: torch.Tensor) -> torch.Tensor:
-        """A gradient of zeros, as DDP takes one of this weight: an embedding's may be sparse."""
+    def _sparse(self) -> set[int]:
+        """Of which weights DDP expects sparse gradients, as an embedding's may be; by identity."""
         weights, are_sparse = self._ddp._build_params_for_reducer()  # noqa: SLF001
-        pairs = zip(weights, are_sparse, strict=True)
-        if not any(one is weight and is_sparse for one, is_sparse in pairs):
-            return torch.zeros_like(weight)
-        first = torch.zeros((1, 1), dtype=torch.int64, device=weight.device)
-        return torch.sparse_coo_tensor(first, torch.zeros_like(weight[:1]), weight.shape)
+        return {id(w) for w, is_sparse in zip(weights, are_sparse, strict=True) if is_sparse}
 
     def _watch(self) -> None:
         if not self._ddp.find_unused_parameters:  # otherwise buckets stay as they are
@@ -118,3 +116,9 @@ class BucketOrder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+def _no_rows(weight: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient of zeros: one row of them."""
+    first = torch.zeros((1, 1), dtype=torch.int64, device=weight.device)
+    return torch.sparse_coo_tensor(first, torch.zeros_like(weight[:1]), weight.shape)
