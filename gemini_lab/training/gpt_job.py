@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,12 +115,26 @@ def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, 
 
 
 def now() -> dict[str, float]:
-    """The clock, and the processor time that this process and this thread of it have taken."""
+    """The clock, and the processor time that this process and this thread of it have taken.
+
+    `ready_s` is for how long this thread could have run, and no processor was free; 0 where the
+    kernel does not tell (it is Linux's `schedstat`).
+    """
     return {
         "clock_s": time.monotonic(),
         "process_s": time.process_time(),
         "thread_s": time.thread_time(),
+        "ready_s": ready_s(),
     }
+
+
+def ready_s() -> float:
+    """Seconds in which this thread waited for a processor."""
+    try:
+        told = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text("ascii")
+    except OSError:
+        return 0.0
+    return int(told.split()[1]) / 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ DeepSpeed sends all its collectives through one object, `deepspeed.comm.comm.cdb
 its own functions in front of that object's methods and takes them off again.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,7 @@ class CommSeam:
         self._changed = threading.Condition(threading.Lock())
         self._in_flight = 0
         self._busy_until_s = 0.0
+        self._wakes_at = sys.maxsize  # collectives after which the first who waits may send
         self._start: Any = None
         self._update: Any = None
         self._records: list[Call] = []
@@ -120,7 +122,7 @@ class CommSeam:
         with self._changed:
             self._update = self._stamp()
             self.is_updating = True
-            self._changed.notify_all()
+            self._wake()
 
     def begin_iteration(self) -> IterationRecord | None:
         """The optimizer step has ended, and with it the iteration.
@@ -136,7 +138,7 @@ class CommSeam:
             self._iteration += 1
             self.is_updating = False
             self.deviation = ""
-            self._changed.notify_all()
+            self._wake()
         if start is None or now is None:
             return None
         return iteration_record(self._clock, start=start, update=update, end=now, calls=calls)
@@ -181,27 +183,39 @@ class CommSeam:
         the update. When the iteration does not follow the profile, every pause will do. While the
         update waits, everything goes.
         """
-        if self.is_updating:
-            return True
-        if self.in_flight:
-            return False
+        return self.is_updating or (not self.in_flight and self.calls >= self._opens_at(span))
+
+    def _opens_at(self, span: int | None) -> int:
+        """The number of collectives after which a chunk of that span may leave."""
         if self._profile is None or self.deviation:
-            return True
+            return 0
         if span is None:
-            return self.calls >= self._profile.collectives_before_update
-        return self.calls >= self._profile.idle_spans[span].after
+            return self._profile.collectives_before_update
+        return self._profile.idle_spans[span].after
 
     def wait_to_send(self, span: int | None, *, timeout_s: float) -> bool:
-        """Wait until `may_send`; `False` when the time runs out first. Not on training's thread."""
+        """Wait until `may_send`; `False` when the time runs out first. Not on training's thread.
+
+        Training's collectives wake whoever waits here only when a span opens that somebody waits
+        for: each time takes of training's time, and there are many collectives before most spans.
+        """
         give_up_s = time.monotonic() + timeout_s
         with self._changed:
             while not self.may_send(span):
                 now_s = time.monotonic()
                 if now_s >= give_up_s:
                     return False
-                until_s = self._busy_until_s if now_s < self._busy_until_s else give_up_s
+                opens_at = self._opens_at(span)
+                self._wakes_at = min(self._wakes_at, opens_at)
+                is_link_busy = self.calls >= opens_at and now_s < self._busy_until_s
+                until_s = self._busy_until_s if is_link_busy else give_up_s
                 self._changed.wait(min(until_s, give_up_s) - now_s)
         return True
+
+    def _wake(self) -> None:
+        """Have all who wait look again, and say anew for what they wait."""
+        self._wakes_at = sys.maxsize
+        self._changed.notify_all()
 
     def wait_for_span(self, span: int | None) -> None:
         """Wait until `may_send`, however long it takes. Not on training's thread."""
@@ -275,8 +289,8 @@ class CommSeam:
             call.end = max(now, release_s) if release_s else now
             if call.iteration == self._iteration:
                 self._in_flight -= 1
-            if not self._in_flight:
-                self._changed.notify_all()
+            if not self._in_flight and (self.calls >= self._wakes_at or self.deviation):
+                self._wake()
 
     def _stamp(self) -> Any:
         return self._clock.stamp() if self._recording else None

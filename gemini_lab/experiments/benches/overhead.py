@@ -41,6 +41,12 @@ LOOPBACK: Final = Workload(size="small", iterations=32, counted=28, turn_iterati
 """Nothing emulated: computing, copying and sending share the CPU."""
 PROFILE_ITERATIONS: Final = 8
 PLAIN: Final = "plain torchrun"
+ADDED: Final = {
+    "processor time added, the whole process": "process_s",
+    "processor time added, its training thread": "thread_s",
+    "waiting for a processor added, its training thread": "ready_s",
+}
+"""What a row tells of rank 0, and the field of `Spent` that it is made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +168,9 @@ def compare(arms: dict[str, list[Pair]], workload: Workload, *, name: str) -> li
         ratios = tuple(pair.ratio for pair in each)
         rows.append(Row(name=f"{name}, {arm} / {PLAIN}", values=ratios, unit=""))
     for arm, each in arms.items():
-        for where, of in (("the whole process", "process_s"), ("its training thread", "thread_s")):
+        for what, of in ADDED.items():
             rows.append(
-                Row(
-                    name=f"{name}, {arm}: processor time added, {where}",
-                    values=tuple(pair.added_s(of) for pair in each),
-                )
+                Row(name=f"{name}, {arm}: {what}", values=tuple(pair.added_s(of) for pair in each))
             )
     waiting = tuple(pair.waiting for pair in pairs)
     return [*rows, Row(name=f"{name}, in use while both wait", values=waiting, unit="cores")]

@@ -106,11 +106,13 @@ class Spent:
         clock_s: From the end of the one before.
         process_s: Processor time of rank 0's process, of all its threads.
         thread_s: The same of its training thread alone.
+        ready_s: For how long that thread could have run, and no processor was free.
     """
 
     clock_s: float
     process_s: float
     thread_s: float
+    ready_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
