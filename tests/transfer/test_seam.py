@@ -3,6 +3,7 @@
 # ruff: noqa: ARG002, FBT001, FBT002  (the backend's own signatures)
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -63,10 +64,10 @@ def run_iteration(seam: CommSeam, *, calls: int = 2) -> IterationRecord | None:
     return seam.begin_iteration()
 
 
-def profile_of(seam: CommSeam) -> Profile:
+def profile_of(seam: CommSeam, *, calls: int = 2) -> Profile:
     profiler = Profiler(iterations=1, skip=0)
     seam.begin_iteration()
-    record = run_iteration(seam)
+    record = run_iteration(seam, calls=calls)
     assert record is not None
     profile = profiler.observe(record)
     assert isinstance(profile, Profile)
@@ -178,6 +179,26 @@ def test_a_sender_waits_for_its_span_and_gives_up_in_time(seam: CommSeam) -> Non
     seam._backend.all_reduce(WORD)
     sender.join(timeout=20)
     assert answers == [True]
+
+
+def test_collectives_before_its_span_leave_a_sender_asleep(
+    seam: CommSeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seam.expect(profile_of(seam, calls=6))
+    looks: list[bool] = []
+
+    def may_send(span: int | None) -> bool:
+        looks.append(CommSeam.may_send(seam, span))
+        return looks[-1]
+
+    monkeypatch.setattr(seam, "may_send", may_send)
+    sender = threading.Thread(target=lambda: seam.wait_to_send(None, timeout_s=30.0))
+    sender.start()
+    for _ in range(5):
+        time.sleep(0.05)  # it would look meanwhile
+        seam._backend.all_reduce(WORD)
+    sender.join(timeout=20)
+    assert looks == [False, True]
 
 
 def test_a_change_in_mid_iteration_is_said_once_and_frees_the_sender(seam: CommSeam) -> None:
