@@ -13,6 +13,7 @@ import torch
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
+from gemini_lab.priority import give_way
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route
@@ -80,9 +81,7 @@ class VersionMover:
         self._route: Route = self._in_background
         self._sizes_bytes: dict[int, int] = {}  # of shards that are received
         self._thread = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="gemini-mover",
-            initializer=None if wire.lanes is None else wire.lanes.enter_thread,
+            1, thread_name_prefix="gemini-mover", initializer=self._enter
         )
         self._under_way: Future[None] | None = None
         self._starting = threading.Lock()
@@ -202,6 +201,11 @@ class VersionMover:
             self._differences.close()
 
     # -- the mover's thread ----------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        give_way()
+        if self._wire.lanes is not None:
+            self._wire.lanes.enter_thread()
 
     def _use(
         self,

@@ -62,7 +62,9 @@ def plan_of(predicted_s: float, iteration_s: float, *, profile: Profile = PROFIL
 
 def took(*clock_s: float, process_s: float = 0.0) -> TimedRun:
     """A run of iterations of so many seconds."""
-    each = tuple(Spent(clock_s=one, process_s=process_s, thread_s=0.5, ready_s=0.25) for one in clock_s)
+    each = tuple(
+        Spent(clock_s=one, process_s=process_s, thread_s=0.5, ready_s=0.25) for one in clock_s
+    )
     return TimedRun(iteration_s=0.0, each=each)
 
 
