@@ -91,6 +91,7 @@ class AgentCluster:
         self._remarks: dict[str, None] = {}  # on them, that the run under way has heard
         self._lease: int | None = None
         self._bringing = 0
+        self._wanted = 0  # agents, by the newest word of a root agent
         self._machines = 0
         self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
@@ -218,7 +219,8 @@ class AgentCluster:
             f"all nodes are lost, with what they had in memory; {self._machines} new ones are "
             "asked for"
         )
-        self._spawn(self._bring(self._machines))
+        self._wanted = self._machines
+        self._spawn(self._bring())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.add(self._begin(work))
@@ -290,7 +292,8 @@ class AgentCluster:
             case OutputSaid():
                 self._audience.take_output(message, node=name)
             case NeedNodes():
-                self._spawn(self._bring(message.wanted))
+                self._wanted = message.wanted
+                self._spawn(self._bring())
 
     def miss(self, name: str) -> None:
         """An agent is not connected any more."""
@@ -324,14 +327,15 @@ class AgentCluster:
                 self._remarks[text] = None
                 self._audience.take_note(text)
 
-    async def _bring(self, wanted: int) -> None:
+    async def _bring(self) -> None:
         """Ask the operator for the machines that are missing and not already on their way.
 
-        An operator that has none now may have some later: it is asked again, ever later.
+        An operator that has none now may have some later: it is asked again, ever later, for as
+        long as they are wanted.
         """
         await self._are_met.wait()
         pause_s = FIRST_RETRY_S
-        while (count := wanted - len(self.living) - self._bringing) > 0 and not self._is_closing:
+        while (count := self._missing) > 0 and not self._is_closing:
             self._bringing += count
             try:
                 await self._connect(await asyncio.to_thread(self._operator.bring, count))
@@ -344,6 +348,10 @@ class AgentCluster:
                 self._bringing -= count
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+
+    @property
+    def _missing(self) -> int:
+        return self._wanted - len(self.living) - self._bringing
 
     def _say_none_come(self) -> None:
         """Have a run that is short know: it may go on with what there is."""

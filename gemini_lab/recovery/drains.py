@@ -82,11 +82,16 @@ def forgotten(state: RootState, node: str) -> RootState:
 
 def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
     """Ask for machines until there are enough that stay."""
-    going = {*state.leaving, *state.moved, *state.wrong} & living.keys()
-    wanted = max(state.goal, state.seats.nodes) + state.job.seats.standbys + len(going)
+    wanted = nodes_wanted(state, living)
     if len(living) < wanted:
         yield Emit(event=events.NodeRequested(reason=reason))
         yield RequestNodes(wanted=wanted, reason=reason)
+
+
+def nodes_wanted(state: RootState, living: Living) -> int:
+    """How many nodes there are to be, with standbys and those that are about to go."""
+    going = {*state.leaving, *state.moved, *state.wrong} & living.keys()
+    return max(state.goal, state.seats.nodes) + state.job.seats.standbys + len(going)
 
 
 class Drains:

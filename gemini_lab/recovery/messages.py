@@ -139,7 +139,10 @@ class Flushed(Message, frozen=True, kw_only=True):
 
 
 class NeedNodes(Message, frozen=True, kw_only=True):
-    """To the lab: have the operator bring machines until `wanted` agents live."""
+    """To the lab: have the operator bring machines until `wanted` agents live.
+
+    The newest such word counts: with a smaller number, fewer are brought than by the one before.
+    """
 
     wanted: int
     reason: str

@@ -226,7 +226,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNodes:
-    """Ask the operator for machines until `wanted` agents live."""
+    """Ask the operator for machines until `wanted` agents live; what was asked before is over."""
 
     wanted: int
     reason: str

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.drains import forgotten
+from gemini_lab.recovery.drains import forgotten, nodes_wanted
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.keeping import SEVERED
 from gemini_lab.recovery.messages import (
@@ -56,6 +56,7 @@ from gemini_lab.recovery.protocol import (
     NoMachineComes,
     Phase,
     ProgressGivenUp,
+    RequestNodes,
     ResizeWanted,
     RewindWanted,
     RootState,
@@ -374,7 +375,11 @@ class RootAgent(WatchedRun):
         yield from self._let_leave(at_s)
 
     def _on_resize(self, wanted: ResizeWanted) -> Iterator[Instruction]:
+        goal = self.state.goal
         yield from self._adopt(self._resizes.ask(wanted, self.state))
+        if self.state.goal < goal:  # of the machines that were asked for, some are too many
+            count = nodes_wanted(self.state, self.living)
+            yield RequestNodes(wanted=count, reason=f"{self.state.goal} nodes are enough")
         yield from self._let_leave(wanted.at_s)
 
     # -- time ----------------------------------------------------------------------------------

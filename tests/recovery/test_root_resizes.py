@@ -250,6 +250,9 @@ def test_what_cannot_be_is_said_and_training_goes_on():
     resize(story, 6, number=2)
     assert reasons(story)[-1] == "2 machines are missing"
     assert story.requests[-1].wanted == 7
+    resize(story, 5, number=3)
+    assert story.requests[-1].wanted == 6  # a machine less is asked for than before
+    resize(story, 6, number=4)
     story.join("node-8")
     story.join("node-9")
     assert len(told_to_hold(story)) == 4
