@@ -17,6 +17,12 @@ from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.drains import Drains, ask_for_nodes, moving
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
+from gemini_lab.recovery.log_events import (
+    beginning,
+    finished_event,
+    planned_event,
+    rejected_copy,
+)
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
@@ -49,8 +55,6 @@ from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.stop import Stop
-from gemini_lab.recovery.telling import beginning, finished_event, rejected_copy
-from gemini_lab.recovery.told import planned
 from gemini_lab.seats import in_order, listed
 
 FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
@@ -240,7 +244,7 @@ class PhasedRun:
         is_standby_used = len(self._spares()) < self.state.seats.standbys
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
-        yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
+        yield Emit(event=planned_event(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         yield from (*rack_notes(before, plan), *placed.told)
         if self._keeping.address:
             yield from self._start(at_s, self._keeping.address)
