@@ -243,6 +243,13 @@ class Settings:
     keep_processes: bool = False
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_choices()
+        self._check_resizes()
+        self._check_returns()
+        self._check_replicas()
+
+    def _check_numbers(self) -> None:
         for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero (got {getattr(self, name)})")
@@ -253,16 +260,6 @@ class Settings:
         for name in _ZERO_OR_MORE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be 0 or more (got {getattr(self, name)})")
-        if self.scheme not in SCHEMES:
-            raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
-        if self.algorithm not in ALGORITHMS:
-            raise ConfigError(f"there is no algorithm {self.algorithm!r}; choose from {ALGORITHMS}")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
-        self._check_resizes()
-        self._check_returns()
-        self._check_replicas()
         if not 0 < self.mu <= 1:
             raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
         if self.buffer_bytes < self.sub_buffers:
@@ -270,6 +267,15 @@ class Settings:
                 f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
                 "sub-buffers; raise it"
             )
+
+    def _check_choices(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
+        if self.algorithm not in ALGORITHMS:
+            raise ConfigError(f"there is no algorithm {self.algorithm!r}; choose from {ALGORITHMS}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
 
     def _check_replicas(self) -> None:
         """Refuse what does not go with copies that follow the risk."""
@@ -374,18 +380,7 @@ class Settings:
         unknown = sorted(set(changes) - set(known))
         if unknown:
             raise ConfigError(_unknown(unknown, known))
-        values: dict[str, Any] = dict(changes)  # their types are checked below
-        if "replicas" in values:
-            is_auto = values["replicas"] == AUTO
-            values["adapt_replicas"] = values.get("adapt_replicas", is_auto)
-            if isinstance(values["replicas"], str) and not is_auto:
-                said = f"replicas={values['replicas']!r}"
-                raise ConfigError(
-                    f'the gemini setting {said} has the wrong type; it has to be "{AUTO}" or a '
-                    "whole number"
-                )
-            if is_auto:
-                values["replicas"] = FEWEST_REPLICAS
+        values = _with_replicas(changes)  # their types are checked below
         for name in ("chunk_bytes", "buffer_bytes"):
             if name in values:
                 values[name] = parse_bytes(values[name])
@@ -400,6 +395,23 @@ class Settings:
     def to_json(self) -> dict[str, SettingValue]:
         """The settings as plain JSON values; `parse` reads them."""
         return asdict(self)
+
+
+def _with_replicas(changes: Mapping[str, SettingValue]) -> dict[str, Any]:
+    """The same changes with a number of replicas, where they follow the risk the fewest."""
+    values: dict[str, Any] = dict(changes)
+    if "replicas" not in values:
+        return values
+    is_auto = values["replicas"] == AUTO
+    values.setdefault("adapt_replicas", is_auto)
+    if is_auto:
+        values["replicas"] = FEWEST_REPLICAS
+    elif isinstance(values["replicas"], str):
+        raise ConfigError(
+            f"the gemini setting replicas={values['replicas']!r} has the wrong type; it has to be "
+            f'"{AUTO}" or a whole number'
+        )
+    return values
 
 
 def _unknown(unknown: Sequence[str], known: Sequence[str]) -> str:

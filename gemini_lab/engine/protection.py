@@ -40,7 +40,7 @@ from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.node_link import node_link
 from gemini_lab.transfer.traffic import CheckpointTraffic, Emit, open_traffic
-from gemini_lab.transfer.version import Peers
+from gemini_lab.transfer.version import Asked, Peers
 
 Value = TypeVar("Value")
 NOT_IN_A_LAB: Final = (
@@ -222,8 +222,7 @@ def _open_traffic(
         node_of=place.seats.node_of,
         device=torch.device(ready.engine.device),
         emit=emit,
-        wants_hold=lambda: session.wants_hold,
-        order_back=lambda: encode_order(session.order_back),
+        asked=lambda: Asked(session.wants_hold, *encode_order(session.order_back)),
         differences=None if sent is None else sent.over,
     )
 

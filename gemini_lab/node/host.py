@@ -115,16 +115,6 @@ class WorkerHost:
         self._start_parent()
 
     @property
-    def parent_pid(self) -> int:
-        """The process that forks workers now."""
-        return self._process.pid
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether another one has imported ahead, and takes over at the next fence."""
-        return self._next is not None and self._next.is_ready
-
-    @property
     def is_ready(self) -> bool:
         """Whether the warm parent has imported everything."""
         return self._is_ready.is_set()

@@ -234,16 +234,14 @@ class Supervisor:
     # -- what the root says ----------------------------------------------------------------------
 
     async def obey(self, order: RootOrder) -> None:
+        """Do what the root agent orders; what may take long goes on beside further orders."""
         if order.epoch < self.epoch:
             return  # an order from before a fence
         self.epoch = order.epoch
         match order:
             case Fence():
-                self._give_up_work()
-                kept = await self._kept.stand(self.host, order) if order.keeps else []
-                await self.host.kill_all(epoch=self.epoch, spare=kept)
-                self.root.send(Fenced(epoch=order.epoch, kept=kept))
-            case TakeInventory():  # it may take minutes, and a fence must not wait for it
+                await self._fence(order)
+            case TakeInventory():
                 self._inventory = self._tasks.begin(self._take_inventory(order))
             case Hold() | GoBack() | CallRoll():
                 self._ask_workers(order)
@@ -260,10 +258,21 @@ class Supervisor:
             case Persist() | Commit():
                 self.writer.obey(order)
             case Release():
-                self._give_up_work()
-                self.writer.is_full = False
-                await self.host.kill_all(epoch=self.epoch)
-                await self.keeper.free()
+                await self._release()
+
+    async def _fence(self, order: Fence) -> None:
+        """A new epoch: workers of older ones end, but for those that stand still and are kept."""
+        self._give_up_work()
+        kept = await self._kept.stand(self.host, order) if order.keeps else []
+        await self.host.kill_all(epoch=self.epoch, spare=kept)
+        self.root.send(Fenced(epoch=order.epoch, kept=kept))
+
+    async def _release(self) -> None:
+        """The run is over: nothing of it is needed any more."""
+        self._give_up_work()
+        self.writer.is_full = False
+        await self.host.kill_all(epoch=self.epoch)
+        await self.keeper.free()
 
     def _ask_workers(self, order: Hold | GoBack | CallRoll) -> None:
         """Hand an order on to the workers; whether they live is seen without them."""
@@ -290,6 +299,7 @@ class Supervisor:
             self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
+        """Say what this node's memory has; to read it takes minutes, for which no fence waits."""
         if self._build_locks is not None:
             self._build_locks.clear()
         try:
@@ -372,15 +382,7 @@ class Supervisor:
         del fds  # workers send none
         match message:
             case EventSaid():
-                to_log, to_root = told_of(message.entry, is_placed=self._is_placed)
-                self.lab.pass_on(to_log)
-                if to_root is not None:
-                    self.root.send(to_root)
-                if isinstance(message.entry.event, VersionComplete):
-                    self.writer.begin_if_whole()
-                elif isinstance(message.entry.event, Protected):
-                    self._protected = message.entry.event
-                self._remembered.take(message.entry.event)
+                self._on_event(message.entry)
             case WorkerPulse():
                 self._watch.hear(message)
             case Stands() | Serving():
@@ -395,6 +397,18 @@ class Supervisor:
                 ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
             ):
                 self.root.send(message)
+
+    def _on_event(self, entry: Entry) -> None:
+        """Pass an event on, and keep of it what this node is asked for later."""
+        to_log, to_root = told_of(entry, is_placed=self._is_placed)
+        self.lab.pass_on(to_log)
+        if to_root is not None:
+            self.root.send(to_root)
+        if isinstance(entry.event, VersionComplete):
+            self.writer.begin_if_whole()
+        elif isinstance(entry.event, Protected):
+            self._protected = entry.event
+        self._remembered.take(entry.event)
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

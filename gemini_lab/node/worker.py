@@ -185,18 +185,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     """The worker's life; returns its exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
-    job = start.order.job
     imports = Imports(os.environ)
-    os.environ.update(distributed_environment(start))
-    if start.interface is not None:
-        # Otherwise they use what the host's own name means, which is often a loopback address.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, start.interface)
-    os.environ.update(job.env)
-    sys.path.insert(0, job.cwd)
-    os.chdir(job.cwd)
-    if start.scratch:
-        keep_sockets_in(start.scratch)
+    settle_in(start)
     channel = LocalChannel.adopt(channel_fd)
     pulse = Pulse(channel.send, rank=start.rank, epoch=start.epoch)
     pulse.start()
@@ -207,18 +197,9 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         settle_imports()
         give_way_soon()
         store = join_rendezvous(start.rendezvous, listen_fd)
-        why_not = why_not_kept(start)
-        session.current = session.WorkerSession(
-            start=start,
-            channel=channel,
-            store=store,
-            pulse=pulse,
-            imports=imports,
-            standing=None if why_not else Standing.of(start, store),
-            why_not_kept=why_not,
-        )
+        session.current = open_session(start, channel, store, pulse, imports)
         with exits_noticed(partial(leave_early, start, channel)), forks_apart():
-            run_script(job, local_rank=start.seats.local_rank_of(start.rank))
+            run_script(start.order.job, local_rank=start.seats.local_rank_of(start.rank))
         finish()
     except SystemExit as leave:
         if leave.code not in (None, 0):
@@ -226,14 +207,50 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
             return said_status(leave)
         finish()
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
-        if lost_with_a_rank(error):
-            print(f"lost a peer: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-            return 1
-        print_error(error)
-        channel.send(ScriptError(error=type(error).__name__, text=str(error)))
+        say_error(error, channel)
         return 1
     say_finished(start, channel)
     return 0
+
+
+def settle_in(start: WorkerStart) -> None:
+    """Have this process be where the job's script is to run, with the environment it expects."""
+    job = start.order.job
+    os.environ.update(distributed_environment(start))
+    if start.interface is not None:
+        # Otherwise they use what the host's own name means, which is often a loopback address.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, start.interface)
+    os.environ.update(job.env)
+    sys.path.insert(0, job.cwd)
+    os.chdir(job.cwd)
+    if start.scratch:
+        keep_sockets_in(start.scratch)
+
+
+def open_session(
+    start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Pulse, imports: Imports
+) -> session.WorkerSession:
+    """What `gemini_lab.protect` finds of the job in the script that runs next."""
+    why_not = why_not_kept(start)
+    return session.WorkerSession(
+        start=start,
+        channel=channel,
+        store=store,
+        pulse=pulse,
+        imports=imports,
+        standing=None if why_not else Standing.of(start, store),
+        why_not_kept=why_not,
+    )
+
+
+def say_error(error: BaseException, channel: LocalChannel) -> None:
+    """Print why the script ends; one that only lost its peers has made no error of its own."""
+    if lost_with_a_rank(error):
+        print(f"lost a peer: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return
+    print_error(error)
+    channel.send(ScriptError(error=type(error).__name__, text=str(error)))
 
 
 def lost_with_a_rank(error: BaseException) -> bool:

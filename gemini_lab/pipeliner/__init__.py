@@ -2,23 +2,15 @@
 
 from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import Algorithm, Chunk, ChunkSchedule, Scheme
-from gemini_lab.pipeliner.timing import (
-    ChunkTimes,
-    Pipeline,
-    Timeline,
-    least_delay_s,
-    model_iteration,
-)
+from gemini_lab.pipeliner.timing import Pipeline, least_delay_s, modelled_delay_s
 
 __all__ = [
     "Algorithm",
     "Chunk",
     "ChunkSchedule",
-    "ChunkTimes",
     "Pipeline",
     "Scheme",
-    "Timeline",
     "least_delay_s",
-    "model_iteration",
+    "modelled_delay_s",
     "plan_chunks",
 ]

@@ -16,7 +16,7 @@ from gemini_lab.pipeliner.schedule import (
     Scheme,
 )
 from gemini_lab.pipeliner.task import Send, Task
-from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, Pipeline, model_iteration
+from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, Pipeline, modelled_delay_s
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.units import check_number, format_bytes, format_seconds
 
@@ -113,17 +113,9 @@ def _sends(task: Task, *, scheme: Scheme, algorithm: Algorithm) -> list[Send]:
 
 
 def _predicted_s(task: Task, sends: list[Send], *, scheme: Scheme) -> float:
-    pipeline = task.pipeline
-    timeline = model_iteration(
-        task.profile,
-        sends,
-        bandwidth_bytes_per_s=pipeline.bandwidth_bytes_per_s,
-        alpha_s=pipeline.alpha_s,
-        copy_bytes_per_s=pipeline.copy_bytes_per_s,
-        sub_buffers=pipeline.sub_buffers,
-        leftover=AT_START if scheme == "blocking" else AT_UPDATE,
-    )
-    return timeline.iteration_s
+    leftover = AT_START if scheme == "blocking" else AT_UPDATE
+    delay_s = modelled_delay_s(task.profile, sends, task.pipeline, leftover=leftover)
+    return task.profile.iteration_s + delay_s
 
 
 def _check_choices(*, scheme: str, algorithm: str) -> None:

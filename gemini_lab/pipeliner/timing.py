@@ -37,23 +37,6 @@ class Pipeline:
         return self.alpha_s + size_bytes / self.bandwidth_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkTimes:
-    """When one chunk crossed the wire and was copied, since the iteration's start."""
-
-    send_start_s: float
-    send_end_s: float
-    copy_end_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """A modelled iteration: its transfers, in the order of the chunks, and its duration."""
-
-    transfers: tuple[ChunkTimes, ...]
-    iteration_s: float
-
-
 class ModelledIteration:
     """An iteration as it goes by: spans are entered and left in order, with chunks sent in between.
 
@@ -63,14 +46,13 @@ class ModelledIteration:
     Attributes:
         profile: The iteration without checkpoints.
         delay_s: By how much training is late, so far.
-        transfers: When each chunk so far was sent and copied.
     """
 
     def __init__(self, profile: Profile, pipeline: Pipeline) -> None:
         self.delay_s = 0.0
-        self.transfers: list[tuple[float, float, float]] = []
         self.profile = profile
         self._pipeline = pipeline
+        self._sent = 0
         self._buffer_free_s = [0.0] * pipeline.sub_buffers
         self._wire_free_s = 0.0
         self._copy_free_s = 0.0
@@ -85,7 +67,7 @@ class ModelledIteration:
 
     def earliest_s(self) -> float:
         """When the next chunk begins to cross: as soon as span, wire and a sub-buffer allow."""
-        number = len(self.transfers) % len(self._buffer_free_s)
+        number = self._sent % len(self._buffer_free_s)
         return max(self._open_s, self._wire_free_s, self._buffer_free_s[number])
 
     def feeding_bytes(self) -> int:
@@ -95,13 +77,12 @@ class ModelledIteration:
 
     def send(self, size_bytes: int) -> None:
         """One more chunk, at `earliest_s`."""
-        start_s = self.earliest_s()
-        self._wire_free_s = start_s + self._pipeline.sending_s(size_bytes)
+        self._wire_free_s = self.earliest_s() + self._pipeline.sending_s(size_bytes)
         self._copy_free_s = (
             max(self._wire_free_s, self._copy_free_s) + size_bytes / self._pipeline.copy_bytes_per_s
         )
-        self._buffer_free_s[len(self.transfers) % len(self._buffer_free_s)] = self._copy_free_s
-        self.transfers.append((start_s, self._wire_free_s, self._copy_free_s))
+        self._buffer_free_s[self._sent % len(self._buffer_free_s)] = self._copy_free_s
+        self._sent += 1
 
     def leave(self) -> None:
         """The span is over: training waits for a chunk that is still on the wire."""
@@ -125,45 +106,28 @@ class ModelledIteration:
         return self.delay_s
 
 
-def model_iteration(
+def modelled_delay_s(
     profile: Profile,
     sends: Sequence[tuple[int | None, int]],
+    pipeline: Pipeline,
     *,
-    bandwidth_bytes_per_s: float,
-    alpha_s: float = 0.0,
-    copy_bytes_per_s: float = math.inf,
-    sub_buffers: int = 1,
     leftover: str = AT_UPDATE,
-) -> Timeline:
-    """The iteration that `profile` describes, with chunks in it; see `ModelledIteration`.
+) -> float:
+    """By how much chunks lengthen the iteration that `profile` describes; see `ModelledIteration`.
 
     Args:
         profile: The iteration without checkpoints.
         sends: For each chunk, in order, the idle span in which it may start (`None`: none) and its
             bytes.
-        bandwidth_bytes_per_s: What the wire carries once a message has started (B).
-        alpha_s: What starting a message takes (alpha).
-        copy_bytes_per_s: How fast a sub-buffer is emptied; without it, at once.
-        sub_buffers: How many chunks may be between wire and memory (p).
+        pipeline: What carries them.
         leftover: Where chunks without a span go: before anything else (`AT_START`), training
             waiting, or after the last collective before the update (`AT_UPDATE`).
     """
-    pipeline = Pipeline(
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        alpha_s=alpha_s,
-        copy_bytes_per_s=copy_bytes_per_s,
-        sub_buffers=sub_buffers,
-    )
     iteration = ModelledIteration(profile, pipeline)
     if leftover == AT_START:
         iteration.block([size_bytes for span, size_bytes in sends if span is None])
         sends = [send for send in sends if send[0] is not None]
-    delay_s = play(iteration, sends)
-    transfers = tuple(
-        ChunkTimes(send_start_s=start_s, send_end_s=end_s, copy_end_s=copied_s)
-        for start_s, end_s, copied_s in iteration.transfers
-    )
-    return Timeline(transfers=transfers, iteration_s=profile.iteration_s + delay_s)
+    return play(iteration, sends)
 
 
 def play(iteration: ModelledIteration, sends: Sequence[tuple[int | None, int]]) -> float:

@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -129,42 +129,79 @@ def propose_placement(
         )
     if not 0 <= target < 1:
         raise ConfigError(f"target={target} must be at least 0 and below 1, such as 0.999")
-    fits = shards_that_fit(nodes=nodes, memory_bytes=memory, shard_bytes=shard_bytes)
-    dangers = Dangers(
-        failures_per_day=rates, repair_s=repair_s, racks=racks, racks_per_day=racks_per_day or {}
-    )
-    allowed = allowed_per_day(target, horizon_days)
-    tried: list[Trial] = []
-    made: list[Placement] = []
-    first = min(fewest_replicas, nodes)
-    for replicas in (*range(first, min(nodes, most) + 1), *range(first - 1, 0, -1)):
-        if made and replicas < first:
-            break  # fewer are for where there is no memory for more
-        plan = partial(
-            plan_placement,
-            nodes=nodes,
-            replicas=replicas,
+    search = _Search(
+        plan=partial(
+            plan_placement, nodes=nodes, racks=racks, memory_bytes=memory, shard_bytes=shard_bytes
+        ),
+        fits=shards_that_fit(nodes=nodes, memory_bytes=memory, shard_bytes=shard_bytes),
+        dangers=Dangers(
+            failures_per_day=rates,
+            repair_s=repair_s,
             racks=racks,
-            memory_bytes=memory,
-            shard_bytes=shard_bytes,
-        )
-        try:
-            plain = [plan()] if nodes % replicas == 0 else [plan(), plan(strategy="hosted")]
-        except CapacityError as error:
-            tried.append(_misfit(replicas, str(error)))
-            if made:
-                break
-            continue
-        strong = [_strengthen(one, dangers=dangers, fits=fits, allowed=allowed) for one in plain]
-        for placement in dict.fromkeys((*plain, *strong)):
-            chance = dangers.loss_chance(placement, horizon_days=horizon_days)
-            made.append(placement)
-            tried.append(_trial(placement, chance, target=target, horizon_days=horizon_days))
-            if tried[-1].meets:
-                return _proposal(placement, tried[-1], tried)
-    fitting = [trial for trial in tried if trial.fits]
-    best = min(range(len(made)), key=lambda i: fitting[i].loss_probability or 0.0)
-    return _proposal(made[best], fitting[best], tried)
+            racks_per_day=racks_per_day or {},
+        ),
+        target=target,
+        horizon_days=horizon_days,
+    )
+    tried: list[Trial] = []
+    made: list[tuple[Trial, Placement]] = []
+    for trial, placement in search.tries(min(fewest_replicas, nodes), min(nodes, most)):
+        tried.append(trial)
+        if placement is not None:
+            made.append((trial, placement))
+        if trial.meets:
+            break
+    best = min(made, key=lambda one: (not one[0].meets, one[0].loss_probability or 0.0))
+    return _proposal(best[1], best[0], tried)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """What is tried, one thing after another.
+
+    Attributes:
+        plan: Makes the placement of so many replicas.
+        fits: How many shards each node has room for.
+        dangers: What placements have to survive.
+        target, horizon_days: How surely, and for how long.
+    """
+
+    plan: Callable[..., Placement]
+    fits: Sequence[int]
+    dangers: Dangers
+    target: float
+    horizon_days: float
+
+    def tries(self, first: int, most: int) -> Iterator[tuple[Trial, Placement | None]]:
+        """From `first` replicas up; and down from there only where memory is short for `first`."""
+        has_fit = False
+        for replicas in (*range(first, most + 1), *range(first - 1, 0, -1)):
+            if has_fit and replicas < first:
+                return
+            try:
+                placements = self._placements(replicas)
+            except CapacityError as error:
+                yield _misfit(replicas, str(error)), None
+                if has_fit:
+                    return
+            else:
+                has_fit = True
+                yield from ((self._judged(one), one) for one in placements)
+
+    def _placements(self, replicas: int) -> list[Placement]:
+        """Those of so many replicas, plain ones first."""
+        plain = [self.plan(replicas=replicas)]
+        if plain[0].nodes % replicas:
+            plain.append(self.plan(replicas=replicas, strategy="hosted"))
+        allowed = allowed_per_day(self.target, self.horizon_days)
+        strong = [
+            _strengthen(one, dangers=self.dangers, fits=self.fits, allowed=allowed) for one in plain
+        ]
+        return list(dict.fromkeys((*plain, *strong)))
+
+    def _judged(self, placement: Placement) -> Trial:
+        chance = self.dangers.loss_chance(placement, horizon_days=self.horizon_days)
+        return _trial(placement, chance, target=self.target, horizon_days=self.horizon_days)
 
 
 def _check_racks(racks: Sequence[str] | None, racks_per_day: Mapping[str, float]) -> None:

@@ -58,13 +58,6 @@ class RareEstimate:
     bound: float
     trials: int
 
-    @property
-    def plain_trials(self) -> float:
-        """How many trials without importance would give the same variance."""
-        if self.variance <= 0:
-            return math.inf
-        return self.value * (1 - self.value) / self.variance
-
 
 def rare_loss_probability(
     placement: Placement,

@@ -3,7 +3,7 @@
     the root agent  root > watching > phases, three layers of one state machine; guided asks a
                     function of the user's own, in the words of deciding
     its words       protocol, what it hears and has done; messages, those between all processes;
-                    telling and told, what it knows as the log has it
+                    log_events, what it knows as the log has it
     the plan        plan <- planning, seating (who sits where), recutting (other numbers of ranks),
                     stakes (whether progress would be thrown away), learning (how machines fail)
     its parts       stop, drains, resizes, replicas (all ranks stop for these); ahead and keeping

@@ -17,6 +17,12 @@ from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.drains import Drains, ask_for_nodes, moving
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
+from gemini_lab.recovery.log_events import (
+    beginning,
+    finished_event,
+    planned_event,
+    rejected_copy,
+)
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
@@ -42,15 +48,13 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
-from gemini_lab.recovery.replicas import Replicas
+from gemini_lab.recovery.replicas import Placed, Replicas
 from gemini_lab.recovery.resizes import Resizes, if_none_comes, seat_anew
 from gemini_lab.recovery.rewinds import joined
 from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.stop import Stop
-from gemini_lab.recovery.telling import beginning, finished_event, rejected_copy
-from gemini_lab.recovery.told import planned
 from gemini_lab.seats import in_order, listed
 
 FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
@@ -208,7 +212,7 @@ class PhasedRun:
         """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
         if self.state.phase == "inventory":
             yield from self._report_bad_copies()
-        before, members = self.state, self.state.members
+        before = self.state
         self.state = seat_anew(at_s, before, self.living, self._inventory)
         self._plan = plan = self._make_plan()
         reason = self._reason_to_wait(plan, at_s)
@@ -221,6 +225,10 @@ class PhasedRun:
             self.state = before
             yield from self._begin(at_s, cause="not_kept", lost=[])
             return
+        yield from self._carry_out(at_s, before, placed)
+
+    def _carry_out(self, at_s: float, before: RootState, placed: Placed) -> Iterator[Instruction]:
+        """Tell of the plan, and have workers meet who begin with it; `before`: as they sat."""
         self.state, self._plan = placed.state, placed.plan
         plan, lineage = placed.plan, placed.plan.lineage
         self._repeats.restart(
@@ -233,21 +241,25 @@ class PhasedRun:
         self.state = replace(
             self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
         )
-        spares = self._spares()
+        is_standby_used = len(self._spares()) < self.state.seats.standbys
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
-        yield Emit(event=planned(plan, recovery=self.state.recovery, epoch=self.state.epoch))
+        yield Emit(event=planned_event(plan, recovery=self.state.recovery, epoch=self.state.epoch))
         yield from (*rack_notes(before, plan), *placed.told)
         if self._keeping.address:
             yield from self._start(at_s, self._keeping.address)
         else:
-            hosts = self._keeping.hosts(plan, self.state)
-            ready = [node for node in hosts if node in members]  # a new machine still imports
-            host = (ready or [*hosts])[0]
-            keeper = self._keeping.server(str(host), self.state)
-            yield Send(to=str(host), order=HoldPort(epoch=self.state.epoch, keeper=keeper))
-        if len(spares) < self.state.seats.standbys:
+            yield self._ask_for_port(plan, before.members)
+        if is_standby_used:
             yield from self._ask_for_nodes("a standby was used")
+
+    def _ask_for_port(self, plan: RecoveryPlan, members: Sequence[str | None]) -> Send:
+        """Have a node hold a port for the rendezvous: one of `members`, for new ones may import."""
+        hosts = self._keeping.hosts(plan, self.state)
+        ready = [node for node in hosts if node in members]
+        host = str((ready or [*hosts])[0])
+        keeper = self._keeping.server(host, self.state)
+        return Send(to=host, order=HoldPort(epoch=self.state.epoch, keeper=keeper))
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         """Why this plan would throw progress away; empty if it does not, or is allowed to."""

@@ -38,6 +38,7 @@ from gemini_lab.recovery.messages import (
     Severed,
     WorkerExited,
     WorkerPulse,
+    WorkerStatus,
 )
 from gemini_lab.recovery.protocol import (
     ACTIVE,
@@ -140,13 +141,11 @@ class RootAgent(WatchedRun):
 
     def _go_on(self, at_s: float, phase: Phase) -> list[Instruction]:
         """What an active run needs of a new root agent."""
-        if phase in {"starting", "running", "finishing"}:
-            self.state = replace(self.state, is_unsure=True)
-        away = tuple(node for node in self.state.silent if node not in self.living)
-        self.state = replace(self.state, silent=away)
         lost = [node for node in self.state.members if node is not None and node not in self.living]
-        silent = dict.fromkeys((*self.state.silent, *lost))
-        self.state = replace(self.state, silent=tuple(silent))
+        away = [node for node in self.state.silent if node not in self.living]
+        is_unsure = self.state.is_unsure or phase in {"starting", "running", "finishing"}
+        silent = tuple(dict.fromkeys((*away, *lost)))
+        self.state = replace(self.state, is_unsure=is_unsure, silent=silent)
         gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
         if said := list(self._on_unheard(at_s, self.living.values(), lost=lost)):
             return [*gone, *said]
@@ -157,18 +156,22 @@ class RootAgent(WatchedRun):
         if stopping_for := what_for(self.state):  # who of them holds is not known
             leaves = [self.state.holding] if self.state.holding else []
             return list(self._begin(at_s, cause=stopping_for, lost=leaves))
-        working = {
-            rank: status
-            for joined in self.living.values()
-            if joined.epoch == self.state.epoch
-            for rank, status in joined.workers.items()
-        }
+        working = self._working()
         if phase == "running" and working.keys() < set(self.state.ranks):
             return list(self._begin(at_s, cause="worker_exited", lost=[]))
         self._finished = {rank for rank, status in working.items() if status == "finished"}
         self._protected = set(self.state.ranks)
         self._progress.restart(self.state.ranks, iteration=self.state.iteration)
         return list(self._finish_if_all_did(at_s))
+
+    def _working(self) -> dict[int, WorkerStatus]:
+        """The workers of this epoch, as their agents told when they joined."""
+        return {
+            rank: status
+            for joined in self.living.values()
+            if joined.epoch == self.state.epoch
+            for rank, status in joined.workers.items()
+        }
 
     # -- agents that come and go ---------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from gemini_lab.recovery.faults import (
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
+from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
 from gemini_lab.recovery.messages import AllLive, RestoreFailed, Severed, WorkerExited
 from gemini_lab.recovery.phases import PhasedRun
 from gemini_lab.recovery.plan import VersionId
@@ -29,11 +30,6 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.rewinds import left_of
-from gemini_lab.recovery.telling import (
-    divergence_reason,
-    loss_event,
-    not_finite_reason,
-)
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 

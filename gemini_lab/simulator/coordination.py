@@ -20,7 +20,6 @@ from gemini_lab.simulator.interval import Interval, mean_interval
 from gemini_lab.units import check_number
 
 Design = Literal["etcd and root agent", "gossip"]
-HOUR_S: Final = 3600.0
 PACKET_BYTES: Final = 100
 """Of a heartbeat, probe, answer or rumour, with its headers."""
 
@@ -112,8 +111,8 @@ class Coordination:
         told_s: Until every node has heard of it.
         agree_s: From there until every node knows from which version to go on.
         false_per_day: Healthy nodes that are declared lost, in the whole cluster.
-        node_messages_per_s: A node sends and receives, while nothing happens.
-        busiest_messages_per_s: The same for who has most to do: the store, or any node.
+        busiest_messages_per_s: Sent and received, while nothing happens, by who has most to do: the
+            store, or any node.
         busiest_bytes: What crosses the busiest node's link in one agreement: all that the root
             agent sends, or the most that one node gets by gossip.
     """
@@ -124,7 +123,6 @@ class Coordination:
     told_s: Interval
     agree_s: float
     false_per_day: float
-    node_messages_per_s: float
     busiest_messages_per_s: float
     busiest_bytes: float
 
@@ -210,7 +208,6 @@ class _World:
             told_s=detected,  # nobody else has to hear of it before the root agent acts
             agree_s=agree_s,
             false_per_day=self._pauses_per_day * fmean(map(self._chance_of_pause, shortest_s)),
-            node_messages_per_s=messages,
             busiest_messages_per_s=messages * self.nodes,
             busiest_bytes=busiest_bytes,
         )
@@ -243,7 +240,6 @@ class _World:
             told_s=mean_interval(alls),
             agree_s=agree_s,
             false_per_day=self._pauses_per_day * self._chance_of_death(design, heard_by_one_s),
-            node_messages_per_s=messages,
             busiest_messages_per_s=messages,
             busiest_bytes=busiest_bytes,
         )

@@ -38,14 +38,12 @@ class Bill:
         training_hours: Of the machines on positions.
         standby_hours: Of machines that wait.
         extra_hours: Of machines that the policy needs beside them.
-        productive_hours: Those of `training_hours` that trained what counts.
         cost: Of all, in the price's currency.
     """
 
     training_hours: float
     standby_hours: float
     extra_hours: float
-    productive_hours: float
     cost: float
 
     @property
@@ -58,11 +56,6 @@ class Bill:
         """The share of all node-hours that standbys and extra machines take."""
         return (self.standby_hours + self.extra_hours) / self.node_hours
 
-    @property
-    def per_productive_hour(self) -> float:
-        """Cost of a node-hour of training that counts; infinite where none does."""
-        return self.cost / self.productive_hours if self.productive_hours else float("inf")
-
 
 def bill(outcome: Outcome, price: Price) -> Bill:
     """What a simulated run costs."""
@@ -73,6 +66,5 @@ def bill(outcome: Outcome, price: Price) -> Bill:
         training_hours=training,
         standby_hours=standby,
         extra_hours=extra,
-        productive_hours=training * outcome.effective_ratio,
         cost=(training + standby) * price.node + extra * price.extra_node,
     )

@@ -6,8 +6,8 @@ from typing import Final
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement
+from gemini_lab.recovery.log_events import planned_event
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.told import planned
 from gemini_lab.simulator.outcome import Recovery
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.progress import Segment
@@ -135,7 +135,7 @@ class Recorder:
 
     def planned(self, at_s: float, plan: RecoveryPlan) -> None:
         """Tell what will be loaded from where."""
-        self.say(at_s, planned(plan, recovery=self.recovery, epoch=self.recovery))
+        self.say(at_s, planned_event(plan, recovery=self.recovery, epoch=self.recovery))
 
     def retrieved(self, at_s: float, plan: RecoveryPlan, retrieval_s: float) -> None:
         """Tell which shards came over a wire; one in the node's own memory takes no time."""

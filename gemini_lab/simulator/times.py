@@ -5,7 +5,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.interval import Interval, mean_interval
@@ -89,10 +88,6 @@ class Steps:
     warm_up_s: float = 0.0
 
 
-STEP_NAMES: Final = ("detect", "fence", "start", "retrieve", "warm_up")
-"""Those that a log of this system tells; see `Steps`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """What a run's log says of its times.
@@ -134,7 +129,7 @@ class Times:
         return every
 
     def spread(self, step: str, *names: str) -> Spread:
-        """Of one step; see `STEP_NAMES` and `steps`."""
+        """Of one step, such as `"detect"`: a field of `Steps` without its unit; see `steps`."""
         found = (getattr(one, f"{step}_s") for one in self.steps(*names))
         return Spread(samples_s=tuple(value or 0.0 for value in found))
 

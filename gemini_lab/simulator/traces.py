@@ -15,7 +15,6 @@ from typing import Any, Final, TextIO
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.simulator.failures import DAY_S, KINDS, Kind, Outage
-from gemini_lab.simulator.times import Spread
 from gemini_lab.simulator.trace_files import Row, moment, number, opened, rows, table
 from gemini_lab.units import check_number
 
@@ -31,31 +30,13 @@ class Trace:
         outages: In order of time, since the trace's first entry.
         days: From its first entry to its last.
         machines: Names of those that failed; the trace may not know the others.
-        cluster: How many machines there were, with those that never failed; `None`: not known.
-        is_span_known: Whether entries beside the failures say how long was watched.
-        repairs: How long machines were away, where the trace says so.
         assumptions: What it does not say.
     """
 
     outages: tuple[Outage, ...]
     days: float
     machines: tuple[str, ...]
-    cluster: int | None
-    is_span_known: bool
-    repairs: Spread | None
     assumptions: str
-
-    @property
-    def per_machine_per_day(self) -> float | None:
-        """The mean rate of failures; `None` of a trace too short to tell.
-
-        Over all machines where their number is known, else over those that failed, which is more
-        than the rate of all. Where the failures themselves begin and end the trace, the times
-        between them are counted, one fewer than failures: one failure alone tells no rate.
-        """
-        count = len(self.outages) - (not self.is_span_known)
-        watched = (self.cluster or len(self.machines)) * self.days
-        return count / watched if count and watched else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,6 @@ class _Failed:
     machine: str
     kind: Kind
     cause: str
-    away_s: float | None = None
     position: int | None = None
 
 
@@ -74,7 +54,6 @@ def _made(
     failures: Iterable[_Failed],
     *,
     nodes: int,
-    cluster: int | None,
     seed: int = 0,
     span: tuple[datetime, datetime] | None = None,
     assumptions: str,
@@ -84,9 +63,6 @@ def _made(
         raise ConfigError("the trace has no failure; give another file, or another system's")
     first, last = span or (found[0].when, found[-1].when)
     place = _places(found, nodes=nodes, seed=seed)
-    if cluster is not None:
-        check_number("cluster", cluster, least=len(place), is_whole=True)
-    away_s = [one.away_s for one in found if one.away_s is not None]
     return Trace(
         outages=tuple(
             Outage(
@@ -99,9 +75,6 @@ def _made(
         ),
         days=(last - first).total_seconds() / DAY_S,
         machines=tuple(place),
-        cluster=cluster,
-        is_span_known=span is not None,
-        repairs=Spread(samples_s=tuple(away_s)) if away_s else None,
         assumptions=assumptions,
     )
 
@@ -138,13 +111,12 @@ def read_lanl(
     *,
     nodes: int,
     system: str | None = None,
-    cluster: int | None = None,
     seed: int = 0,
 ) -> Trace:
     """Failures of Los Alamos' clusters, 1996 to 2005, from the table of all systems as CSV.
 
-    Read are the columns whose names begin with System, nodenum, Prob Started and Prob Fixed (month,
-    day, year, hour and minute), and those named by causes, in which an entry stands for the cause.
+    Read are the columns whose names begin with System, nodenum and Prob Started (month, day, year,
+    hour and minute), and those named by causes, in which an entry stands for the cause.
     A machine sits on the position of its nodenum, if that is one of the positions and all are of
     one system.
 
@@ -152,7 +124,6 @@ def read_lanl(
         path: The file.
         nodes: Positions of the cluster that is simulated.
         system: Only this system's lines.
-        cluster: Machines of the traced cluster, also those that never failed.
         seed: Of the positions, where no number tells them.
 
     Raises:
@@ -166,25 +137,19 @@ def read_lanl(
             of, number = row[keys["system"]].strip(), row[keys["nodenum"]].strip()
             if system is not None and of != str(system):
                 continue
-            began = moment(row[keys["prob started"]], where)
-            fixed = row[keys["prob fixed"]].strip()
             cause = next((c for c in LANL_CAUSES if (row.get(c) or "").strip()), "undetermined")
             failures.append(
                 _Failed(
-                    when=began,
+                    when=moment(row[keys["prob started"]], where),
                     machine=f"{of}/{number}",
                     kind=LANL_CAUSES[cause],
                     cause=cause,
-                    away_s=(
-                        max(0.0, (moment(fixed, where) - began).total_seconds()) if fixed else None
-                    ),
                     position=int(number) if number.isdecimal() else None,
                 )
             )
     return _made(
         failures,
         nodes=nodes,
-        cluster=cluster,
         seed=seed,
         assumptions="all causes but software take the machine and its memory; a machine that never "
         "failed is not in the trace; machines whose numbers are no positions are dealt to them at "
@@ -195,7 +160,7 @@ def read_lanl(
 def _lanl_rows(file: TextIO, path: Path | str) -> tuple[dict[str, str], Iterator[Row]]:
     """The names of the columns that are read, by how they begin, and the lines."""
     names = [name.strip().lower() for name in next(csv.reader(file), ())]
-    wanted = ("system", "nodenum", "prob started", "prob fixed")
+    wanted = ("system", "nodenum", "prob started")
     keys = {begin: next((name for name in names if name.startswith(begin)), "") for begin in wanted}
     missing = sorted(begin for begin, name in keys.items() if not name)
     if missing:
@@ -208,7 +173,6 @@ def read_philly(
     *,
     nodes: int,
     kind: Kind = "software",
-    cluster: int | None = None,
     seed: int = 0,
 ) -> Trace:
     """Failures of Microsoft's Philly clusters, 2017, from `cluster_job_log` (JSON).
@@ -220,7 +184,6 @@ def read_philly(
         path: The file.
         nodes: Positions of the cluster that is simulated.
         kind: What each does to its machine, one of `ONE_MACHINE`; the trace does not say.
-        cluster: Machines of the traced cluster, also those that never failed.
         seed: Of the positions, which the trace does not tell.
 
     Raises:
@@ -253,7 +216,6 @@ def read_philly(
     return _made(
         failures,
         nodes=nodes,
-        cluster=cluster,
         seed=seed,
         span=span,
         assumptions=f"every failed attempt is a {kind} failure of the first machine that it ran "
@@ -313,7 +275,6 @@ def read_acme(path: Path | str, *, nodes: int, least_gpus: int = 8, seed: int = 
     return _made(
         failures,
         nodes=nodes,
-        cluster=nodes,
         span=span,
         assumptions="FAILED leaves machine and memory alone, NODE_FAIL takes both; machines are "
         "drawn; a failure of the job's own program counts as well",

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.wasted_time import checkpoint_bytes
 from gemini_lab.simulator.catalog import MODELS
 from gemini_lab.simulator.times import Measured, Times
@@ -181,46 +180,6 @@ class Workload:
             standbys=measured.standbys if standbys is None else standbys,
             times=times if any(times.recoveries.values()) else None,
             assumed=assumed,
-        )
-
-    @classmethod
-    def from_profile(
-        cls,
-        profile: Profile,
-        *,
-        nodes: int,
-        params: float,
-        network_bytes_per_s: float,
-        store_bytes_per_s: float,
-        standbys: int = 0,
-    ) -> Self:
-        """The job of a real profile: its iteration and its idle spans before the update.
-
-        Args:
-            profile: Of one rank; its world size gives the GPUs of a node.
-            nodes: Machines that train.
-            params: Parameters of the model.
-            network_bytes_per_s: What checkpoint traffic gets of a node's link.
-            store_bytes_per_s: The shared persistent store.
-            standbys: Machines that wait.
-
-        Raises:
-            ConfigError: The ranks of the profile do not divide among the nodes.
-        """
-        if nodes < 1 or profile.world_size % nodes:
-            raise ConfigError(
-                f"a profile of {profile.world_size} ranks does not fit {nodes} nodes; give as many "
-                "nodes as the profiled job had, or a divisor"
-            )
-        return cls(
-            nodes=nodes,
-            params=params,
-            iteration_s=profile.iteration_s,
-            idle_spans_s=tuple(s.duration_s for s in profile.idle_spans if s.before_update),
-            network_bytes_per_s=network_bytes_per_s,
-            store_bytes_per_s=store_bytes_per_s,
-            gpus_per_node=profile.world_size // nodes,
-            standbys=standbys,
         )
 
 

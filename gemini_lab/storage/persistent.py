@@ -8,22 +8,15 @@ carry the digest, so writing a version once more never touches the files of one 
 manifest also says which versions training had gone back behind by then: these count no more.
 """
 
-import errno
 import json
-import os
-import re
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
-import fsspec
 import xxhash
-from fsspec.implementations.local import LocalFileSystem
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
 from gemini_lab.recovery.plan import Stored, VersionId
@@ -31,17 +24,13 @@ from gemini_lab.recovery.rewinds import is_left
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage.shard_file import pack_header, unpack
+from gemini_lab.storage.store_files import StoreFiles
 from gemini_lab.storage.stored_shard import CHUNK_BYTES, StoredShard, digest_chunks
-from gemini_lab.units import MIB, format_bytes
+from gemini_lab.units import format_bytes
 
 _FOLDER: Final = "version-"
 MANIFEST: Final = "manifest.json"
 _OWNER: Final = "owner.json"
-_WRITE_BYTES: Final = 16 * MIB
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_MISSING_SLASH: Final = re.compile(r"([a-z][a-z0-9+]+):/?([^/].*)", re.ASCII)
-"""Such as `s3:/bucket`, of which fsspec makes a folder."""
 
 
 class PersistentTier:
@@ -62,21 +51,9 @@ class PersistentTier:
     ) -> None:
         if keep < 1:
             raise ConfigError(f"keep={keep} versions would keep none; keep 1 or more")
-        slip = _MISSING_SLASH.fullmatch(url)
-        if slip and slip[1] in fsspec.available_protocols():
-            raise ConfigError(
-                f"the persistent tier {url!r} would be a folder of that name; write "
-                f"{slip[1]}://{slip[2]} for the store, or ./{url} for the folder"
-            )
         self.url = url
         self.keep = keep
-        try:
-            self._fs, self._root = fsspec.core.url_to_fs(url, **(storage_options or {}))
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"the persistent tier {url!r} cannot be opened: {error}; install the fsspec "
-                "driver that it names, or use a folder"
-            ) from error
+        self._files = StoreFiles(url, storage_options or {})
 
     # -- whose it is -----------------------------------------------------------------------------
 
@@ -93,9 +70,9 @@ class PersistentTier:
         """
         if not is_resumed:
             self._require_own(run)
-        with self._explained("write to"):
-            self._fs.makedirs(self._root, exist_ok=True)
-            self._put(f"{self._root}/{_OWNER}", [json.dumps({"run": run}).encode()])
+        with self._files.explained("write to"):
+            self._files.make_folder()
+            self._files.put(_OWNER, [json.dumps({"run": run}).encode()])
 
     def look(self, *, is_resumed: bool = False) -> None:
         """Refuse what `check` and a new run's `claim` would, as far as it shows without writing.
@@ -106,16 +83,8 @@ class PersistentTier:
         """
         if not is_resumed:
             self._require_own(None)
-        if not isinstance(self._fs, LocalFileSystem):
-            return
-        with self._explained("write to"):
-            there = Path(self._root)
-            while not there.exists():
-                there = there.parent
-            if not there.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-            if not os.access(there, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        with self._files.explained("write to"):
+            self._files.require_writable()
 
     def _require_own(self, run: int | None) -> None:
         """Refuse a folder that is another run's than `run`, or anybody's for a run to come."""
@@ -135,15 +104,12 @@ class PersistentTier:
         Raises:
             GeminiError: The store failed.
         """
-        with self._explained("read the owner of"):
-            try:
-                text: bytes = self._fs.cat_file(f"{self._root}/{_OWNER}")
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        with self._files.explained("read the owner of"):
+            text = self._files.read(_OWNER)
         try:
             return int(json.loads(text)["run"])
         except (ValueError, TypeError, KeyError):
-            return None  # torn while it was written: nobody has begun
+            return None  # not there, or torn while it was written: nobody has begun
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -154,19 +120,15 @@ class PersistentTier:
             ConfigError: It cannot be written to.
             CapacityError: It is full, or too small.
         """
-        probe = f"{self._root}/.probe-{os.getpid()}"
-        with self._explained("write to"):
-            self._fs.makedirs(self._root, exist_ok=True)
-            self._fs.pipe_file(probe, b"x" * 4096)
-            self._fs.rm_file(probe)
-        if isinstance(self._fs, LocalFileSystem):
-            free_bytes = shutil.disk_usage(self._root).free
-            if free_bytes < size_bytes:
-                raise CapacityError(
-                    f"the persistent tier {self.url} needs {format_bytes(size_bytes)}, but "
-                    f"{format_bytes(free_bytes)} are free; free space, keep fewer versions or "
-                    "name another store"
-                )
+        with self._files.explained("write to"):
+            self._files.try_to_write()
+        free_bytes = self._files.free_bytes()
+        if free_bytes is not None and free_bytes < size_bytes:
+            raise CapacityError(
+                f"the persistent tier {self.url} needs {format_bytes(size_bytes)}, but "
+                f"{format_bytes(free_bytes)} are free; free space, keep fewer versions or "
+                "name another store"
+            )
 
     def write_shard(
         self,
@@ -193,13 +155,13 @@ class PersistentTier:
         hasher = xxhash.xxh3_128(header)
         hasher.update(payload)
         chunk_digests = digest_chunks(header, payload)
-        folder = self._folder(version)
+        folder = _folder(version)
         name = f"shard-{shard:04}-{hasher.hexdigest()}.safetensors"
         size_bytes = len(header) + memoryview(payload).nbytes
-        with self._explained(f"write {format_bytes(size_bytes)} of version {version} to"):
-            self._fs.makedirs(folder, exist_ok=True)
-            self._put(f"{folder}/{name}", [header, payload])
-            stored_bytes = self._fs.info(f"{folder}/{name}")["size"]
+        with self._files.explained(f"write {format_bytes(size_bytes)} of version {version} to"):
+            self._files.make_folder(folder)
+            self._files.put(f"{folder}/{name}", [header, payload])
+            stored_bytes = self._files.size_bytes(f"{folder}/{name}")
         if stored_bytes != size_bytes:
             raise IntegrityError(
                 f"of shard {shard} of version {version}, {stored_bytes} of {size_bytes} bytes "
@@ -240,8 +202,8 @@ class PersistentTier:
             "meta": dict(meta),
         }
         text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
-        with self._explained(f"write the manifest of version {version} to"):
-            self._put(f"{self._folder(version)}/{MANIFEST}", [text.encode()])
+        with self._files.explained(f"write the manifest of version {version} to"):
+            self._files.put(f"{_folder(version)}/{MANIFEST}", [text.encode()])
         self._clean(version, content)
 
     def _check_owner(self, meta: Mapping[str, Any]) -> None:
@@ -253,27 +215,6 @@ class PersistentTier:
                 "versions are in memory alone now"
             )
 
-    def _put(self, path: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Write a file so that it is there whole or not at all, where the store can do that."""
-        if not isinstance(self._fs, LocalFileSystem):  # others show a file when it is closed
-            with self._fs.open(path, "wb") as file:
-                _write(file, parts)
-            return
-        folder, target = path.rpartition("/")[0], f"{path}.part"
-        try:
-            with self._fs.open(target, "wb") as file:
-                _write(file, parts)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(target, path)  # noqa: PTH105 - a path of fsspec's
-        except OSError:  # a full disk gets its room back
-            with suppress(OSError):
-                os.unlink(target)  # noqa: PTH108
-                if folder != self._root:
-                    os.rmdir(folder)  # noqa: PTH106 - if nobody else writes there
-            raise
-        _sync_folder(folder)  # the new name, too, must outlive a power cut
-
     def _clean(self, written: int, manifest: Mapping[str, Any]) -> None:
         """Remove versions beyond `keep`, those that were left, and what never became a version."""
         try:
@@ -283,16 +224,15 @@ class PersistentTier:
             by_age = sorted(counting, key=lambda version: counting[version]["order"])
             # What another history has beyond this version stays until this one has passed it.
             kept = {*by_age[-self.keep :], *(version for version in counting if version > written)}
-            with self._explained("remove old versions from"):
-                for version in self._folders():
-                    folder = self._folder(version)
+            with self._files.explained("remove old versions from"):
+                for version in self._versions_begun():
                     if version not in kept and (version in manifests or version < written):
                         with suppress(FileNotFoundError):
-                            self._fs.rm_file(f"{folder}/{MANIFEST}")
-                        self._fs.rm(folder, recursive=True)
+                            self._files.remove(f"{_folder(version)}/{MANIFEST}")
+                        self._files.remove_folder(_folder(version))
                 names = {record["file"] for record in manifest["shards"]}
-                for name in self._files(written).keys() - names - {MANIFEST}:
-                    self._fs.rm_file(f"{self._folder(written)}/{name}")
+                for name in self._files.listing(_folder(written)).keys() - names - {MANIFEST}:
+                    self._files.remove(f"{_folder(written)}/{name}")
         except GeminiError as error:
             warnings.warn(f"version {written} is whole, but {error}", stacklevel=3)
 
@@ -323,12 +263,8 @@ class PersistentTier:
         Raises:
             IntegrityError: There is none, or it is damaged: the version does not exist.
         """
-        path = f"{self._folder(version)}/{MANIFEST}"
-        with self._explained(f"read version {version} from"):
-            try:
-                text: bytes = self._fs.cat_file(path)
-            except (FileNotFoundError, NotADirectoryError):
-                text = b""
+        with self._files.explained(f"read version {version} from"):
+            text = self._files.read(f"{_folder(version)}/{MANIFEST}")
         try:
             content = json.loads(text)
             checksum = content.pop("checksum")
@@ -397,73 +333,29 @@ class PersistentTier:
         self, version: int, record: ShardRecord, start: int | None = None, end: int | None = None
     ) -> bytes:
         """A shard's file, or a part of it; nothing if it is gone."""
-        with self._explained(f"read shard {record.shard} of version {version} from"):
-            try:
-                data: bytes = self._fs.cat_file(
-                    f"{self._folder(version)}/{record.file}", start=start, end=end
-                )
-            except FileNotFoundError:
-                data = b""
-        return data
+        with self._files.explained(f"read shard {record.shard} of version {version} from"):
+            return self._files.read(f"{_folder(version)}/{record.file}", start, end)
 
     def _manifests(self) -> dict[int, dict[str, Any]]:
         """The manifests of the versions that exist."""
         found = {}
-        for version in self._folders():
+        for version in self._versions_begun():
             with suppress(IntegrityError):
                 manifest = self.manifest(version)
-                sizes = self._files(version)
+                sizes = self._files.listing(_folder(version))
                 if all(sizes.get(r["file"]) == r["size_bytes"] for r in manifest["shards"]):
                     found[version] = manifest
         return found
 
-    def _folders(self) -> list[int]:
-        names = self._files("").keys()
+    def _versions_begun(self) -> list[int]:
+        """Those that have a folder; one that never became whole is among them."""
+        names = self._files.listing().keys()
         numbers = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
-    def _files(self, version: int | str) -> dict[str, int]:
-        """Names and sizes in a version's folder, or in the root."""
-        folder = self._root if version == "" else self._folder(int(version))
-        with self._explained("list"):
-            self._fs.invalidate_cache()
-            try:
-                entries = self._fs.ls(folder, detail=True)
-            except (FileNotFoundError, NotADirectoryError):
-                return {}
-        return {e["name"].rstrip("/").rpartition("/")[2]: e["size"] or 0 for e in entries}
 
-    def _folder(self, version: int) -> str:
-        return f"{self._root}/{_FOLDER}{version:012}"
-
-    @contextmanager
-    def _explained(self, attempt: str) -> Iterator[None]:
-        """Turn whatever a store's driver raises into an error of ours, with the way out."""
-        what = f"could not {attempt} the persistent tier {self.url}"
-        try:
-            yield
-        except GeminiError:
-            raise
-        except OSError as error:
-            if error.errno in _FULL:
-                raise CapacityError(
-                    f"{what}: it is full ({error}); free space, keep fewer versions or name "
-                    "another store"
-                ) from error
-            if error.errno in _FORBIDDEN or isinstance(error, PermissionError):
-                raise ConfigError(
-                    f"{what}: writing or reading is not allowed there ({error}); mount it "
-                    "writable, mend its permissions or name another store"
-                ) from error
-            if error.errno == errno.ENOTDIR:
-                raise ConfigError(
-                    f"{what}: a part of that path is a file ({error}); name another folder"
-                ) from error
-            raise GeminiError(f"{what}: {error}; check that it is reachable") from error
-        except Exception as error:  # drivers of object stores raise their own kinds
-            raise GeminiError(
-                f"{what}: {type(error).__name__}: {error}; check the driver and its credentials"
-            ) from error
+def _folder(version: int) -> str:
+    return f"{_FOLDER}{version:012}"
 
 
 def _lineage_of(manifest: Mapping[str, Any]) -> Lineage:
@@ -484,23 +376,6 @@ def _counting(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[s
         for version, manifest in manifests.items()
         if not is_left(version, _lineage_of(manifest), left)
     }
-
-
-def _write(file: Any, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Write these in pieces, for a driver may copy each."""
-    for part in parts:
-        view = memoryview(part)
-        for start in range(0, view.nbytes, _WRITE_BYTES):
-            file.write(view[start : start + _WRITE_BYTES])
-
-
-def _sync_folder(folder: str) -> None:
-    """Have the disk keep the names in a folder of this machine."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

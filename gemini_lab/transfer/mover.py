@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
+    Asked,
     Moment,
     MovedVersion,
     OutgoingVersion,
@@ -28,6 +30,23 @@ from gemini_lab.transfer.version import (
     moment_of,
     require_unwritten,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Carried:
+    """A version's bytes are where they are to be; nothing of it is sealed yet.
+
+    Attributes:
+        sent: To whom, and how many.
+        tables: The checksums of each received shard, by rank, as its owner computed them.
+        differing: Received shards that were made here and came out different, each with why.
+        is_full: Whether shards were sent, and not what made them.
+    """
+
+    sent: tuple[SentBytes, ...]
+    tables: Mapping[int, Words]
+    differing: Mapping[int, str] = field(default_factory=dict)
+    is_full: bool = True
 
 
 class VersionMover:
@@ -46,8 +65,8 @@ class VersionMover:
         slab: Keeps this rank's shard and those that it receives.
         on_moved: Called when a version is whole everywhere.
         mark: What this rank tells the others with each version; see `take_marks`.
-        wants_hold: Whether this rank was asked to stop; see `is_hold_agreed`.
-        order_back: What this rank was told last of going back, in two numbers; see `agreed_back`.
+        asked: What this rank was asked, told with each version too; see `is_hold_agreed` and
+            `agreed_back`.
         differences: Sends what made a version in its place, where it can.
 
     Attributes:
@@ -64,8 +83,7 @@ class VersionMover:
         *,
         on_moved: Callable[[MovedVersion], None],
         mark: Callable[[], int] = lambda: 0,
-        wants_hold: Callable[[], bool] = lambda: False,
-        order_back: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        asked: Callable[[], Asked] = Asked,
         differences: Differences | None = None,
     ) -> None:
         self._wire = wire
@@ -73,7 +91,7 @@ class VersionMover:
         self._peers = peers
         self._slab = slab
         self._on_moved = on_moved
-        self._mark, self._wants_hold, self._order_back = mark, wants_hold, order_back
+        self._mark, self._asked = mark, asked
         self.is_hold_agreed = False
         self.agreed_back = (0, 0)
         self._marks: tuple[int, ...] = ()
@@ -131,7 +149,7 @@ class VersionMover:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(self._use, version, buffers, moment)
+        self._under_way = self._thread.submit(self._move, version, buffers, moment)
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -207,59 +225,65 @@ class VersionMover:
         if self._wire.lanes is not None:
             self._wire.lanes.enter_thread()
 
-    def _use(
-        self,
-        version: OutgoingVersion,
-        buffers: VersionBuffers[WriteBuffer],
-        moment: Moment,
-    ) -> None:
-        with self._wire.group.used():
-            self._move(version, buffers, moment)
-
     def _move(
+        self, version: OutgoingVersion, buffers: VersionBuffers[WriteBuffer], moment: Moment
+    ) -> None:
+        """Make a version whole on all its holders, and say so."""
+        group = self._wire.group
+        with group.used():
+            started_s = time.perf_counter()
+            local = LocalCopy(
+                version, buffers.own, lanes=self._wire.lanes, may_go_on=group.require_whole
+            )
+            carried = self._carry(version, local, buffers, moment)
+            group.require_whole()
+            self._seal(version, buffers, carried.tables)
+            whole_s = time.perf_counter() - started_s
+            ended = self._meet(version, carried)
+            self._on_moved(
+                MovedVersion(
+                    version=version.version,
+                    sent_bytes=sum(one.sent_bytes for one in carried.sent),
+                    local_s=local.elapsed_s,
+                    whole_s=whole_s,
+                    duration_s=time.perf_counter() - started_s,
+                    sent=carried.sent,
+                    form="copy" if carried.is_full else "gradients",
+                    differing=carried.differing,
+                    ended=ended,
+                )
+            )
+
+    def _carry(
+        self,
+        version: OutgoingVersion,
+        local: LocalCopy,
+        buffers: VersionBuffers[WriteBuffer],
+        moment: Moment,
+    ) -> _Carried:
+        """Bring the shards across: themselves, or where all ranks can, what made them."""
+        differences = self._differences
+        if differences is None or not differences.agree(version):
+            sent = self._exchange_shards(version, local, buffers)
+            return _Carried(sent=sent, tables=self._digests(version, local, buffers, moment))
+        self._route.wait_for_first()
+        sent = differences.exchange(self._route, version, buffers.incoming)
+        tables = self._digests(version, local, buffers, moment)
+        differing, again = differences.settle(local, buffers, tables)
+        return _Carried(sent=sent + again, tables=tables, differing=differing, is_full=False)
+
+    def _seal(
         self,
         version: OutgoingVersion,
         buffers: VersionBuffers[WriteBuffer],
-        moment: Moment,
+        tables: Mapping[int, Words],
     ) -> None:
-        started_s = time.perf_counter()
-        wire = self._wire
-        local = LocalCopy(
-            version, buffers.own, lanes=wire.lanes, may_go_on=wire.group.require_whole
-        )
-        differences = self._differences
-        sends_differences = differences is not None and differences.agree(version)
-        differing: dict[int, str] = {}
-        if differences is not None and sends_differences:
-            self._route.wait_for_first()
-            sent = differences.exchange(self._route, version, buffers.incoming)
-            tables = self._digests(version, local, buffers, moment)
-            differing, again = differences.settle(local, buffers, tables)
-            sent += again
-        else:
-            sent = self._exchange_shards(version, local, buffers)
-            tables = self._digests(version, local, buffers, moment)
-        wire.group.require_whole()
+        """The version is whole in this node's memory from here on."""
         for rank, buffer in buffers.incoming.items():
             for index, digest in enumerate(tables[rank]):
                 buffer.seal_chunk(index, int(digest))
             buffer.commit(self._sizes_bytes[rank])
         buffers.own.commit(version.payload_bytes)
-        whole_s = time.perf_counter() - started_s
-        ended = self._meet(version, differing, is_full=not sends_differences)
-        self._on_moved(
-            MovedVersion(
-                version=version.version,
-                sent_bytes=sum(one.sent_bytes for one in sent),
-                local_s=local.elapsed_s,
-                whole_s=whole_s,
-                duration_s=time.perf_counter() - started_s,
-                sent=sent,
-                form="gradients" if sends_differences else "copy",
-                differing=differing,
-                ended=ended,
-            )
-        )
 
     def _exchange_shards(
         self, version: OutgoingVersion, local: LocalCopy, buffers: VersionBuffers[WriteBuffer]
@@ -283,9 +307,7 @@ class VersionMover:
         require_unwritten(version, moment, buffers.own.data)
         return self._exchange_digests(version, buffers)
 
-    def _meet(
-        self, version: OutgoingVersion, differing: Mapping[int, str], *, is_full: bool
-    ) -> str:
+    def _meet(self, version: OutgoingVersion, carried: _Carried) -> str:
         """Tell and hear what goes along with a version that is whole.
 
         It is also a barrier: nobody begins to overwrite version v-1 before all have version v.
@@ -294,17 +316,16 @@ class VersionMover:
             Why shards are sent in full from here on, if they were not before.
         """
         differences = self._differences
-        ours = [self._mark(), int(self._wants_hold()), *self._order_back()]
-        ours += [] if differences is None else differences.told(differing)
+        ours = [self._mark(), *self._asked()]
+        ours += [] if differences is None else differences.told(carried.differing)
         told = self._wire.group.all_gather(ours)
         self._marks = tuple(mark for mark, *_ in told)
         self.is_hold_agreed |= any(wants for _, wants, *_ in told)
         self.agreed_back = max((number, how) for _, _, number, how, *_ in told)
         if differences is None:
             return ""
-        return differences.note(
-            version, [numbers for _, _, _, _, *numbers in told], is_full=is_full
-        )
+        numbers = [rest for _, _, _, _, *rest in told]
+        return differences.note(version, numbers, is_full=carried.is_full)
 
     def _exchange_sizes(self, version: OutgoingVersion) -> dict[int, int]:
         """Payload bytes of each shard that is received; all must be of the same version."""

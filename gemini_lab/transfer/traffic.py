@@ -22,7 +22,7 @@ from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.node_link import own_link
 from gemini_lab.transfer.seam import CommSeam
-from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
+from gemini_lab.transfer.version import Asked, MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import to_microsecond
 
 Emit = Callable[[events.AnyEvent], None]
@@ -183,8 +183,7 @@ def open_traffic(
     node_of: Callable[[int], Hashable],
     device: torch.device,
     emit: Emit,
-    wants_hold: Callable[[], bool] = lambda: False,
-    order_back: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    asked: Callable[[], Asked] = Asked,
     differences: Callable[[Wire], Differences] | None = None,
 ) -> CheckpointTraffic:
     """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
@@ -199,8 +198,7 @@ def open_traffic(
         node_of: From a rank to its node.
         device: Where training runs.
         emit: Says an event.
-        wants_hold: Whether this rank was asked to stop.
-        order_back: What it was told last of going back: a number that rises, and how.
+        asked: What this rank was asked, which all learn with each version.
         differences: Makes what sends versions as what made them, where that is wanted.
 
     Raises:
@@ -222,8 +220,7 @@ def open_traffic(
             emit, moved, peers.rank, max(planner.next_version, moved.version + 1)
         ),
         mark=lambda: planner.mark,
-        wants_hold=wants_hold,
-        order_back=order_back,
+        asked=asked,
         differences=None if differences is None else differences(wire),
     )
     seam = _open_seam(settings, link=link, node_of=node_of, on_device=on_device)

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -57,6 +57,20 @@ class Peers:
     rank: int
     sends_to: tuple[int, ...] = ()
     receives_from: Mapping[int, int] = field(default_factory=dict)
+
+
+class Asked(NamedTuple):
+    """What a rank was asked by its node's agent, as it tells the others with each version.
+
+    Attributes:
+        hold: To stop where a version is whole.
+        back: To go back: the newest order's number, which rises; 0 for none.
+        how: How far, and on by which data.
+    """
+
+    hold: bool = False
+    back: int = 0
+    how: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

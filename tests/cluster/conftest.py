@@ -1,6 +1,7 @@
 """Real nodes: MPI starts them, etcd keeps them in step, DeepSpeed trains on them."""
 
 import contextlib
+import functools
 import os
 import random
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gemini_lab import Lab
+from gemini_lab import Job, Lab
 from gemini_lab.errors import LaunchError
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.lab.run import Run
@@ -105,6 +106,22 @@ def undisturbed(lab, pair) -> Callable[..., RunReport]:
             known[iterations, nodes] = run.report()
             assert known[iterations, nodes].recoveries == ()
         return known[iterations, nodes]
+
+    return report
+
+
+@pytest.fixture(scope="package")
+def quiet(lab, tmp_path_factory) -> Callable[..., RunReport]:
+    """The report of a script that nothing strikes, by its text and arguments; trained once."""
+    path = tmp_path_factory.mktemp("quiet") / "train.py"
+
+    @functools.cache
+    def report(text: str, *arguments: str) -> RunReport:
+        path.write_text(text)
+        job = Job(script=str(path), args=[*arguments])
+        found = lab.train(job, persistent_url=None).wait(300).report()
+        assert found.recoveries == ()
+        return found
 
     return report
 

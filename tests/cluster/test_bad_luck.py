@@ -113,7 +113,7 @@ def test_a_missing_mpiexec_is_reported_with_the_way_out(tmp_path):
 # -- scripts of all kinds ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_users_own_script_survives_a_crash_with_its_client_state(lab, script, stage):
     path = script(tiny_script(STAGE=stage, STEPS=30))
     scenario = Scenario().add(WorkerCrash("rank-1"), iteration=5)

@@ -110,10 +110,12 @@ def starts(run):
     return [(output / f"rank-{rank}.log").read_text().count("pid ") for rank in range(4)]
 
 
-def test_only_lost_ranks_start_anew_and_the_numbers_are_those_of_an_undisturbed_run(lab, script):
+def test_only_lost_ranks_start_anew_and_the_numbers_are_those_of_an_undisturbed_run(
+    lab, script, quiet
+):
     lab.wait_until_ready()
     path = str(script(SCRIPT))
-    quiet = train(lab, path).report()
+    undisturbed = quiet(SCRIPT, "3", "30")
     scenario = (
         Scenario()
         .add(WorkerCrash("rank-1"), iteration=6.5)
@@ -123,16 +125,16 @@ def test_only_lost_ranks_start_anew_and_the_numbers_are_those_of_an_undisturbed_
     run = train(lab, path, scenario, **KEEP)
     assert kept(run) == [{0, 2, 3}, {0, 1, 3}, {0, 2, 3}]
     assert starts(run) == [1, 3, 2, 1]
-    assert run.report().losses_match(quiet)
-    assert len(quiet.losses) == 30 * 4
+    assert run.report().losses_match(undisturbed)
+    assert len(undisturbed.losses) == 30 * 4
     assert run.report().divergences == ()
 
 
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_plain_pytorch_keeps_processes_too(lab, script, kind):
+def test_plain_pytorch_keeps_processes_too(lab, script, quiet, kind):
     lab.wait_until_ready()
     path = str(script(TORCH))
-    quiet = train(lab, path, stage=kind).report()
+    undisturbed = quiet(TORCH, kind, "30")
     scenario = (
         Scenario()
         .add(WorkerCrash("rank-1"), iteration=1.5)
@@ -142,17 +144,17 @@ def test_plain_pytorch_keeps_processes_too(lab, script, kind):
     run = train(lab, path, scenario, stage=kind, **KEEP)
     assert kept(run) == [{0, 2, 3}, {0, 1, 3}, {1, 2, 3}]
     assert starts(run) == [2, 2, 2, 1]
-    assert run.report().losses_match(quiet)
-    assert len(quiet.losses) == 30 * 4
+    assert run.report().losses_match(undisturbed)
+    assert len(undisturbed.losses) == 30 * 4
     assert run.report().divergences == ()
 
 
 @pytest.mark.parametrize("kind", ["DeepSpeed", "DDP"])
-def test_where_a_link_is_cut_and_nobody_dies_no_process_starts_anew(lab, script, kind):
+def test_where_a_link_is_cut_and_nobody_dies_no_process_starts_anew(lab, script, quiet, kind):
     lab.wait_until_ready()
-    path = str(script(SCRIPT if kind == "DeepSpeed" else TORCH))
-    stage = 3 if kind == "DeepSpeed" else kind
-    quiet = train(lab, path, stage=stage).report()
+    text, stage = (SCRIPT, "3") if kind == "DeepSpeed" else (TORCH, kind)
+    path = str(script(text))
+    undisturbed = quiet(text, stage, "30")
     scenario = Scenario().add(LinkCut("rank-2", to="rank-1"), iteration=12.5)
     run = train(lab, path, scenario, stage=stage, **KEEP)
     (recovery,) = run.report().recoveries
@@ -160,21 +162,21 @@ def test_where_a_link_is_cut_and_nobody_dies_no_process_starts_anew(lab, script,
     assert recovery.cause in {"link_cut", *(["worker_hung"] if kind == "DDP" else [])}
     assert kept(run) == [{0, 1, 2, 3}]
     assert starts(run) == [1, 1, 1, 1]
-    assert run.report().losses_match(quiet)
+    assert run.report().losses_match(undisturbed)
     said = [entry.event.failure for entry in run.events("injected")]
     assert said == ["link_cut"] * 2  # both ends
 
 
-def test_who_waits_in_a_collective_for_a_hung_rank_keeps_its_process(lab, script):
+def test_who_waits_in_a_collective_for_a_hung_rank_keeps_its_process(lab, script, quiet):
     lab.wait_until_ready()
     path = str(script(SCRIPT))
-    quiet = train(lab, path).report()
+    undisturbed = quiet(SCRIPT, "3", "30")
     scenario = Scenario().add(WorkerHang("rank-1"), iteration=8.5)
     run = train(lab, path, scenario, min_progress_s=6.0, **KEEP)
     assert [one.cause for one in run.report().recoveries] == ["worker_hung"]
     assert kept(run) == [{0, 2, 3}]
     assert starts(run) == [1, 2, 1, 1]
-    assert run.report().losses_match(quiet)
+    assert run.report().losses_match(undisturbed)
 
 
 @pytest.mark.long

@@ -52,11 +52,11 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("failure", [WorkerCrash("rank-1"), NodeLoss("rank-2")], ids=str)
-def test_whatever_a_script_does_around_its_step_comes_back(lab, script, failure):
-    job = Job(script=str(script(textwrap.dedent(SCRIPT))))
-    quiet = lab.train(job, persistent_url=None).wait(200).report()
+def test_whatever_a_script_does_around_its_step_comes_back(lab, script, quiet, failure):
+    text = textwrap.dedent(SCRIPT)
+    job, undisturbed = Job(script=str(script(text))), quiet(text)
     scenario = Scenario().add(failure, iteration=9)
     report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
     assert len(report.recoveries) >= 1
-    assert len(quiet.losses) == 20 * 4
-    assert report.losses_match(quiet)
+    assert len(undisturbed.losses) == 20 * 4
+    assert report.losses_match(undisturbed)

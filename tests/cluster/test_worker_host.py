@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from gemini_lab.job import Job
 from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink
@@ -182,17 +184,21 @@ def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_e
     notes: list[str] = []
 
     async def take_over() -> int:
+        others = {*psutil.Process().children()}
         host = a_host(on_note=notes.append)
         try:
             await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=7), PATIENCE_S)
-            before = host.parent_pid
+            (last,) = {*psutil.Process().children()} - others
             host.prepare(ImportAhead(modules=["sched"], environment={}))
-            while not host.is_prepared:
+            (ahead,) = {*psutil.Process().children()} - others - {last}
+            epoch = 7
+            while last.is_running() and last.status() != psutil.STATUS_ZOMBIE:
+                epoch += 1
+                await asyncio.wait_for(host.kill_all(epoch=epoch), PATIENCE_S)
                 await asyncio.sleep(0.01)
-            assert host.parent_pid == before
-            await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
-            assert host.parent_pid != before
-            return await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=8), PATIENCE_S)
+            port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=epoch), PATIENCE_S)
+            assert ahead.status() != psutil.STATUS_ZOMBIE
+            return port
         finally:
             host.close()
 

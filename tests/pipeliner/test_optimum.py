@@ -17,7 +17,7 @@ from statistics import fmean
 
 import pytest
 
-from gemini_lab.pipeliner import ChunkSchedule, model_iteration, plan_chunks
+from gemini_lab.pipeliner import ChunkSchedule, Pipeline, modelled_delay_s, plan_chunks
 from gemini_lab.profiler.profile import Profile
 
 INSTANCES = 80
@@ -41,15 +41,13 @@ class Instance:
     copy_bytes_per_s: float
 
     def delay_s(self, sends: list[tuple[int | None, int]]) -> float:
-        timeline = model_iteration(
-            self.profile,
-            sends,
+        pipeline = Pipeline(
             bandwidth_bytes_per_s=WIRE_BYTES_PER_S,
             alpha_s=self.alpha_s,
             copy_bytes_per_s=self.copy_bytes_per_s,
             sub_buffers=self.sub_buffers,
         )
-        return timeline.iteration_s - self.profile.iteration_s
+        return modelled_delay_s(self.profile, sends, pipeline)
 
     def plan(self, *, algorithm: str = "drain", mu: float = 1.0) -> ChunkSchedule:
         return plan_chunks(

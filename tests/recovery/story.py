@@ -16,6 +16,8 @@ from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     FromAgentMessage,
+    Held,
+    Hold,
     HoldPort,
     Inventory,
     JobOrder,
@@ -33,6 +35,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source, Stored, VersionId
 from gemini_lab.recovery.protocol import (
+    DrainWanted,
     Emit,
     FromAgent,
     Instruction,
@@ -315,6 +318,29 @@ class Story:
             self.iterate(iteration)
         return self
 
+    def go_on(self) -> None:
+        """The workers that were started again do an iteration."""
+        self.protect()
+        self.iterate(self.root.state.iteration + 1)
+
+    def drain(self, node: str, number: int = 1) -> None:
+        """A person wants a node to go."""
+        self.do(self.root.handle(DrainWanted(at_s=self.now_s, node=node, number=number)))
+
+    def hold(self, *ranks: int) -> None:
+        """Ranks, or all of them, stop where a version is whole."""
+        for rank in ranks or self.root.state.ranks:
+            said = Held(rank=rank, epoch=self.epoch, version=self.root.state.iteration)
+            self.say(self.members()[rank], said)
+
+    def next_root(self) -> None:
+        """Another root agent goes on from what the last one stored."""
+        living = self.root.living
+        state = RootState.from_text(self.root.state.to_text())
+        self.root = RootAgent(state=state, at_s=self.now_s)
+        self.root.living = living
+        self.do(self.root.take_over(self.now_s))
+
     # -- what can be seen of it --------------------------------------------------------------
 
     @property
@@ -357,6 +383,10 @@ class Story:
             n: p.transfers for n, p in plan.parts().items()
         }
         return plan
+
+    def told_to_hold(self) -> list[str]:
+        """The nodes whose ranks were told to stop."""
+        return [sent.to for sent in self.orders if isinstance(sent.order, Hold)]
 
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]

@@ -6,14 +6,13 @@ from gemini_lab.log import events
 from gemini_lab.recovery.ahead import AHEAD_S
 from gemini_lab.recovery.messages import (
     Fence,
-    Held,
     Hold,
     HoldPort,
     NodeLeaves,
     StartWorkers,
     WorkerExited,
 )
-from gemini_lab.recovery.protocol import DrainWanted, NodeJoined, RootState
+from gemini_lab.recovery.protocol import NodeJoined, RootState
 from gemini_lab.recovery.root import RootAgent
 
 from .story import Story
@@ -25,23 +24,9 @@ def begin(story: Story, **settings: str | int | bool) -> Story:
     return story.start(iterations=5, keep_processes=True, **settings)
 
 
-def drain(story: Story, node: str, number: int = 1) -> None:
-    story.do(story.root.handle(DrainWanted(at_s=story.now_s, node=node, number=number)))
-
-
 def stopped(story: Story) -> bool:
     """Whether the ranks were told to stop in this epoch."""
     return any(isinstance(s.order, Hold) and s.order.epoch == story.epoch for s in story.orders)
-
-
-def hold(story: Story) -> None:
-    for rank, node in enumerate(story.members()):
-        story.say(node, Held(rank=rank, epoch=story.epoch, version=story.root.state.iteration))
-
-
-def go_on(story: Story) -> None:
-    story.protect()
-    story.iterate(story.root.state.iteration + 1)
 
 
 def started_ahead(story: Story) -> list[StartWorkers]:
@@ -69,7 +54,7 @@ def test_ranks_train_on_until_the_new_process_could_join_and_meet_where_it_waits
     story = begin(Story())
     story.slow = {2}
     met_at = story.root.state.rendezvous
-    drain(story, "node-2")
+    story.drain("node-2")
     (order,) = started_ahead(story)
     assert (order.joins, order.kept) == (met_at, [0, 1, 3])
     assert order.seats.members == ("node-0", "node-1", "node-4", "node-3")
@@ -78,11 +63,11 @@ def test_ranks_train_on_until_the_new_process_could_join_and_meet_where_it_waits
     story.ready_to_join("node-4", 2)
     assert stopped(story)
     asked = len(ports(story))
-    hold(story)
+    story.hold()
     assert len(ports(story)) == asked  # the new process serves the place where they meet
     assert {one.rendezvous for one in starts(story)} == {order.rendezvous}
     assert [one.kept for one in starts(story)] == [[0, 1, 2, 3]] * 4
-    go_on(story)
+    story.go_on()
     (done,) = story.of(events.RecoveryFinished)
     assert (done.version, done.lost_iterations) == (6, 0)
     assert [event.name for event in story.of(events.NodeDrained)] == ["node-2"]
@@ -91,13 +76,13 @@ def test_ranks_train_on_until_the_new_process_could_join_and_meet_where_it_waits
 def test_a_new_process_that_fails_is_done_without_and_said():
     story = begin(Story())
     story.slow = {2}
-    drain(story, "node-2")
+    story.drain("node-2")
     story.say("node-4", WorkerExited(rank=2, epoch=story.epoch, code=1, output="ImportError: x"))
     assert stopped(story)
     assert is_ended(story, "node-4")
     assert any("ImportError: x" in note.text for note in story.of(events.Note))
     assert story.of(events.RecoveryStarted) == []  # nobody who trains has ended
-    hold(story)
+    story.hold()
     assert [one.kept for one in starts(story)] == [[0, 1, 3]] * 4
     assert ports(story)[-1] == "node-4"
 
@@ -107,7 +92,7 @@ def test_one_that_does_not_come_is_waited_for_so_long_at_most(notice_s, limit_s)
     story = begin(Story())
     story.slow = {2}
     if notice_s is None:
-        drain(story, "node-2")
+        story.drain("node-2")
     else:
         story.say("node-2", NodeLeaves(within_s=notice_s))
     story.tick(story.now_s + limit_s - 1)
@@ -120,10 +105,10 @@ def test_one_that_does_not_come_is_waited_for_so_long_at_most(notice_s, limit_s)
 def test_one_that_is_lost_with_its_standby_is_done_without():
     story = begin(Story(nodes=6))
     story.slow = {2}
-    drain(story, "node-2")
+    story.drain("node-2")
     story.lose("node-4")
     assert stopped(story)
-    hold(story)
+    story.hold()
     assert story.members() == ["node-0", "node-1", "node-5", "node-3"]
     assert [one.kept for one in starts(story)] == [[0, 1, 3]] * 4
 
@@ -131,7 +116,7 @@ def test_one_that_is_lost_with_its_standby_is_done_without():
 def test_a_standby_whose_connection_broke_has_ended_what_was_started_there():
     story = begin(Story())
     story.slow = {2}
-    drain(story, "node-2")
+    story.drain("node-2")
     story.do(story.root.handle(NodeJoined(at_s=story.now_s, node="node-4", epoch=story.epoch)))
     assert stopped(story)
 
@@ -139,9 +124,9 @@ def test_a_standby_whose_connection_broke_has_ended_what_was_started_there():
 def test_one_that_ends_while_the_ranks_stop_has_another_start_in_its_place():
     story = begin(Story())
     story.ended = {2}
-    drain(story, "node-2")
+    story.drain("node-2")
     assert stopped(story)
-    hold(story)
+    story.hold()
     assert [one.kept for one in starts(story)] == [[0, 1, 3]] * 4
     assert ports(story)[-1] == "node-4"
 
@@ -149,38 +134,38 @@ def test_one_that_ends_while_the_ranks_stop_has_another_start_in_its_place():
 def test_a_failure_meanwhile_ends_it_and_the_move_begins_anew_afterwards():
     story = begin(Story(nodes=6))
     story.slow = {2}
-    drain(story, "node-2")
+    story.drain("node-2")
     story.ended = {1}
     story.exit(1, -9)
     ended = [s.order for s in story.orders if s.to == "node-4" and isinstance(s.order, Fence)]
     assert not ended[-1].keeps
     assert [one.kept for one in starts(story)] == [[0, 2, 3]] * 4
     story.slow = story.ended = set()
-    go_on(story)
+    story.go_on()
     assert len(started_ahead(story)) == 2
-    hold(story)
+    story.hold()
     assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
 
 
 def test_two_nodes_leave_one_after_the_other_each_with_processes_of_its_own():
     story = begin(Story(nodes=6))
     story.slow = {3}
-    drain(story, "node-3", 1)
-    drain(story, "node-0", 2)  # asked for later, and first in order
+    story.drain("node-3", 1)
+    story.drain("node-0", 2)  # asked for later, and first in order
     assert len(started_ahead(story)) == 1
     story.ready_to_join("node-4", 3)
-    hold(story)
+    story.hold()
     assert story.members() == ["node-0", "node-1", "node-2", "node-4"]
-    go_on(story)
+    story.go_on()
     assert len(started_ahead(story)) == 2
-    hold(story)
+    story.hold()
     assert story.members() == ["node-5", "node-1", "node-2", "node-4"]
 
 
 def test_a_new_root_starts_others_for_it_knows_of_none():
     story = begin(Story())
     story.slow = {2}
-    drain(story, "node-2")
+    story.drain("node-2")
     state, living = RootState.from_text(story.root.state.to_text()), story.root.living
     story.root = RootAgent(state=state, at_s=story.now_s)
     story.root.living = {
@@ -204,7 +189,7 @@ def test_a_new_root_starts_others_for_it_knows_of_none():
 )
 def test_where_no_process_would_be_kept_none_starts_ahead(setting):
     story = Story().start(iterations=5, **{"keep_processes": True, **setting})
-    drain(story, "node-2")
+    story.drain("node-2")
     assert started_ahead(story) == []
     assert stopped(story)
 
@@ -212,8 +197,8 @@ def test_where_no_process_would_be_kept_none_starts_ahead(setting):
 def test_it_starts_where_the_ranks_will_go():
     """In racks: the standby that keeps every shard's copies apart, and not the first."""
     story = Story(nodes=6).start(iterations=5, rack_of=RACKS, keep_processes=True)
-    drain(story, "node-2")
-    hold(story)
+    story.drain("node-2")
+    story.hold()
     (order,) = started_ahead(story)
     assert order.seats.members == tuple(story.members())
     assert story.members()[2] == "node-5"

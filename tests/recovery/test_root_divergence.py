@@ -3,10 +3,10 @@
 import msgspec
 
 from gemini_lab.log import events
+from gemini_lab.recovery.log_events import last_done
 from gemini_lab.recovery.messages import Inventory
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.recovery.root import RootAgent
-from gemini_lab.recovery.telling import last_done
 
 from .story import Story
 

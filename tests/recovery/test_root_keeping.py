@@ -14,8 +14,6 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     WorkerExited,
 )
-from gemini_lab.recovery.protocol import DrainWanted, RootState
-from gemini_lab.recovery.root import RootAgent
 
 from .story import Story
 
@@ -226,7 +224,7 @@ def test_where_all_wait_in_a_collective_all_go_on():
 
 def test_a_drained_nodes_ranks_move_and_the_others_keep_their_processes():
     story = Story().start(iterations=5, keep_processes=True)
-    story.do(story.root.handle(DrainWanted(at_s=story.now_s, node="node-2", number=1)))
+    story.drain("node-2")
     for rank in range(4):
         story.say(story.members()[rank], Held(rank=rank, epoch=story.epoch, version=5))
     assert fences(story) == {f"node-{n}": n != 2 for n in range(5)}
@@ -242,11 +240,7 @@ def test_a_new_root_begins_a_recovery_again_without_keeping_anybody():
     lose(story, 2)
     assert story.root.state.phase == "fencing"
     story.silent = set()
-    state = RootState.from_text(story.root.state.to_text())
-    living = story.root.living
-    story.root = RootAgent(state=state, at_s=story.now_s)
-    story.root.living = living
-    story.do(story.root.take_over(story.now_s))
+    story.next_root()
     assert not any(fences(story).values())
     assert kept(story) == [[]] * 4
 
@@ -272,7 +266,6 @@ def test_where_copies_are_placed_anew_with_a_restart_no_process_is_kept():
         story.ended = {2}
         story.exit(2, -9)
         chosen.append((story.root.state.seats.placement == before, kept(story)[0]))
-        story.protect()
-        story.iterate(story.root.state.iteration + 1)
+        story.go_on()
     assert {tuple(ranks) for stayed, ranks in chosen if stayed} == {(0, 1, 3)}
     assert {tuple(ranks) for stayed, ranks in chosen if not stayed} == {()}

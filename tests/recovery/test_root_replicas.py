@@ -1,9 +1,8 @@
 """Copies that follow the risk, told as stories: what fails often is protected better."""
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Held, Hold, StartWorkers
-from gemini_lab.recovery.protocol import NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.messages import StartWorkers
+from gemini_lab.recovery.protocol import NodeJoined
 
 from .story import Story
 
@@ -14,23 +13,7 @@ def kill(story: Story, node: str, times: int) -> None:
     """A node's worker is killed so often; each time training goes on."""
     for _ in range(times):
         story.exit(story.members().index(node), -9)
-        go_on(story)
-
-
-def go_on(story: Story) -> None:
-    """The workers that were started again do an iteration."""
-    story.protect()
-    story.iterate(story.root.state.iteration + 1)
-
-
-def stop(story: Story) -> None:
-    """All ranks stop where a version is whole."""
-    for rank, node in enumerate(story.members()):
-        story.say(node, Held(rank=rank, epoch=story.epoch, version=story.root.state.iteration))
-
-
-def told_to_hold(story: Story) -> list[str]:
-    return [sent.to for sent in story.orders if isinstance(sent.order, Hold)]
+        story.go_on()
 
 
 def placed(story: Story) -> list[events.ReplicasPlaced]:
@@ -39,14 +22,6 @@ def placed(story: Story) -> list[events.ReplicasPlaced]:
 
 def holders(story: Story) -> tuple[tuple[int, ...], ...]:
     return story.root.state.seats.holders.holders
-
-
-def new_root(story: Story) -> None:
-    state = RootState.from_text(story.root.state.to_text())
-    living = story.root.living
-    story.root = RootAgent(state=state, at_s=story.now_s)
-    story.root.living = living
-    story.do(story.root.take_over(story.now_s))
 
 
 def test_a_machine_that_fails_again_and_again_has_its_shard_kept_once_more():
@@ -62,7 +37,7 @@ def test_a_machine_that_fails_again_and_again_has_its_shard_kept_once_more():
     assert "node-2 failed" in change.reason
     assert change.loss_chance < 0.001 < change.loss_chance_then
     assert (2, "node-2") not in change.added
-    assert not told_to_hold(story)
+    assert not story.told_to_hold()
 
 
 def test_only_copies_that_differ_are_moved():
@@ -81,7 +56,7 @@ def test_failures_of_the_script_itself_say_nothing_of_a_machine():
     before = holders(story)
     for _ in range(3):
         story.exit(2, 1)
-        go_on(story)
+        story.go_on()
     assert holders(story) == before
     assert not placed(story)
 
@@ -97,7 +72,7 @@ def test_what_was_seen_outlives_a_root_agent():
     story = Story().start(replicas="auto")
     kill(story, "node-2", 3)
     seen = story.root.state.risk.nodes["node-2"].failures
-    new_root(story)
+    story.next_root()
     assert seen == story.root.state.risk.nodes["node-2"].failures == 3
     kill(story, "node-2", 5)
     assert len(holders(story)[2]) == 3
@@ -108,7 +83,7 @@ def test_shards_that_come_to_be_in_one_rack_get_a_copy_elsewhere_with_the_same_r
     story = Story(nodes=5).start(rack_of=RACKS, replicas="auto", adapt_pause_s=100.0)
     story.lose("node-1")
     assert story.members() == ["node-0", "node-4", "node-2", "node-3"]
-    go_on(story)
+    story.go_on()
     racks = [{RACKS[story.members()[p]] for p in kept} for kept in holders(story)]
     assert all(len(each) == 2 for each in racks)
     (change,) = placed(story)
@@ -119,15 +94,15 @@ def test_shards_that_come_to_be_in_one_rack_get_a_copy_elsewhere_with_the_same_r
 def test_copies_that_are_too_many_go_only_when_those_in_the_new_places_are_whole():
     story = Story(nodes=5).start(rack_of=RACKS, replicas="auto", adapt_pause_s=100.0)
     story.lose("node-1")
-    go_on(story)
+    story.go_on()
     between = holders(story)
     last = story.root.state.iteration
     story.tick(story.now_s + 50)
-    assert not told_to_hold(story)
+    assert not story.told_to_hold()
     story.tick(story.now_s + 101)
-    assert told_to_hold(story) == story.members()
-    stop(story)
-    go_on(story)
+    assert story.told_to_hold() == story.members()
+    story.hold()
+    story.go_on()
     done = story.of(events.RecoveryFinished)[-1]
     assert (done.lost_iterations, done.version) == (0, last)
     assert story.of(events.RecoveryStarted)[-1].cause == events.REPLICAS
@@ -137,20 +112,20 @@ def test_copies_that_are_too_many_go_only_when_those_in_the_new_places_are_whole
     assert sum(map(len, after)) < sum(map(len, between))
     story.tick(story.now_s + 1000)
     story.tick(story.now_s + 1000)
-    assert len(told_to_hold(story)) == 4  # it does not flap
+    assert len(story.told_to_hold()) == 4  # it does not flap
 
 
 def test_a_node_lost_while_ranks_stop_is_recovered_from_what_memory_has():
     story = Story(nodes=6).start(rack_of=RACKS, replicas="auto", adapt_pause_s=100.0)
     story.root.living.pop("node-5")
     story.lose("node-1")
-    go_on(story)
+    story.go_on()
     story.tick(story.now_s + 101)
-    assert told_to_hold(story)
+    assert story.told_to_hold()
     last = story.root.state.iteration
     story.join("node-5")
     story.lose("node-2")
-    go_on(story)
+    story.go_on()
     assert story.of(events.RecoveryFinished)[-1].version == last
     assert story.plan().tier == "memory"
     assert not story.root.state.is_replacing
@@ -165,7 +140,7 @@ def test_a_target_that_memory_cannot_reach_is_named_once_and_training_goes_on():
     assert {len(kept) for kept in holders(story)} == {2}
     (short,) = story.of(events.ReplicasShort)
     assert "no memory for more copies" in short.reason
-    assert not told_to_hold(story)
+    assert not story.told_to_hold()
 
 
 def test_a_replacement_with_less_memory_keeps_fewer_copies():

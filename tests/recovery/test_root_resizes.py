@@ -4,10 +4,9 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import ScriptError, Settle
-from gemini_lab.recovery.protocol import DrainWanted, NoMachineComes, ResizeWanted
+from gemini_lab.recovery.protocol import NoMachineComes, ResizeWanted
 
 from .story import Story
-from .test_root_drains import go_on, held, new_root, told_to_hold
 
 SHORT = {"when_short": "shrink", "shrink_after_s": 0.0, "grow_pause_s": 10.0}
 
@@ -18,7 +17,7 @@ def resize(story: Story, nodes: int, number: int = 1) -> None:
 
 
 def hold_all(story: Story) -> None:
-    held(story, *story.root.state.ranks)
+    story.hold(*story.root.state.ranks)
 
 
 def later(story: Story, after_s: float) -> None:
@@ -29,7 +28,7 @@ def shrunk(**settings: str | float | None) -> Story:
     """Four nodes train and no standby is left; one dies, and three go on."""
     story = Story(nodes=4).start(iterations=4, **{**SHORT, **settings})
     story.lose("node-1")
-    go_on(story)
+    story.go_on()
     return story
 
 
@@ -79,7 +78,7 @@ def test_a_machine_that_comes_in_time_is_waited_for():
     assert "if none comes within 30 s, 3 go on" in waiting.reason
     story.join("node-9")
     assert story.members() == ["node-0", "node-9", "node-2", "node-3"]
-    go_on(story)
+    story.go_on()
     assert sizes(story) == []
 
 
@@ -89,7 +88,7 @@ def test_when_none_came_in_time_fewer_go_on():
     later(story, 29.0)
     assert story.root.state.phase == "waiting"
     later(story, 1.5)
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3)]
 
 
@@ -99,7 +98,7 @@ def test_where_no_machine_can_be_had_nobody_waits_for_one():
     story.lose("node-1")
     assert story.root.state.phase == "waiting"
     story.do(story.root.handle(NoMachineComes(at_s=story.now_s)))
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3)]
 
 
@@ -114,7 +113,7 @@ def test_with_fewer_nodes_than_replicas_the_run_waits():
 def test_a_placement_that_allows_only_some_sizes_is_given_one_of_them():
     story = Story(nodes=4).start(iterations=4, strategy="group", **SHORT)
     story.lose("node-1")
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 2)]
     assert story.plan().version == 4
     assert story.members() == ["node-0", "node-2"]  # who have all shards between them
@@ -122,9 +121,9 @@ def test_a_placement_that_allows_only_some_sizes_is_given_one_of_them():
 
 def test_what_only_a_node_has_that_is_avoided_is_not_lost_for_a_smaller_run():
     story = Story(nodes=4).start(iterations=4, **SHORT)
-    story.do(story.root.handle(DrainWanted(at_s=story.now_s, node="node-0", number=1)))
+    story.drain("node-0")
     story.lose("node-1")
-    go_on(story)
+    story.go_on()
     assert story.plan().version == 4
     assert story.members() == ["node-0", "node-2", "node-3"]
 
@@ -152,15 +151,15 @@ def test_a_machine_that_joins_makes_the_run_as_large_as_it_was_with_nothing_done
     story = shrunk()
     story.iterate(6)
     story.join("node-9")
-    assert told_to_hold(story) == []
+    assert story.told_to_hold() == []
     assert "grows 10 s after" in reasons(story)[-1]
     later(story, 10.0)
-    assert told_to_hold(story) == ["node-0", "node-2", "node-3"]
+    assert story.told_to_hold() == ["node-0", "node-2", "node-3"]
     hold_all(story)
     assert story.members() == ["node-0", "node-2", "node-3", "node-9"]
     assert len(story.plan().cuts) == 3
     assert story.plan().version == 6
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3), (3, 4)]
     assert [one.lost_iterations for one in story.of(events.RecoveryFinished)] == [0, 0]
     assert [one.cause for one in story.of(events.RecoveryStarted)] == ["node_lost", "resize"]
@@ -170,7 +169,7 @@ def test_a_machine_that_still_imports_is_waited_for():
     story = shrunk()
     story.join("node-9", is_ready=False)
     later(story, 20.0)
-    assert told_to_hold(story) == []
+    assert story.told_to_hold() == []
 
 
 def test_a_machine_that_comes_and_goes_makes_the_run_start_again_ever_more_rarely():
@@ -179,14 +178,14 @@ def test_a_machine_that_comes_and_goes_makes_the_run_start_again_ever_more_rarel
     for _ in range(4):
         began_s = story.now_s
         story.join(f"node-{node}")
-        before = len(told_to_hold(story))
-        while len(told_to_hold(story)) == before:
+        before = len(story.told_to_hold())
+        while len(story.told_to_hold()) == before:
             later(story, 5.0)
         pauses.append(story.now_s - began_s)
         hold_all(story)
-        go_on(story)
+        story.go_on()
         story.lose(f"node-{node}")
-        go_on(story)
+        story.go_on()
         node += 1
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 80.0
@@ -199,7 +198,7 @@ def test_a_machine_that_dies_while_ranks_stop_for_it_changes_nothing():
     later(story, 10.0)
     story.lose("node-9")
     hold_all(story)
-    go_on(story)
+    story.go_on()
     assert story.members() == ["node-0", "node-2", "node-3"]
     assert sizes(story) == [(4, 3)]
     assert story.plan().cuts == ()
@@ -209,7 +208,7 @@ def test_a_failure_of_a_machine_that_trains_uses_the_one_that_came():
     story = shrunk(grow_pause_s=1000.0)
     story.join("node-9")
     story.lose("node-2")
-    go_on(story)
+    story.go_on()
     assert story.members() == ["node-0", "node-9", "node-3"]
 
 
@@ -219,19 +218,19 @@ def test_a_failure_of_a_machine_that_trains_uses_the_one_that_came():
 def test_a_person_makes_the_run_smaller_and_larger_and_nothing_is_done_again():
     story = Story(nodes=5).start(iterations=5)
     resize(story, 3)
-    assert len(told_to_hold(story)) == 4
+    assert len(story.told_to_hold()) == 4
     hold_all(story)
     assert story.members() == ["node-0", "node-1", "node-2"]
-    go_on(story)
+    story.go_on()
     story.iterate(7)
     resize(story, 5, number=2)
     hold_all(story)
     assert story.members() == ["node-0", "node-1", "node-2", "node-3", "node-4"]
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3), (3, 5)]
     assert [one.lost_iterations for one in story.of(events.RecoveryFinished)] == [0, 0]
     resize(story, 3, number=1)  # what an earlier root agent heard
-    assert len(told_to_hold(story)) == 4 + 3
+    assert len(story.told_to_hold()) == 4 + 3
 
 
 def test_those_who_stay_have_all_shards_between_them():
@@ -245,7 +244,7 @@ def test_those_who_stay_have_all_shards_between_them():
 def test_what_cannot_be_is_said_and_training_goes_on():
     story = Story(nodes=4).start(iterations=5, replicas=2)
     resize(story, 1)
-    assert told_to_hold(story) == []
+    assert story.told_to_hold() == []
     assert "replicas=2 needs at least 2 nodes" in reasons(story)[-1]
     resize(story, 6, number=2)
     assert reasons(story)[-1] == "2 machines are missing"
@@ -255,13 +254,13 @@ def test_what_cannot_be_is_said_and_training_goes_on():
     resize(story, 6, number=4)
     story.join("node-8")
     story.join("node-9")
-    assert len(told_to_hold(story)) == 4
+    assert len(story.told_to_hold()) == 4
 
 
 def test_too_few_nodes_for_the_shards_are_refused_before_anything_stops():
     story = Story(nodes=4).start(iterations=5, replicas=1)
     resize(story, 3)
-    assert told_to_hold(story) == []
+    assert story.told_to_hold() == []
     assert "no 3 nodes have all shards" in reasons(story)[-1]
 
 
@@ -279,9 +278,9 @@ def test_a_size_that_the_script_refuses_is_left_and_not_tried_again(kind):
     assert (refused.nodes, "8 samples" in refused.reason) == (3, True)
     assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
     assert story.plan().cuts == ()
-    go_on(story)
+    story.go_on()
     later(story, 1000.0)
-    assert len(told_to_hold(story)) == 4
+    assert len(story.told_to_hold()) == 4
     assert story.of(events.RecoveryFinished)[-1].lost_iterations == 0
 
 
@@ -290,7 +289,7 @@ def test_what_was_laid_out_for_a_size_that_was_refused_is_let_go():
     resize(story, 3)
     hold_all(story)
     story.exit(1, 1, error=ScriptError(error="ConfigError", text="another global batch"))
-    go_on(story)
+    story.go_on()
     told = [sent.order.ranks for sent in story.orders if isinstance(sent.order, Settle)]
     assert set(told) == {4}
 
@@ -312,7 +311,7 @@ def test_a_run_that_is_short_tries_a_smaller_size_where_the_script_refuses_one()
     story.lose("node-1")
     error = ScriptError(error="ConfigError", text="another global batch")
     story.exit(0, 1, error=error)
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 2)]
     assert story.plan().version == 4
 
@@ -324,7 +323,7 @@ def test_a_worker_that_is_killed_amid_a_resize_does_not_speak_against_the_size()
     story.exit(1, -9)
     assert story.of(events.ResizeRefused) == []
     assert len(story.plan().cuts) == 4
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3)]
 
 
@@ -334,7 +333,7 @@ def test_a_node_that_dies_amid_a_resize_is_one_less_and_nothing_is_lost():
     hold_all(story)
     story.lose("node-2")
     assert story.plan().version == 5
-    go_on(story)
+    story.go_on()
     assert story.plan().version == 5
     assert story.of(events.RecoveryFinished)[-1].lost_iterations == 0
     assert "node-2" not in story.members()
@@ -372,7 +371,7 @@ def test_a_failure_after_a_version_of_the_new_size_goes_on_from_that():
     story = Story(nodes=5).start(iterations=5)
     resize(story, 3)
     hold_all(story)
-    go_on(story)
+    story.go_on()
     story.iterate(7)
     story.lose("node-1")
     assert (story.plan().version, story.plan().cuts) == (7, ())
@@ -381,10 +380,10 @@ def test_a_failure_after_a_version_of_the_new_size_goes_on_from_that():
 def test_a_root_agent_that_is_lost_while_ranks_stop_leaves_the_resize_to_the_next():
     story = Story(nodes=5).start(iterations=5)
     resize(story, 3)
-    held(story, 0)
-    new_root(story)
+    story.hold(0)
+    story.next_root()
     assert story.members() == ["node-0", "node-1", "node-2"]
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3)]
 
 
@@ -392,9 +391,9 @@ def test_a_root_agent_that_is_lost_amid_a_resize_leaves_it_to_the_next():
     story = Story(nodes=5).start(iterations=5)
     resize(story, 3)
     hold_all(story)
-    new_root(story)
+    story.next_root()
     assert len(story.plan().cuts) == 4
-    go_on(story)
+    story.go_on()
     assert sizes(story) == [(4, 3)]
     story.iterate(7)
     assert any(isinstance(sent.order, Settle) for sent in story.orders)
@@ -412,13 +411,13 @@ def test_a_copy_that_cannot_be_read_is_stepped_over():
 
 def test_a_drain_comes_before_a_resize_and_both_come_true():
     story = Story(nodes=5).start(iterations=5)
-    story.do(story.root.handle(DrainWanted(at_s=story.now_s, node="node-1", number=1)))
+    story.drain("node-1")
     resize(story, 3)
     hold_all(story)
     assert story.members() == ["node-0", "node-4", "node-2", "node-3"]
-    go_on(story)
+    story.go_on()
     hold_all(story)
-    go_on(story)
+    story.go_on()
     assert story.members() == ["node-0", "node-4", "node-2"]
 
 

@@ -8,7 +8,6 @@ import pytest
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector import Scenario
 from gemini_lab.placement.student import student_t
-from gemini_lab.profiler.profile import Profile
 from gemini_lab.simulator import (
     Measured,
     Spread,
@@ -82,19 +81,6 @@ def test_a_run_without_recoveries_does_not_teach_how_long_they_take():
     assert (given.detection_s, given.warm_up_s, given.times) == (1.0, 2.0, None)
     with pytest.raises(ConfigError, match="tells detection and warm-up"):
         Workload.from_log(MEASURED, detection_s=1.0)
-
-
-def test_a_workload_from_a_profile_has_its_idle_spans_before_the_update():
-    profile = Profile.synthetic(iteration_s=10.0, idle_spans_s=(2.0, 1.0), world_size=16)
-    workload = Workload.from_profile(
-        profile, nodes=4, params=1e9, network_bytes_per_s=1e9, store_bytes_per_s=1e8
-    )
-    assert workload.idle_spans_s == pytest.approx((2.0, 1.0))
-    assert (workload.iteration_s, workload.gpus_per_node) == (10.0, 4)
-    with pytest.raises(ConfigError, match="16 ranks does not fit 5 nodes"):
-        Workload.from_profile(
-            profile, nodes=5, params=1e9, network_bytes_per_s=1e9, store_bytes_per_s=1e8
-        )
 
 
 def test_each_kind_of_failure_takes_the_steps_that_were_measured_for_it():

@@ -78,7 +78,7 @@ PHILLY_BY_NUMBER = json.dumps(
 )
 
 
-def test_lanls_table_gives_causes_machines_and_repair_times(tmp_path):
+def test_lanls_table_gives_causes_and_machines(tmp_path):
     path = tmp_path / "lanl.csv"
     path.write_text(LANL)
     trace = read_lanl(path, nodes=40, system="20")
@@ -88,9 +88,6 @@ def test_lanls_table_gives_causes_machines_and_repair_times(tmp_path):
         (2 * 86_400.0, "hardware", (7,), "undetermined"),
     ]
     assert trace.machines == ("20/7", "20/31")
-    assert trace.repairs is not None
-    assert trace.repairs.samples_s == (9000.0, 600.0, 3600.0)
-    assert trace.per_machine_per_day == pytest.approx(2 / 2 / 2)  # two times between failures
     assert len(read_lanl(path, nodes=4).outages) == 4
 
 
@@ -146,27 +143,6 @@ def test_a_machine_that_is_drawn_sits_where_it_was_drawn(tmp_path):
     path.write_text("\n".join(["state,gpu_num,end_time", *lines]))
     trace = read_acme(path, nodes=1000)
     assert {f"m{o.positions[0]}" for o in trace.outages} == set(trace.machines)
-    assert trace.per_machine_per_day == pytest.approx(3 / 4 / 1000)
-
-
-def test_the_rate_is_over_all_machines_where_their_number_is_known(tmp_path):
-    path = tmp_path / "lanl.csv"
-    path.write_text(lanl_of([1, 1, 5]))
-    assert read_lanl(path, nodes=8).per_machine_per_day == pytest.approx(2 / (2 / 24) / 2)
-    known = read_lanl(path, nodes=8, cluster=100)
-    assert known.per_machine_per_day == pytest.approx(2 / (2 / 24) / 100)
-    with pytest.raises(ConfigError, match="`cluster` must be from 2 on"):
-        read_lanl(path, nodes=8, cluster=1)
-
-
-def test_one_failure_tells_a_rate_only_where_others_say_how_long_was_watched(tmp_path):
-    path = tmp_path / "lanl.csv"
-    path.write_text(lanl_of([1]))
-    assert read_lanl(path, nodes=8).per_machine_per_day is None
-    path.write_text(
-        "state,gpu_num,end_time\nFAILED,8,2023-03-01 00:00:00\nCOMPLETED,8,2023-03-03 00:00:00\n"
-    )
-    assert read_acme(path, nodes=10).per_machine_per_day == pytest.approx(1 / 2 / 10)
 
 
 def test_moments_of_several_time_zones_are_set_right(tmp_path):
@@ -216,7 +192,7 @@ def test_a_public_trace_plays_in_the_simulator(tmp_path):
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (read_lanl, "System,nodenumz\n", r"begins with \['prob fixed', 'prob started'\]"),
+        (read_lanl, "System,nodenumz\n", r"begins with \['prob started'\]"),
         (read_lanl, LANL.replace("06/01/2004 10:00", "a day"), "line 2: 'a day' is no moment"),
         (read_lanl, LANL.splitlines()[0], "no failure"),
         (read_philly, "{}", "no list of jobs but a dict"),

@@ -185,7 +185,7 @@ def test_the_newest_versions_are_kept_and_nothing_else(tier):
     for version in (1, 3, 5, 8):
         save(tier, version)
     assert tier.versions() == [5, 8]
-    assert tier._folders() == [5, 8]
+    assert tier._versions_begun() == [5, 8]
 
 
 def test_a_version_saved_after_a_fall_back_is_kept(tier):
@@ -223,7 +223,7 @@ def test_what_a_rewind_left_behind_counts_no_more_for_who_goes_on_from_here(tier
     assert tier.versions() == [10, 20]
     tier.commit(15, records, of_history(1, left))
     assert tier.versions() == [10, 15]
-    assert tier._folders() == [10, 15]
+    assert tier._versions_begun() == [10, 15]
 
 
 def test_what_was_left_takes_no_place_of_a_good_version(tier):
@@ -238,14 +238,14 @@ def test_who_was_held_up_while_others_saved_removes_nothing_of_theirs(tier, monk
     """A manifest that a frozen machine writes late; the newer version has a lower number."""
     save(tier, 10)
     records = [tier.write_shard(30, shard, payload(30, shard), layout(shard)) for shard in (0, 1)]
-    put = tier._put
+    put = tier._files.put
 
     def put_late(path, parts):
         monkeypatch.undo()
         save(tier, 29)
         put(path, parts)
 
-    monkeypatch.setattr(tier, "_put", put_late)
+    monkeypatch.setattr(tier._files, "put", put_late)
     tier.commit(30, records, {})
     assert 29 in tier.versions()
 
@@ -257,7 +257,7 @@ def test_a_version_can_be_saved_again(tier):
     other = tier.write_shard(4, 1, payload(4, 1), layout(1))
     tier.commit(4, [record, other], {})
     assert tier.read_file(4, 0)[0] == payload(99, 0)
-    assert len(tier._files(4)) == 3
+    assert len(tier._files.listing("version-000000000004")) == 3
 
 
 def test_a_shard_file_opens_with_safetensors_alone(tmp_path):

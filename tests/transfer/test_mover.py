@@ -17,7 +17,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.route import BackgroundRoute
-from gemini_lab.transfer.version import SAMPLES, OutgoingVersion, Peers, Wire, moment_of
+from gemini_lab.transfer.version import SAMPLES, Asked, OutgoingVersion, Peers, Wire, moment_of
 
 from .fake_lanes import GlooLanes
 from .kill_mover import VERSIONS
@@ -205,7 +205,9 @@ def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how,
 
 def test_that_a_rank_was_asked_to_stop_is_known_with_the_next_whole_version(alone):
     asked = []
-    with VersionMover(*alone, on_moved=lambda _: None, wants_hold=lambda: bool(asked)) as mover:
+    with VersionMover(
+        *alone, on_moved=lambda _: None, asked=lambda: Asked(hold=bool(asked))
+    ) as mover:
         mover.send(VERSION)
         mover.wait()
         assert not mover.is_hold_agreed

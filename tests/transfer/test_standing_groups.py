@@ -69,8 +69,15 @@ def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, end):
     assert ranks[-1].poll() == (-9 if end == "killed" else None)
 
 
-@pytest.mark.parametrize("end", ["killed", "silent"])
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("DDP", "silent"),
+        ("FSDP2", "killed"),
+        pytest.param("DDP", "killed", marks=pytest.mark.long),
+        pytest.param("FSDP2", "silent", marks=pytest.mark.long),
+    ],
+)
 def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, kind, end):
     ports = free_ports(2)
     file = "standing_torch.py"

@@ -42,7 +42,6 @@ class Partitions(ABC):
     )
 
     def __init__(self, engine: Any) -> None:
-        self.engine = engine
         self.zero = engine.optimizer
         self.base: torch.optim.Optimizer = engine.optimizer.optimizer
         self.names: dict[int, str] = {

@@ -13,7 +13,7 @@ from gemini_lab.exercises.attacks.outcome import Beside, Fault, counted
 from gemini_lab.exercises.attacks.search import Attacked
 from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.pipeliner.timing import model_iteration
+from gemini_lab.pipeliner.timing import Pipeline, modelled_delay_s
 from gemini_lab.profiler.profile import IdleSpan, Profile
 
 LENGTHS_S: Final = (1.0, 3.5)
@@ -87,14 +87,13 @@ class ChunkCase:
 
     def delay_s(self, chunks: Sequence[Chunk]) -> float:
         """By how much these chunks lengthen the iteration."""
-        timeline = model_iteration(
-            self.profile,
-            [(chunk.span, chunk.size_bytes) for chunk in chunks],
+        pipeline = Pipeline(
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             alpha_s=self.alpha_s,
             sub_buffers=self.sub_buffers,
         )
-        return timeline.iteration_s - self.profile.iteration_s
+        sends = [(chunk.span, chunk.size_bytes) for chunk in chunks]
+        return modelled_delay_s(self.profile, sends, pipeline)
 
     def __str__(self) -> str:
         spans = " and ".join(f"{each:g} s" for each in self.spans_s)

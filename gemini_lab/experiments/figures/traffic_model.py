@@ -38,12 +38,10 @@ class TrafficModel:
     Attributes:
         bytes_per_s: What training's collectives get of an instance's link.
         gap_s: Idle time that each layer leaves.
-        fitted_on: The model whose times were put in.
     """
 
     bytes_per_s: float
     gap_s: float
-    fitted_on: str
 
     def busy_s(self, name: str) -> float:
         """How long the network carries training's traffic in an iteration."""
@@ -69,5 +67,4 @@ def fitted(name: str, *, iteration_s: float, idle_s: float) -> TrafficModel:
     return TrafficModel(
         bytes_per_s=traffic_bytes(name) / (iteration_s - idle_s),
         gap_s=idle_s / LAYERS[name],
-        fitted_on=name,
     )

@@ -49,7 +49,7 @@ from gemini_lab.recovery.model.machines import (
     Writing,
 )
 from gemini_lab.recovery.model.truth import BrokenError, Held
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.plan import CopyTransfer, VersionId
 from gemini_lab.recovery.rewinds import joined, left_of
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
@@ -416,8 +416,7 @@ class Node:
         return True
 
     def _restore(self, worker: Worker) -> bool:
-        job, plan = worker.job, worker.plan
-        assert self.slab is not None
+        plan = worker.plan
         if plan.version is None:
             return self._load(worker, None)
         if plan.tier == "persistent":
@@ -425,21 +424,9 @@ class Node:
         if plan.cuts:
             return self._recut(worker, plan.version)
         while worker.transfer < len(plan.transfers):
-            move = plan.transfers[worker.transfer]
-            if move.sender == self.name:
-                copy = self._find(move.shard, plan.version, plan.lineage)
-                if copy is None:
-                    self.exit_worker(1)
-                    return True
-                job.sent[move] = copy
-            elif move.receiver == self.name:
-                sent = job.sent.get(move)
-                if sent is None:
-                    return False
-                if not sent.is_good:
-                    return self._reject(worker, move.shard, plan.version, move.sender)
-                held = self.slab.begin(move.shard, plan.version, sent.lineage, sent.state)
-                self.slab.commit(held)
+            ended = self._transfer(worker, plan.transfers[worker.transfer], plan.version)
+            if ended is not None:
+                return ended
             worker.transfer += 1
         copy = self._find(worker.rank, plan.version, plan.lineage)
         if copy is None:
@@ -448,6 +435,25 @@ class Node:
         if not copy.is_good:
             return self._reject(worker, worker.rank, plan.version, self.name)
         return self._load(worker, copy)
+
+    def _transfer(self, worker: Worker, move: CopyTransfer, version: int) -> bool | None:
+        """Send or get one copy; what `_restore` ends with where it cannot go on."""
+        assert self.slab is not None
+        sent = worker.job.sent
+        if move.sender == self.name:
+            copy = self._find(move.shard, version, worker.plan.lineage)
+            if copy is None:
+                self.exit_worker(1)
+                return True
+            sent[move] = copy
+        elif move.receiver == self.name:
+            if move not in sent:
+                return False
+            if not sent[move].is_good:
+                return self._reject(worker, move.shard, version, move.sender)
+            got = self.slab.begin(move.shard, version, sent[move].lineage, sent[move].state)
+            self.slab.commit(got)
+        return None
 
     def _find(self, shard: int, version: int, lineage: Lineage) -> Held | None:
         assert self.slab is not None

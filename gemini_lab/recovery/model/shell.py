@@ -127,6 +127,13 @@ class Shell:
         """Take note of the store's content."""
         if self.root is None:
             return
+        self._see_leases(is_settled=is_settled)
+        self._see_job()
+        if self.job_number:
+            self._see_wishes()
+        self.inbox.append(Tick(at_s=self.world.now_s))
+
+    def _see_leases(self, *, is_settled: bool) -> None:
         store, now = self.world.store, self.world.now_s
         for name in store.leases:
             self.keepers.setdefault(name, Keeper()).is_registered = True
@@ -135,7 +142,10 @@ class Shell:
                 keeper.is_registered = False
                 self._hang_up(name)
                 self.inbox.append(NodeLost(at_s=now, node=name, cause="lease"))
-        order = self.world.order
+
+    def _see_job(self) -> None:
+        """There is one, or somebody cancels it."""
+        store, now, order = self.world.store, self.world.now_s, self.world.order
         connected = sum(k.link is not None and not k.link.is_broken for k in self.keepers.values())
         wanted = min(order.seats.nodes, len(store.leases))
         if order.number != self.job_number and connected >= wanted:
@@ -145,18 +155,21 @@ class Shell:
             self.cancelled = store.cancel
             if self.cancelled == self.job_number:
                 self.inbox.append(JobCancelled(at_s=now, number=store.cancel))
-        if store.give_up is not None and store.give_up != self.given_up and self.job_number:
+
+    def _see_wishes(self) -> None:
+        """What people ask of the job."""
+        store, now = self.world.store, self.world.now_s
+        if store.give_up is not None and store.give_up != self.given_up:
             self.given_up = store.give_up
             self.inbox.append(ProgressGivenUp(at_s=now, number=store.give_up))
         for name, number in store.drains.items():
-            if self.drains.get(name) != number and self.job_number:
+            if self.drains.get(name) != number:
                 self.drains[name] = number
                 self.inbox.append(DrainWanted(at_s=now, node=name, number=number))
-        if store.resize is not None and store.resize != self.resized and self.job_number:
+        if store.resize is not None and store.resize != self.resized:
             self.resized = store.resize
             number, nodes = store.resize
             self.inbox.append(ResizeWanted(at_s=now, number=number, nodes=nodes))
-        self.inbox.append(Tick(at_s=now))
 
     # -- its connections -------------------------------------------------------------------------
 

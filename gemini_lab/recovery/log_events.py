@@ -1,4 +1,4 @@
-"""What the root agent knows, as the log has it."""
+"""What the root agent knows and decides, as events of the log."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,6 +22,28 @@ def beginning(state: RootState, trouble: Trouble) -> RootState:
     )
     ended = [one for one in state.said if isinstance(one, events.RecoveryFinished)]
     return replace(state, trouble=trouble, said=(*ended, started))
+
+
+def planned_event(plan: RecoveryPlan, *, recovery: int, epoch: int) -> events.RecoveryPlanned:
+    """The event that says what will be loaded from where in recovery number `recovery`."""
+    return events.RecoveryPlanned(
+        recovery=recovery,
+        epoch=epoch,
+        version=plan.version,
+        made_in=plan.lineage.epoch,
+        made_after=plan.lineage.rewinds,
+        tier=plan.tier,
+        members=plan.members,
+        sources=tuple(
+            events.ShardSource(shard=s.shard, tier=s.tier, holder=s.holder) for s in plan.sources
+        ),
+        transfers=tuple(
+            events.ShardMove(shard=t.shard, sender=t.sender, receiver=t.receiver)
+            for t in plan.transfers
+        ),
+        reason=plan.reason,
+        ranks_then=len(plan.cuts) or None,
+    )
 
 
 def finished_event(

@@ -1,0 +1,186 @@
+"""The files of a store, in any one that fsspec reaches: what a persistent tier reads and writes.
+
+What its methods raise is the driver's; `StoreFiles.explained` makes of it what a user is told.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from gemini_lab.errors import CapacityError, ConfigError, GeminiError
+from gemini_lab.units import MIB
+
+_WRITE_BYTES: Final = 16 * MIB
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_MISSING_SLASH: Final = re.compile(r"([a-z][a-z0-9+]+):/?([^/].*)", re.ASCII)
+"""Such as `s3:/bucket`, of which fsspec makes a folder."""
+
+
+class StoreFiles:
+    """A store's files; paths are below its root, which is `""`.
+
+    Args:
+        url: A folder, or any fsspec URL.
+        options: What the driver needs to know.
+
+    Raises:
+        ConfigError: There is no driver for the URL, or it lacks a slash.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        slip = _MISSING_SLASH.fullmatch(url)
+        if slip and slip[1] in fsspec.available_protocols():
+            raise ConfigError(
+                f"the persistent tier {url!r} would be a folder of that name; write "
+                f"{slip[1]}://{slip[2]} for the store, or ./{url} for the folder"
+            )
+        self.url = url
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"the persistent tier {url!r} cannot be opened: {error}; install the fsspec "
+                "driver that it names, or use a folder"
+            ) from error
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+
+    def require_writable(self) -> None:
+        """Raise where nobody here may write, as far as it shows without writing: in a folder."""
+        if not self._is_local:
+            return
+        there = Path(self._root)
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+    def try_to_write(self) -> None:
+        """Make a file and remove it."""
+        self.make_folder()
+        probe = self._at(f".probe-{os.getpid()}")
+        self._fs.pipe_file(probe, b"x" * 4096)
+        self._fs.rm_file(probe)
+
+    def free_bytes(self) -> int | None:
+        """How much room there is; `None` where that is not known."""
+        return shutil.disk_usage(self._root).free if self._is_local else None
+
+    def make_folder(self, folder: str = "") -> None:
+        """It, and those above it, where they are not there."""
+        self._fs.makedirs(self._at(folder), exist_ok=True)
+
+    def put(self, path: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write a file so that it is there whole or not at all, where the store can do that."""
+        path = self._at(path)
+        if not self._is_local:  # others show a file when it is closed
+            with self._fs.open(path, "wb") as file:
+                _write(file, parts)
+            return
+        folder, target = path.rpartition("/")[0], f"{path}.part"
+        try:
+            with self._fs.open(target, "wb") as file:
+                _write(file, parts)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(target, path)  # noqa: PTH105 - a path of fsspec's
+        except OSError:  # a full disk gets its room back
+            with suppress(OSError):
+                os.unlink(target)  # noqa: PTH108
+                if folder != self._root:
+                    os.rmdir(folder)  # noqa: PTH106 - if nobody else writes there
+            raise
+        _sync_folder(folder)  # the new name, too, must outlive a power cut
+
+    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        """A file, or a part of it; nothing if it is not there."""
+        try:
+            data: bytes = self._fs.cat_file(self._at(path), start=start, end=end)
+        except (FileNotFoundError, NotADirectoryError):
+            data = b""
+        return data
+
+    def size_bytes(self, path: str) -> int:
+        """What of a file has reached the store."""
+        return int(self._fs.info(self._at(path))["size"])
+
+    def listing(self, folder: str = "") -> dict[str, int]:
+        """By name, the bytes of what lies in a folder; nothing if it is not there.
+
+        Raises:
+            GeminiError: The store failed.
+        """
+        with self.explained("list"):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._at(folder), detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        return {e["name"].rstrip("/").rpartition("/")[2]: e["size"] or 0 for e in entries}
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._fs.rm_file(self._at(path))
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder and all that is in it."""
+        self._fs.rm(self._at(folder), recursive=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    @contextmanager
+    def explained(self, attempt: str) -> Iterator[None]:
+        """Turn whatever a store's driver raises into an error of ours, with the way out."""
+        what = f"could not {attempt} the persistent tier {self.url}"
+        try:
+            yield
+        except GeminiError:
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise CapacityError(
+                    f"{what}: it is full ({error}); free space, keep fewer versions or name "
+                    "another store"
+                ) from error
+            if error.errno in _FORBIDDEN or isinstance(error, PermissionError):
+                raise ConfigError(
+                    f"{what}: writing or reading is not allowed there ({error}); mount it "
+                    "writable, mend its permissions or name another store"
+                ) from error
+            if error.errno == errno.ENOTDIR:
+                raise ConfigError(
+                    f"{what}: a part of that path is a file ({error}); name another folder"
+                ) from error
+            raise GeminiError(f"{what}: {error}; check that it is reachable") from error
+        except Exception as error:  # drivers of object stores raise their own kinds
+            raise GeminiError(
+                f"{what}: {type(error).__name__}: {error}; check the driver and its credentials"
+            ) from error
+
+
+def _write(file: Any, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+    """Write these in pieces, for a driver may copy each."""
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, view.nbytes, _WRITE_BYTES):
+            file.write(view[start : start + _WRITE_BYTES])
+
+
+def _sync_folder(folder: str) -> None:
+    """Have the disk keep the names in a folder of this machine."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
