@@ -33,6 +33,7 @@ from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
     Commit,
+    Disown,
     Drained,
     EventSaid,
     Fence,
@@ -259,6 +260,8 @@ class Supervisor:
                 self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
             case Persist() | Commit():
                 self.writer.obey(order)
+            case Disown():
+                self._tasks.begin(self.writer.disown(order))
             case Release():
                 self._give_up_work()
                 self.writer.is_full = False
