@@ -25,6 +25,8 @@ from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.job import Job, find_module
+from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
+from gemini_lab.node.semaphores import name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.sockets import can_be_found
@@ -195,6 +197,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     os.environ.update(job.env)
     sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
+    name_semaphores(semaphore_prefix(start.order.run, os.getpid()))
+    keep_parents_things()
     if start.scratch:
         keep_sockets_in(start.scratch)
     channel = LocalChannel.adopt(channel_fd)
@@ -232,6 +236,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         print_error(error)
         channel.send(ScriptError(error=type(error).__name__, text=str(error)))
         return 1
+    end_as_python_does(partial(say_finished, start, channel))
     say_finished(start, channel)
     return 0
 
