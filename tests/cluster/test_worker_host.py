@@ -239,7 +239,7 @@ print("a word without an end", end="")
 
 
 def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path):
-    """Such as those that write a last file: the agent ends the process when all ranks have ended."""
+    """Such as those that write a last file: the agent ends processes when all ranks have ended."""
     (tmp_path / "train.py").write_text(ENDS)
     there: list[list[str]] = []
 
