@@ -197,6 +197,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     os.environ.update(job.env)
     sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
+    # By which a process that multiprocessing spawns finds a script that is named from there.
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
     name_semaphores(semaphore_prefix(start.order.run, os.getpid()))
     keep_parents_things()
     if start.scratch:
