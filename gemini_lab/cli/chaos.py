@@ -141,4 +141,9 @@ def command(arguments: list[str]) -> int:
     if options.json:
         result.write(options.json)
         print(f"written to {options.json}")  # noqa: T201
-    return Exit.FAILED if result.failures else Exit.FINISHED
+    if result.failures:
+        return Exit.FAILED
+    if result.was_interrupted:
+        print("gemini-lab chaos: interrupted: of what was left nothing is known", file=sys.stderr)  # noqa: T201
+        return Exit.INTERRUPTED
+    return Exit.FINISHED

@@ -18,7 +18,7 @@ from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.recovery.resizes import smaller_sizes
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue, origins
-from gemini_lab.storage import persistent_tier
+from gemini_lab.storage import absolute_url, persistent_tier
 from gemini_lab.units import format_bytes, format_seconds
 
 MOST_NODES: Final = 16
@@ -61,6 +61,21 @@ def find_block(job: Job) -> ConfigBlock:
         source="not seen from here: what the script gives to deepspeed.initialize counts, and the "
         "report has it"
     )
+
+
+def look_at_tier(wanted: Submission, block: ConfigBlock) -> None:
+    """Refuse a persistent tier, named in the script's configuration alone, that the run would.
+
+    One that the command names has been looked at before.
+
+    Raises:
+        ConfigError: It is another run's, or a folder in which nobody here may write.
+        GeminiError: The store failed.
+    """
+    url = block.settings.get("persistent_url")
+    if isinstance(url, str) and "persistent_url" not in wanted.settings:
+        tier = persistent_tier(absolute_url(url, cwd=wanted.job.cwd))
+        tier.look(is_resumed=wanted.is_resumed)
 
 
 def _block_in(path: Path) -> dict[str, SettingValue] | None:

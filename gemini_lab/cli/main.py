@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.hangup import on_hangup
+from gemini_lab.cli.system_errors import exit_of, said_of
 from gemini_lab.errors import GeminiError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -80,15 +81,27 @@ def main(arguments: list[str] | None = None) -> int:
             code = int(getattr(importlib.import_module(module), function)(rest))
         sys.stdout.flush()  # here, and not when Python ends: who reads may have left
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_unwritten()
         return 128 + signal.SIGPIPE
     except GeminiError as error:
         print(f"gemini-lab {name}: {error}", file=sys.stderr)  # noqa: T201
         return Exit.AGAIN if error.may_pass else Exit.REFUSED
+    except OSError as error:
+        print(f"gemini-lab {name}: {said_of(error)}", file=sys.stderr)  # noqa: T201
+        _forget_unwritten()
+        return exit_of(error)
     except KeyboardInterrupt as told:
         print(f"gemini-lab {name}: {str(told) or 'interrupted'}", file=sys.stderr)  # noqa: T201
         return Exit.INTERRUPTED
     return code
+
+
+def _forget_unwritten() -> None:
+    """Have Python not try again, at its end, to write what standard output does not take."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

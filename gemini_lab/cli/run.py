@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from gemini_lab.cli.dry_run import describe_decided, find_block
+from gemini_lab.cli.dry_run import describe_decided, find_block, look_at_tier
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.following import follow
 from gemini_lab.cli.seconds import seconds
@@ -176,7 +176,12 @@ def launch(options: argparse.Namespace) -> int:
             "`gemini-lab metrics RUN` beside the run"
         )
     settings = settings_of(options)
-    Seats(nodes=options.nodes).placed(Settings.parse(settings))  # before anything starts
+    seats = Seats(
+        nodes=options.nodes,
+        standbys=options.standbys,
+        workers_per_node=options.workers_per_node,
+    )
+    seats.placed(Settings.parse(settings))  # before anything starts
     scenario = Scenario.load(options.scenario) if options.scenario else None
     asked = lab_options(options)
     if options.dry_run or options.detach:
@@ -226,7 +231,9 @@ def lab_options(options: argparse.Namespace) -> LabOptions:
 
 def dry_run(config: LabConfig, wanted: Submission) -> int:
     """Say all that was decided."""
-    for line in describe_decided(config, wanted, find_block(wanted.job)):
+    block = find_block(wanted.job)
+    look_at_tier(wanted, block)
+    for line in describe_decided(config, wanted, block):
         print(line)  # noqa: T201
     return Exit.FINISHED
 

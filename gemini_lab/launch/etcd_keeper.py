@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,8 @@ ASK_S: Final = 2.0  # for an answer to whether it is well
 HUNG_S: Final = 30.0  # without one for so long, it is started again
 AGENTS_LOOK_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0  # between starts of one that ends at once, as one that was replaced
+LOG: Final = "etcd.log"
+LOG_BYTES: Final = 16 * 2**20
 AUTHORITY: Final = "authority.pem"
 CERTIFICATE: Final = "certificate.pem"
 KEY: Final = "key.pem"
@@ -112,10 +115,19 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start it on whatever data there is."""
-        with (Path(self.folder) / "etcd.log").open("ab") as log, giving_way():
+        with (Path(self.folder) / LOG).open("ab") as log, giving_way():
             return subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    def bound_log(self) -> None:
+        """Keep the newest of what it has said: `etcd.log` and, before that, `etcd.log.1`."""
+        log = Path(self.folder) / LOG
+        with suppress(OSError):
+            if log.stat().st_size > LOG_BYTES:
+                with suppress(OSError):  # a full disk has no room for both
+                    shutil.copyfile(log, log.with_name(f"{LOG}.1"))
+                os.truncate(log, 0)  # etcd appends, and goes on at its beginning
 
     def answers(self) -> bool:
         """Whether it says how it is, be that well or ill."""
@@ -167,6 +179,7 @@ class _Server:
         now = time.monotonic()
         if now - self._asked_s > HEALTH_S:
             self._asked_s = now
+            self._member.bound_log()
             if self._member.answers():
                 self._heard_s, self._pause_s = time.monotonic(), 0.0
         if now - self._heard_s > self._hung_s:

@@ -23,6 +23,8 @@ from gemini_lab.recovery.messages import (
     Commit,
     Committed,
     DamagedCopy,
+    Disown,
+    Disowned,
     FlipBit,
     FreeSlabs,
     InspectSlabs,
@@ -36,6 +38,7 @@ from gemini_lab.recovery.messages import (
     SlabsFreed,
     SlabsInspected,
     VersionsListed,
+    WriteLeft,
     WriteManifest,
     WriteShards,
 )
@@ -63,6 +66,8 @@ def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, 
                 return write_shards(request, slabs), ()
         case WriteManifest():
             return write_manifest(request.order), ()
+        case WriteLeft():
+            return write_left(request.order), ()
         case ListVersions():
             return VersionsListed(versions=persistent_tier(request.url).stored()), ()
         case _:
@@ -163,6 +168,13 @@ def write_manifest(order: Commit) -> Committed:
     tier.commit(order.version, order.records, msgspec.to_builtins(order.meta))
     size_bytes = sum(record.size_bytes for record in order.records)
     return Committed(epoch=order.epoch, version=order.version, size_bytes=size_bytes)
+
+
+def write_left(order: Disown) -> Disowned:
+    """Write what was left behind, and say what still counts."""
+    tier = persistent_tier(order.url)
+    tier.disown(order.left)
+    return Disowned(epoch=order.epoch, versions=tier.versions())
 
 
 @contextmanager

@@ -8,13 +8,22 @@ from collections.abc import Callable
 from typing import Final
 
 from gemini_lab.log.entry import Entry, shifted
-from gemini_lab.log.events import AnyEvent, Note
+from gemini_lab.log.events import (
+    AnyEvent,
+    Iteration,
+    IterationBegun,
+    Note,
+    Transfer,
+    VersionComplete,
+)
 from gemini_lab.recovery.messages import EventSaid, LabHello, Message, OutputSaid
 from gemini_lab.units import MIB
 from gemini_lab.wire.tcp import Channel
 
 BACKLOG: Final = 10_000  # messages
 PRINTED_BYTES: Final = 32 * MIB  # of what workers printed, that are kept
+FREQUENT: Final = (Iteration, IterationBegun, Transfer, VersionComplete)
+"""What each iteration says: where something must be dropped, it is the oldest of these."""
 CLOCK_TRUST_S: Final = 0.5  # clocks that differ less are closer than this way of comparing them
 
 
@@ -23,12 +32,17 @@ class LabLink:
 
     A message is kept until the owner says that it is on disk. An owner that was cut off hears the
     rest when it is back. One that takes another one's place is told again what the last one may
-    have missed; what it has already, it knows by itself. Of a flood of printed lines, those are
-    dropped that the owner does not take as fast, so that it costs neither memory nor training.
+    have missed; what it has already, it knows by itself.
+
+    An owner that is stopped or slow costs neither memory nor training: what it does not take waits
+    here, and of too much the oldest words of single iterations are dropped before any other. Of a
+    flood of printed lines, those are dropped that the owner does not take as fast. It is told how
+    many when it takes messages again. Recovery needs none of them: the root agent has a connection
+    of its own.
 
     Args:
         name: This node's.
-        most: Messages that are kept; older ones are dropped, and their number is told.
+        most: Messages that wait, and as many again that were sent and may not be on disk.
         wall_s: This machine's clock, which somebody may set.
         steady_s: One that nobody sets.
     """
@@ -45,11 +59,13 @@ class LabLink:
         self._most = most
         self._channel: Channel | None = None
         self._was_opened = False
-        self._unheard: deque[Message] = deque()
+        self._unheard: deque[Message] = deque()  # sent
+        self._waiting: deque[Message] = deque()  # to be sent, after these
+        self._pump: asyncio.Task[None] | None = None
         self._owner = ""
         self._first = 0  # how many messages the owner took before the first of these
         self._dropped = self._dropped_lines = 0
-        self._printed_bytes = 0  # in `_unheard`
+        self._printed_bytes = 0  # in both
         self._wall_s, self._steady_s = wall_s, steady_s
         self._clock_offset_s = 0.0
         self._set_at_s = self._wall_set_at_s
@@ -75,12 +91,11 @@ class LabLink:
         self._owner = hello.owner
         self._set_at_s = self._wall_set_at_s
         self._clock_offset_s = _offset_s(hello.at_s - self._wall_s(), age_s=channel.age_s)
-        for message in itertools.islice(self._unheard, said, None):
-            channel.send(message)
-        if self._dropped:
-            text = f"{self._dropped} messages of {self._name} were dropped: no lab took them"
-            self._dropped = 0
-            self.note(text)
+        again = list(itertools.islice(self._unheard, said, None))
+        for _ in again:
+            self._unheard.pop()
+        self._waiting.extendleft(reversed(again))
+        self._push()
 
     def heard(self, count: int) -> None:
         """The owner needs the first `count` messages that it was sent no more."""
@@ -108,16 +123,47 @@ class LabLink:
                 self._dropped_lines += len(message.lines)
                 return
             self._printed_bytes += _printed_bytes(message)
-        self._unheard.append(message)
-        if self._channel is not None and not self._channel.is_closed:
-            self._channel.send(message)
-        if len(self._unheard) > self._most:
-            self._forget_first()
-            self._dropped += not self.is_open
+        self._waiting.append(message)
+        self._push()
+        while len(self._waiting) > self._most:
+            self._drop_one()
+
+    def _push(self) -> None:
+        """Send what waits, as far as the owner takes it."""
+        channel = self._channel
+        while self._waiting and channel is not None and not channel.is_closed:
+            if not channel.has_room:
+                if self._pump is None or self._pump.done():
+                    self._pump = asyncio.create_task(self._push_on(channel))
+                return
+            self._unheard.append(self._waiting.popleft())
+            channel.send(self._unheard[-1])
+            if len(self._unheard) > self._most:
+                self._forget_first()
+            if not self._waiting and self._dropped:
+                text = f"{self._dropped} messages of {self._name} were dropped: no lab took them"
+                self._dropped = 0
+                self.note(text)
+
+    async def _push_on(self, channel: Channel) -> None:
+        """Go on when the owner has taken some of what was sent."""
+        await channel.drain()
+        self._pump = None
+        self._push()
+
+    def _drop_one(self) -> None:
+        """Drop what waits and tells least: the oldest word of an iteration, if there is one."""
+        places = enumerate(self._waiting)
+        index = next((place for place, message in places if _is_frequent(message)), 0)
+        self._let_go(self._waiting[index])
+        del self._waiting[index]
+        self._dropped += 1
 
     def _forget_first(self) -> None:
-        message = self._unheard.popleft()
         self._first += 1
+        self._let_go(self._unheard.popleft())
+
+    def _let_go(self, message: Message) -> None:
         if isinstance(message, OutputSaid):
             self._printed_bytes -= _printed_bytes(message)
 
@@ -147,9 +193,16 @@ class LabLink:
 
     async def drain(self) -> None:
         """Wait until all that was said is on its way."""
-        if self._channel is not None:
+        while self._channel is not None:
             await self._channel.drain()
+            self._push()
+            if not self._waiting or not self.is_open:
+                break
         await asyncio.sleep(0)
+
+
+def _is_frequent(message: Message) -> bool:
+    return isinstance(message, EventSaid) and isinstance(message.entry.event, FREQUENT)
 
 
 def _printed_bytes(said: OutputSaid) -> int:

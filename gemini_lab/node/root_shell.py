@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -153,7 +154,7 @@ class RootShell:
 
         Where the nodes are is for a next root that finds none of them registered.
         """
-        values = {"state": state.to_text()}
+        values = {"state": replace(state, clock_s=self._clock()).to_text()}
         known = _of_those_that_count({**self._known, **self._links.addresses}, state)
         if known != self._known:
             values[ADDRESSES_KEY] = json.dumps(known)

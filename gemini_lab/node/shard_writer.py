@@ -9,9 +9,12 @@ from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.recovery.messages import (
     Commit,
     Committed,
+    Disown,
+    Disowned,
     Message,
     Persist,
     PersistFailed,
+    WriteLeft,
     WriteManifest,
 )
 
@@ -79,6 +82,14 @@ class ShardWriter:
     def commit(self, order: Commit) -> None:
         """Write the manifest."""
         self._begin(order, lambda: self._write_manifest(order))
+
+    async def disown(self, order: Disown) -> None:
+        """Write what was left behind, beside whatever is being written."""
+        try:
+            answer, _ = await self._bulk.ask(WriteLeft(order=order), Disowned)
+        except (GeminiError, OSError) as error:
+            answer = Disowned(epoch=order.epoch, reason=str(error))
+        self._answer(answer)
 
     def cancel(self) -> None:
         """Give up what waits and what is being written."""

@@ -33,6 +33,7 @@ from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
     Commit,
+    Disown,
     Drained,
     EventSaid,
     Fence,
@@ -257,6 +258,8 @@ class Supervisor:
                 self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
             case Persist() | Commit():
                 self.writer.obey(order)
+            case Disown():
+                self._tasks.begin(self.writer.disown(order))
             case Release():
                 await self._release()
 

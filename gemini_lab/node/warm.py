@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from gemini_lab.node.cpu_facts import CpuFacts
+from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.priority import take_turns
 from gemini_lab.recovery.messages import (
     Fork,
@@ -184,6 +185,7 @@ class WarmParent:
             self._channel.send(Reaped(pid=pid, code=code, rank=child.rank, epoch=child.epoch))
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what the worker itself had started
+            remove_semaphores(semaphore_prefix(child.order.run, pid))
 
     def _kill_all(self, *, spare: Collection[int] = ()) -> None:
         doomed = [pid for pid, start in self._children.items() if start.rank not in spare]

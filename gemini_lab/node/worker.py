@@ -25,6 +25,8 @@ from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.job import Job, find_module
+from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
+from gemini_lab.node.semaphores import name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.sockets import can_be_found
@@ -209,6 +211,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
         say_error(error, channel)
         return 1
+    end_as_python_does(partial(say_finished, start, channel))
     say_finished(start, channel)
     return 0
 
@@ -224,6 +227,10 @@ def settle_in(start: WorkerStart) -> None:
     os.environ.update(job.env)
     sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
+    # By which a process that multiprocessing spawns finds a script that is named from there.
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
+    name_semaphores(semaphore_prefix(start.order.run, os.getpid()))
+    keep_parents_things()
     if start.scratch:
         keep_sockets_in(start.scratch)
 

@@ -7,7 +7,8 @@
     the plan        plan <- planning, seating (who sits where), recutting (other numbers of ranks),
                     stakes (whether progress would be thrown away), learning (how machines fail)
     its parts       stop, drains, resizes, replicas (all ranks stop for these); ahead and keeping
-                    (processes that start early, or stay); saver; rewinds; roll_call
+                    (processes that start early, or stay); saver and disowning (what the tier
+                    has, and what of it counts no more); rewinds; roll_call
     its judgements  faults, hangs, progress; repeats, finite, guard (what was computed); wrong_sums
                     and distrust (a machine that computes wrong)
     for people      wasted_time, by the paper's equation

@@ -397,6 +397,18 @@ class Commit(RootOrder, frozen=True, kw_only=True):
     meta: VersionMeta
 
 
+class Disown(RootOrder, frozen=True, kw_only=True):
+    """Write into the persistent tier what training has gone back behind; `Disowned` answers.
+
+    Attributes:
+        url: Of the tier.
+        left: As `RootState.left`.
+    """
+
+    url: str
+    left: list[VersionId]
+
+
 class Hold(RootOrder, frozen=True, kw_only=True):
     """Have your workers stop where a version is whole; handed on to each of them.
 
@@ -594,6 +606,19 @@ class Committed(Message, frozen=True, kw_only=True):
     epoch: Epoch
     version: int
     size_bytes: int
+
+
+class Disowned(Message, frozen=True, kw_only=True):
+    """The persistent tier says what was left behind, or why it does not.
+
+    Attributes:
+        versions: Those there that still count, oldest first.
+        reason: Why it could not be written; empty if it was.
+    """
+
+    epoch: Epoch
+    versions: list[int] = []
+    reason: str = ""
 
 
 class ScriptError(Message, frozen=True, kw_only=True):
@@ -822,6 +847,12 @@ class WriteManifest(BulkRequest, frozen=True, kw_only=True):
     order: Commit
 
 
+class WriteLeft(BulkRequest, frozen=True, kw_only=True):
+    """Write what was left behind into the persistent tier; `Disowned` answers."""
+
+    order: Disown
+
+
 class ListVersions(BulkRequest, frozen=True, kw_only=True):
     """Say what the persistent tier at `url` has."""
 
@@ -1012,6 +1043,7 @@ FromAgentMessage = (
     | Persisted
     | PersistFailed
     | Committed
+    | Disowned
     | WorkerExited
     | ScriptFinished
     | Held

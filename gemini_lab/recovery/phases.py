@@ -14,6 +14,7 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
+from gemini_lab.recovery.disowning import disown, not_disowned, with_way_on
 from gemini_lab.recovery.drains import Drains, ask_for_nodes, moving
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
@@ -24,6 +25,7 @@ from gemini_lab.recovery.log_events import (
     rejected_copy,
 )
 from gemini_lab.recovery.messages import (
+    Disowned,
     Fence,
     Fenced,
     HoldPort,
@@ -69,7 +71,7 @@ class PhasedRun:
     """
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
-        self.state = state
+        self.state = state.on_clock(at_s)
         self.living: dict[str, NodeJoined] = {}
         self._answered: set[str] = set()  # who has answered this phase's question
         self._entered_s = at_s
@@ -110,7 +112,7 @@ class PhasedRun:
         if trouble is not None:
             trouble = replace(trouble, lost=(*trouble.lost, *lost))
         elif is_new:
-            trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s)
+            trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s, since_s=at_s)
             state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
             state = replace(state, none_come=False)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
@@ -265,7 +267,7 @@ class PhasedRun:
         """Why this plan would throw progress away; empty if it does not, or is allowed to."""
         patience_s = self.state.read_settings().give_up_progress_after_s
         trouble = self.state.trouble
-        waited_s = 0.0 if trouble is None else at_s - trouble.at_s
+        waited_s = 0.0 if trouble is None else at_s - trouble.since_s
         has_waited = patience_s is not None and waited_s >= patience_s
         if self.state.has_given_up or has_waited:
             return ""
@@ -374,6 +376,31 @@ class PhasedRun:
         ending = events.RunFailed(reason=reason, cause=cause, output=output)
         self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending)
         yield from self._enter("failed", at_s)
+        yield from self._part(at_s)
+
+    def _part(self, at_s: float) -> Iterator[Instruction]:
+        """Before a failed run's end is told, its persistent tier learns what counts no more."""
+        told = list(disown(self.state, self.living)) if self.state.is_disowning else []
+        self._asked_s = at_s
+        yield from told or self._tell_ending()
+
+    def _on_disowned(self, at_s: float, said: Disowned) -> Iterator[Instruction]:
+        """The persistent tier knows what was left behind, or could not be told."""
+        if not self.state.is_disowning:
+            if said.reason:
+                yield Emit(event=events.Note(text=not_disowned(self.state, said.reason)))
+            return
+        newest = self.state.left[-1].version
+        if not said.reason and newest > max(said.versions, default=0):
+            yield from self._saver.begin(at_s, newest, state=self.state)
+        else:
+            yield from self._end_disowned(said.versions, reason=said.reason)
+
+    def _end_disowned(
+        self, versions: Sequence[int] = (), *, reason: str = ""
+    ) -> Iterator[Instruction]:
+        """Tell the end, with what there is to go on from."""
+        self.state = with_way_on(self.state, versions, reason)
         yield from self._tell_ending()
 
     def _tell_ending(self) -> Iterator[Instruction]:

@@ -250,11 +250,13 @@ class Trouble:
         cause: How the first failure was noticed.
         lost: The nodes that went, in the order in which that was noticed.
         at_s: When the first failure was noticed.
+        since_s: Since when it is waited for what may come, on the clock of the root agent of now.
     """
 
     cause: str
     lost: tuple[str, ...]
     at_s: float
+    since_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +315,7 @@ class RootState:
         is_replacing: Whether the ranks are stopping for that.
         saved: The newest version that went to the persistent tier.
         saved_at_s: When it was begun, or the job was submitted.
+        clock_s: What the clock of the root agent that wrote this said as it did; 0 in its own.
     """
 
     phase: Phase = "idle"
@@ -364,6 +367,25 @@ class RootState:
     is_replacing: bool = False
     saved: int = 0
     saved_at_s: float = 0.0
+    clock_s: float = 0.0
+
+    def on_clock(self, at_s: float) -> "RootState":
+        """The state for a root agent whose clock says this now, and may be another machine's.
+
+        What is waited for goes on as if no time had passed since this was written: between two
+        machines' clocks nobody knows how much did, and nothing is to be given up too early.
+        """
+        if not self.clock_s:
+            return self
+        ahead_s = at_s - self.clock_s
+        trouble = self.trouble
+        return replace(
+            self,
+            trouble=trouble and replace(trouble, since_s=trouble.since_s + ahead_s),
+            resized_at_s=self.resized_at_s and self.resized_at_s + ahead_s,
+            placed_at_s=self.placed_at_s and self.placed_at_s + ahead_s,
+            clock_s=0.0,
+        )
 
     @property
     def job(self) -> JobOrder:
@@ -411,6 +433,13 @@ class RootState:
     def recovery(self) -> int:
         """The number of the recovery under way; 0 is the first start."""
         return self.recoveries if self.trouble is not None else 0
+
+    @property
+    def is_disowning(self) -> bool:
+        """Whether the run has failed, and its tier is yet to learn what counts no more."""
+        ending = self.ending
+        is_wrong = isinstance(ending, RunFailed) and ending.cause == "wrong_sums"
+        return is_wrong and bool(self.left)
 
     def read_settings(self) -> Settings:
         """The workers' settings; before `protect` told them, what the launcher was told."""

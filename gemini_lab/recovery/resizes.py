@@ -97,7 +97,7 @@ def patience_s(state: RootState, at_s: float) -> float | None:
         return None
     if state.none_come:
         return 0.0
-    return max(0.0, state.trouble.at_s + settings.shrink_after_s - at_s)
+    return max(0.0, state.trouble.since_s + settings.shrink_after_s - at_s)
 
 
 def if_none_comes(state: RootState, at_s: float, living: Living) -> str:

@@ -20,6 +20,7 @@ from gemini_lab.recovery.keeping import SEVERED
 from gemini_lab.recovery.messages import (
     AllLive,
     Committed,
+    Disowned,
     EventSaid,
     Fence,
     Fenced,
@@ -81,6 +82,7 @@ RENDEZVOUS_LIMIT_S: Final = (
     400.0  # an agent may wait 300 s for imports; then it begins again itself
 )
 LONGEST_RETRY_S: Final = 30.0
+DISOWN_LIMIT_S: Final = 60.0  # a line in a file; a store that takes longer hangs
 
 
 class RootAgent(WatchedRun):
@@ -135,7 +137,7 @@ class RootAgent(WatchedRun):
         phase = self.state.phase
         again = [Emit(event=event) for event in self.state.said]
         if phase not in ACTIVE:
-            return [*again, *self._tell_ending()]
+            return [*again, *self._part(at_s)]
         goes_on = self._go_on(at_s, phase)
         return [*again, *goes_on, *self._ask_for_nodes("the last root agent was lost")]
 
@@ -282,7 +284,7 @@ class RootAgent(WatchedRun):
                 self._learned = message
                 for node in in_order(self.living):
                     yield self._prepare(node, message)
-            case Persisted() | PersistFailed() | Committed():
+            case Persisted() | PersistFailed() | Committed() | Disowned():
                 yield from self._on_persistence(said.at_s, said.node, message)
 
     def _prepare(self, node: str, learned: Learned) -> Send:
@@ -314,8 +316,11 @@ class RootAgent(WatchedRun):
         yield from self._let_leave(at_s)
 
     def _on_persistence(
-        self, at_s: float, node: str, said: Persisted | PersistFailed | Committed
+        self, at_s: float, node: str, said: Persisted | PersistFailed | Committed | Disowned
     ) -> Iterator[Instruction]:
+        if isinstance(said, Disowned):
+            yield from self._on_disowned(at_s, said)
+            return
         if said.version != self._saver.version:
             return
         yield from self._saver.hear(at_s, node, said, state=self.state)
@@ -325,6 +330,8 @@ class RootAgent(WatchedRun):
             yield WriteState(state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
             yield from self._save_last(at_s, after=said.version)
+        elif self.state.is_disowning and self._saver.version is None:
+            yield from self._end_disowned([said.version] if isinstance(said, Committed) else [])
 
     # -- what people want ----------------------------------------------------------------------
 
@@ -399,11 +406,23 @@ class RootAgent(WatchedRun):
                 yield from self._begin(at_s, cause="no answer", lost=[])
             case "starting" | "running":
                 yield from self._look_at_workers(at_s)
+            case "failed" if self.state.is_disowning:
+                yield from self._hurry(at_s)
             case "finishing":
                 before = self._saver.version
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 if self._saver.version is None:
                     yield from self._save_last(at_s, after=before)
+
+    def _hurry(self, at_s: float) -> Iterator[Instruction]:
+        """A run that has failed waits for its persistent tier no longer than for a save."""
+        if self._saver.version is not None:
+            yield from self._saver.give_up_if_late(at_s, state=self.state)
+            if self._saver.version is None:
+                yield from self._end_disowned()
+        elif at_s - self._asked_s > DISOWN_LIMIT_S:
+            reason = f"no answer within {DISOWN_LIMIT_S:.0f} s"
+            yield from self._end_disowned(reason=reason)
 
     def _look_again(self, at_s: float) -> Iterator[Instruction]:
         """The run waits: with fewer machines once, when it may, and else for what has come."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gemini_lab.log import events
+from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.distrust import left_by, reason_to_end, unheard, without
 from gemini_lab.recovery.faults import (
     Verdict,
@@ -150,6 +151,7 @@ class WatchedRun(PhasedRun):
         if self.state.left != before:
             yield from self._saver.forget_left(version, state=self.state)
             yield WriteState(state=self.state)
+            yield from disown(self.state, self.living)
 
     def _on_unheard(
         self, at_s: float, agents: Iterable[NodeJoined], *, lost: Sequence[str] = ()
@@ -164,17 +166,18 @@ class WatchedRun(PhasedRun):
         """A machine computes wrong: go on without it, from what was verified, or end the run."""
         if self.state.phase not in ACTIVE or self.state.read_settings().on_wrong_sums == "warn":
             return
-        if reason := reason_to_end(said, self.state):
-            yield from self._fail(at_s, reason, cause="wrong_sums")
-            return
         left = left_by(said, run=self.state.job.run)
         self._repeats.learn((), [left])
         self._leave_behind([left])
         yield from self._saver.forget_left(said.version, state=self.state)
+        if reason := reason_to_end(said, self.state):
+            yield from self._fail(at_s, reason, cause="wrong_sums")
+            return
         self.state = without(self.state, said.nodes)
         for node in said.nodes:
             yield Emit(event=events.NodeExcluded(name=node, reason=str(said)))
         yield from self._begin(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
+        yield from disown(self.state, self.living)
 
     # -- how they fail -------------------------------------------------------------------------
 

@@ -2,13 +2,16 @@
 
     URL/version-000000000012/shard-0000-<digest>.safetensors    one for each rank
     URL/version-000000000012/manifest.json                      last: all checksums, and its own
+    URL/left-<run>.json                                         what that run went back behind
 
 A version exists when its manifest is whole and every shard file that it names is there. File names
 carry the digest, so writing a version once more never touches the files of one that exists. A
-manifest also says which versions training had gone back behind by then: these count no more.
+manifest also says which versions training had gone back behind by then: these count no more. As a
+run may end before its next version is there, a file says so, too, as soon as training goes back.
 """
 
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +23,7 @@ import xxhash
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
 from gemini_lab.recovery.plan import Stored, VersionId
-from gemini_lab.recovery.rewinds import is_left
+from gemini_lab.recovery.rewinds import is_left, joined
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.storage.shard_file import pack_header, unpack
@@ -31,6 +34,7 @@ from gemini_lab.units import format_bytes
 _FOLDER: Final = "version-"
 MANIFEST: Final = "manifest.json"
 _OWNER: Final = "owner.json"
+_LEFT: Final = re.compile(r"left-(\d+)\.json", re.ASCII)
 
 
 class PersistentTier:
@@ -206,6 +210,39 @@ class PersistentTier:
             self._files.put(f"{_folder(version)}/{MANIFEST}", [text.encode()])
         self._clean(version, content)
 
+    def disown(self, left: Sequence[VersionId]) -> None:
+        """Have versions count no more that training has gone back behind.
+
+        Args:
+            left: What rewinds left, as `recovery.rewinds` has it; of any runs.
+
+        Raises:
+            GeminiError: The store failed, is full or read-only: they still count.
+        """
+        of_run: dict[int, list[VersionId]] = {}
+        for one in left:
+            of_run.setdefault(one.lineage.run, []).append(one)
+        known = self._left()
+        for run, more in of_run.items():
+            before = [one for one in known if one.lineage.run == run]
+            content = {"left": [asdict(one) for one in joined(before, more)]}
+            text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
+            with self._files.explained("write what was left behind into"):
+                self._files.make_folder()
+                self._files.put(f"left-{run}.json", [text.encode()])
+
+    def _left(self) -> list[VersionId]:
+        """What the files say that were written when training went back; a torn one says nothing."""
+        found: list[VersionId] = []
+        for name in filter(_LEFT.fullmatch, self._files.listing()):
+            with self._files.explained("read what was left behind in"):
+                text = self._files.read(name)
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                content = json.loads(text)
+                if content.pop("checksum") == _checksum(content):
+                    found += map(_version_id, content["left"])
+        return found
+
     def _check_owner(self, meta: Mapping[str, Any]) -> None:
         """A run that has lost its folder to another writes no more into it."""
         told, owner = meta.get("lineage"), self.owner()
@@ -220,7 +257,7 @@ class PersistentTier:
         try:
             # Anew: whoever was held up before this may find what others have written meanwhile.
             manifests = {**self._manifests(), written: manifest}
-            counting = _counting(manifests)
+            counting = _counting(manifests, self._left())
             by_age = sorted(counting, key=lambda version: counting[version]["order"])
             # What another history has beyond this version stays until this one has passed it.
             kept = {*by_age[-self.keep :], *(version for version in counting if version > written)}
@@ -233,6 +270,10 @@ class PersistentTier:
                 names = {record["file"] for record in manifest["shards"]}
                 for name in self._files.listing(_folder(written)).keys() - names - {MANIFEST}:
                     self._files.remove(f"{_folder(written)}/{name}")
+                runs = {_lineage_of(manifests[version]).run for version in kept}
+                for name in self._files.listing():
+                    if (told := _LEFT.fullmatch(name)) and int(told[1]) not in runs:
+                        self._files.remove(name)
         except GeminiError as error:
             warnings.warn(f"version {written} is whole, but {error}", stacklevel=3)
 
@@ -244,7 +285,7 @@ class PersistentTier:
         Raises:
             GeminiError: The store cannot be read.
         """
-        return sorted(_counting(self._manifests()))
+        return sorted(_counting(self._manifests(), self._left()))
 
     def stored(self) -> list[Stored]:
         """The versions that count and whose they are, oldest first; checked as by `versions`.
@@ -252,7 +293,7 @@ class PersistentTier:
         Raises:
             GeminiError: The store cannot be read.
         """
-        found = sorted(_counting(self._manifests()).items())
+        found = sorted(_counting(self._manifests(), self._left()).items())
         return [
             Stored(version=version, lineage=_lineage_of(manifest)) for version, manifest in found
         ]
@@ -364,13 +405,22 @@ def _lineage_of(manifest: Mapping[str, Any]) -> Lineage:
     return NO_LINEAGE if told is None else Lineage(**told)
 
 
-def _counting(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Those of versions behind which training has not gone back, by what any of them says."""
-    left = [
-        VersionId(version=one["version"], lineage=Lineage(**one["lineage"]))
-        for manifest in manifests.values()
-        for one in manifest["meta"].get("left", ())
-    ]
+def _version_id(told: Mapping[str, Any]) -> VersionId:
+    """As a manifest has it."""
+    return VersionId(version=told["version"], lineage=Lineage(**told["lineage"]))
+
+
+def _counting(
+    manifests: Mapping[int, Mapping[str, Any]], told: Sequence[VersionId]
+) -> dict[int, Mapping[str, Any]]:
+    """Those of versions behind which training has not gone back, by what any of them says.
+
+    Args:
+        manifests: Of the versions that exist.
+        told: What was said besides.
+    """
+    said = [one for manifest in manifests.values() for one in manifest["meta"].get("left", ())]
+    left = [*told, *map(_version_id, said)]
     return {
         version: manifest
         for version, manifest in manifests.items()

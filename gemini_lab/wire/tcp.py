@@ -32,6 +32,8 @@ FRAME_LIMIT_BYTES: Final = 64 * 2**20
 HELLO_LIMIT_BYTES: Final = 4 * 2**10
 """Of a frame from somebody who has not proved anything yet."""
 NONCE_BYTES: Final = 16
+ROOM_BYTES: Final = 2**20
+"""What waits here for the other end before whoever can wait does."""
 HANDSHAKE_S: Final = 5.0
 _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
@@ -61,6 +63,11 @@ class Channel:
     def is_closed(self) -> bool:
         """Whether this end was closed."""
         return self._writer.is_closing()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether little waits for the other end, which may have stopped reading."""
+        return self._writer.transport.get_write_buffer_size() < ROOM_BYTES
 
     def send(self, message: Message) -> None:
         """Queue one message; a closed connection drops it (the receiver notices by itself)."""

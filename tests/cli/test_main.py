@@ -4,12 +4,14 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import COMMANDS, main
 
 LOG = Path(__file__).parents[1] / "log" / "schema_1_run.jsonl"
@@ -86,6 +88,49 @@ def test_a_log_without_a_folder_is_no_run_to_follow(tmp_path, capsys):
 def test_an_unknown_command_is_refused_with_the_list(capsys):
     assert main(["trian"]) == 2
     assert "there is no command 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "refused"),
+    [
+        ("missing/trace.json", (Exit.REFUSED, "No such file or directory; correct its name")),
+        ("folder", (Exit.REFUSED, "Is a directory; name a file in it")),
+        ("LOG/trace.json", (Exit.REFUSED, "Not a directory; a part of that path is a file")),
+        ("/dev/full", (Exit.AGAIN, "No space left on device; free space there")),
+    ],
+)
+def test_what_the_system_refuses_is_said_in_a_sentence(
+    where, refused, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(LOG, tmp_path / "LOG")
+    (tmp_path / "folder").mkdir()
+    code, said = refused
+    assert main(["report", "LOG", "--chrome-trace", where]) == code
+    told = capsys.readouterr().err
+    assert told.startswith("gemini-lab report: the system refuses: ")
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_full_disk_below_standard_output_is_said_in_a_sentence(tmp_path):
+    shutil.copy(LOG, tmp_path / "events.jsonl")
+    command = [sys.executable, "-m", "gemini_lab.cli.main", "report", str(tmp_path), "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert "No space left on device; free space there" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == Exit.AGAIN
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path, capsys):
+    shutil.copy(LOG, tmp_path / "events.jsonl")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["metrics", str(tmp_path), "--port", str(port)]) in {Exit.AGAIN, Exit.REFUSED}
+    told = capsys.readouterr().err
+    assert f"{port}" in told or "in use" in told
+    assert "Traceback" not in told
 
 
 INTERRUPTED = """

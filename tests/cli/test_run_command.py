@@ -106,6 +106,22 @@ def test_a_dry_run_refuses_a_tier_that_the_run_would_refuse(project, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_a_dry_run_looks_at_a_tier_that_the_scripts_configuration_alone_names(project, capsys):
+    PersistentTier(str(project / "tier")).claim(7)
+    assert main(["run", "--dry-run", "--nodes", "2", "train.py"]) == Exit.REFUSED
+    assert "belongs to another run" in capsys.readouterr().err
+    assert main(["run", "--dry-run", "--resume", "--nodes", "2", "train.py"]) == Exit.FINISHED
+    given = ["--persistent-url", str(project / "other")]
+    assert main(["run", "--dry-run", "--nodes", "2", *given, "train.py"]) == Exit.FINISHED
+
+
+@pytest.mark.usefixtures("project")
+def test_an_impossible_lab_is_told_of_as_it_was_asked_for(capsys):
+    asked = ["--nodes", "0", "--standbys", "3"]
+    assert main(["run", "--dry-run", *asked, "train.py"]) == Exit.REFUSED
+    assert "standbys=3" in capsys.readouterr().err
+
+
 def test_a_configuration_that_the_arguments_name_is_found(project, capsys):
     (project / "train.py").write_text("")
     for given in (["--deepspeed_config", "ds_config.json"], ["--config=ds_config.json"]):

@@ -24,6 +24,7 @@ from gemini_lab.recovery.messages import (
     Inventory,
     JobOrder,
     Message,
+    ScriptFinished,
     SlabRequest,
     SlotWanted,
     TakeInventory,
@@ -178,6 +179,95 @@ def test_a_killed_workers_multiprocessing_leaves_nothing(tmp_path, monkeypatch):
         (held,) = left  # the node's own folder, and nothing in it
         assert [name.startswith(SCRATCH) for name in held] == [True]
         assert not any(Path(short).iterdir())
+
+
+SPAWNS = """
+import multiprocessing, os, signal, time
+from pathlib import Path
+
+def serve(ready):
+    ready.set()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    spawn.Process(target=serve, args=[ready]).start()
+    ready.wait()
+    names = [path.name for path in Path("/dev/shm").glob("sem.*")]
+    Path("semaphores").write_text("\\n".join(names))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_workers_spawned_processes_leave_no_semaphores(tmp_path):
+    """Who would remove them, the process that multiprocessing starts for that, is killed too."""
+    (tmp_path / "train.py").write_text(SPAWNS)
+    others = {path.name for path in Path("/dev/shm").glob("sem.*")}
+
+    async def be_killed() -> list[int]:
+        codes: list[int] = []
+        host = a_host(lambda _, code: codes.append(code))
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+            while not codes:
+                await asyncio.sleep(0.01)
+        finally:
+            host.close()
+        return codes
+
+    assert asyncio.run(asyncio.wait_for(be_killed(), PATIENCE_S)) == [-signal.SIGKILL]
+    made = {*(tmp_path / "semaphores").read_text().split("\n")} - others
+    assert made
+    deadline_s = time.monotonic() + 10
+    while made & {path.name for path in Path("/dev/shm").glob("sem.*")}:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+ENDS = """
+import atexit, threading, time
+from pathlib import Path
+
+def write_late():
+    time.sleep(1)
+    Path("thread").touch()
+
+atexit.register(Path("handler").touch)
+threading.Thread(target=write_late).start()
+print("a word without an end", end="")
+"""
+
+
+def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path):
+    """Such as those that write a last file: the agent ends processes when all ranks have ended."""
+    (tmp_path / "train.py").write_text(ENDS)
+    there: list[list[str]] = []
+
+    def hear(_worker: Worker, message: Message, _fds: list[int]) -> None:
+        if isinstance(message, ScriptFinished):
+            there.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    async def end() -> None:
+        lines: list[str] = []
+        host = WorkerHost(
+            warm=False,
+            on_message=hear,
+            on_output=lambda _, more: lines.extend(more),
+            on_exit=lambda *_: None,
+            on_note=print,
+        )
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+            while not there:
+                await asyncio.sleep(0.01)
+        finally:
+            host.close()
+
+    asyncio.run(asyncio.wait_for(end(), PATIENCE_S))
+    assert there == [["handler", "thread", "train.py"]]
 
 
 def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_ends():

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import pytest
 from test_chaos_oracles import LOG
 
+from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign
@@ -459,3 +461,17 @@ def test_a_campaign_draws_as_many_faults_as_it_was_asked_for(tmp_path):
     assert [len(schedule.faults) for schedule in plan.schedules()] == [12, 12, 6]
     assert len({schedule.iterations for schedule in plan.schedules()}) == 1  # one undisturbed run
     assert str(campaign(plan, schedules=[])).startswith("kind")
+
+
+def test_a_campaign_that_is_interrupted_does_not_pass_for_one_that_held(
+    tmp_path, monkeypatch, capsys
+):
+    """Ctrl-C, or SIGTERM, between runs: none of them was cut short."""
+
+    def interrupted(_plan):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+    monkeypatch.setattr(Plan, "schedules", interrupted)
+    assert main(["chaos", "--folder", str(tmp_path)]) == Exit.INTERRUPTED
+    assert "interrupted: of what was left nothing is known" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import pytest
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, free_port, start_etcd
-from gemini_lab.launch.etcd_keeper import Member, answers
+from gemini_lab.launch.etcd_keeper import HUNG_S, LOG, LOG_BYTES, Member, answers
 from gemini_lab.node.control_store import (
     EtcdAddress,
     EtcdStore,
@@ -142,3 +142,14 @@ async def lease_is_kept(address: EtcdAddress) -> bool:
         return False
     finally:
         await streams.close()
+
+
+def test_what_etcd_says_is_kept_up_to_a_limit_and_the_newest_of_it(tmp_path):
+    """It says something of each slow request, and a run may last for months."""
+    with kept(tmp_path / "etcd", HUNG_S):
+        log = tmp_path / "etcd" / LOG
+        with log.open("ab") as file:
+            file.write(b"a line that etcd might have said\n" * (LOG_BYTES // 30))
+        until(lambda: log.stat().st_size < LOG_BYTES // 2)
+        older = log.with_name(f"{LOG}.1").stat().st_size
+    assert LOG_BYTES < older < 2 * LOG_BYTES

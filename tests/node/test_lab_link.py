@@ -1,13 +1,19 @@
 """What an agent says to the lab's owner is kept until it is on disk, whoever the owner is."""
 
+import asyncio
+import os
 import secrets
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from gemini_lab.log.events import Note
+from gemini_lab.log.events import Iteration, Note
 from gemini_lab.node.lab_link import PRINTED_BYTES, LabLink
 from gemini_lab.recovery.messages import EventSaid, LabHello, OutputSaid
 from gemini_lab.units import MIB
+from gemini_lab.wire.tcp import ROOM_BYTES, serve
 
 
 class Owner:
@@ -16,6 +22,7 @@ class Owner:
     def __init__(self, age_s=0.0):
         self.arrived = []
         self.is_closed = False
+        self.has_room = True
         self.age_s = age_s
 
     def send(self, message):
@@ -152,3 +159,66 @@ def test_a_flood_of_printed_lines_takes_no_more_memory_than_is_set_aside_and_is_
     link.heard(PRINTED_BYTES // MIB + 3)
     assert len(owner.texts) == 2
     assert owner.arrived[-1].lines == ["x" * MIB]
+
+
+OWNER = """
+import asyncio, sys, time
+from gemini_lab.recovery.messages import EventSaid, LabHello
+from gemini_lab.wire.tcp import connect
+
+async def main():
+    hello = LabHello(at_s=time.time(), owner="lab", taken=0)
+    channel = await connect(sys.argv[1], "token", hello, timeout_s=20)
+    while (message := await channel.receive()) is not None:
+        if isinstance(message, EventSaid):
+            event = message.entry.event
+            print(event.text if event.kind == "note" else event.iteration, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_an_owner_that_is_stopped_costs_no_memory_and_hears_all_but_the_oldest_iterations():
+    """A real process, stopped with SIGSTOP while a node says more than its connection takes."""
+    asyncio.run(stopped_owner(most=1000, count=40_000))
+
+
+async def stopped_owner(*, most, count):
+    link, opened = LabLink("node-0", most=most), asyncio.get_running_loop().create_future()
+
+    async def welcome(channel):
+        link.open(channel, channel.peer)
+        opened.set_result(channel)
+        await channel.receive()
+
+    server, port = await serve("127.0.0.1", "token", welcome)
+    command = [sys.executable, "-c", OWNER, f"127.0.0.1:{port}"]
+    owner = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        channel = await asyncio.wait_for(opened, 60)
+        owner.send_signal(signal.SIGSTOP)
+        for number in range(count):
+            if number % (count // 4) == 0:
+                link.note(f"a word {number}")
+            link.emit(Iteration(rank=0, epoch=1, iteration=number, duration_s=1.0, waited_s=0.0))
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+        held_bytes = channel._writer.transport.get_write_buffer_size()
+        assert held_bytes < 2 * ROOM_BYTES
+        assert len(link._waiting) <= most
+        owner.send_signal(signal.SIGCONT)
+        heard = []
+        while not (heard and heard[-1].endswith("no lab took them")):
+            heard.append((await asyncio.wait_for(owner.stdout.readline(), 60)).decode().strip())
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        await owner.wait()
+        server.close()
+    numbers = [int(line) for line in heard if line.isdecimal()]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == count - 1
+    told = int(heard[-1].split()[0])
+    assert told == count - len(numbers) > 0
+    assert [line for line in heard if line.startswith("a word")] == [
+        f"a word {number}" for number in range(0, count, count // 4)
+    ]

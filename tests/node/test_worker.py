@@ -240,3 +240,39 @@ def test_threads_take_turns_sooner_unless_they_do_already():
     command = [sys.executable, "-c", textwrap.dedent(GIVING_WAY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "True\nTrue\n", done.stderr
+
+
+HANGING = """
+    import atexit, sys, threading, time, weakref
+    from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
+
+    class Owner: pass
+    owner = Owner()
+    weakref.finalize(owner, print, "the parent's", flush=True)
+    keep_parents_things()
+    weakref.finalize(owner, print, "the script's", flush=True)
+    atexit.register(print, "called", flush=True)
+    hangs = "thread" in sys.argv
+    if hangs:
+        threading.Thread(target=time.sleep, args=[600]).start()
+    if "handler" in sys.argv:
+        atexit.register(time.sleep, 600)
+    end_as_python_does(lambda: print("said", flush=True), limit_s=2.0)
+    print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "printed"),
+    [
+        ("nothing", ["called", "the script's", "went on"]),
+        ("thread", ["said"]),
+        ("handler", ["said"]),
+    ],
+)
+def test_exit_handlers_are_called_and_what_hangs_there_keeps_nobody(what, printed):
+    command = [sys.executable, "-c", textwrap.dedent(HANGING), what]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0
+    assert sorted(ended.stdout.splitlines()) == sorted(printed)
+    assert ("ends without them" in ended.stderr) == (what != "nothing")

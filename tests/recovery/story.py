@@ -12,6 +12,8 @@ from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
+    Disown,
+    Disowned,
     EventSaid,
     Fence,
     Fenced,
@@ -48,7 +50,7 @@ from gemini_lab.recovery.protocol import (
     Tick,
     WriteState,
 )
-from gemini_lab.recovery.rewinds import left_of
+from gemini_lab.recovery.rewinds import is_left, left_of
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
@@ -187,6 +189,10 @@ class Story:
             case CallRoll():
                 if not self.ended & {*self.root.state.seats.ranks_on(sent.to)}:
                     self.say(sent.to, AllLive(epoch=epoch))
+            case Disown(left=left) if sent.to not in self.deaf:
+                made = Lineage(run=RUN, epoch=1)
+                counting = [v for v in self.persistent if not is_left(v, made, left)]
+                self.say(sent.to, Disowned(epoch=epoch, versions=counting, reason=self.unread))
             case Settle():
                 kept = self.copies[sent.to]
                 kept[:] = [copy for copy in kept if copy.ranks == sent.order.ranks]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
@@ -14,6 +15,7 @@ from gemini_lab.recovery.protocol import (
     ProgressGivenUp,
     RootState,
 )
+from gemini_lab.recovery.root import RootAgent
 
 from .story import JOB, Story, job
 from .test_root import commits, written
@@ -158,6 +160,28 @@ def test_a_setting_may_give_up_after_a_time():
     assert story.root.state.phase == "waiting"
     story.tick(story.now_s + 31)
     assert story.plan().tier == "start"
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_another_machines_clock_gives_nothing_up_too_early_nor_later(ahead_s):
+    """The second root's machine has its clock an hour ahead, or behind."""
+    first = Story(nodes=6).start(iterations=5, give_up_progress_after_s=60)
+    first.lose("node-0")
+    first.lose("node-1")
+    first.tick(first.now_s + 30)
+    left = replace(first.states[-1], clock_s=first.now_s)  # as it is stored
+    second = Story(nodes=0, state=RootState())
+    second.now_s = first.now_s + ahead_s
+    second.root = RootAgent(state=RootState.from_text(left.to_text()), at_s=second.now_s)
+    second.copies = {n: c for n, c in first.copies.items() if n not in {"node-0", "node-1"}}
+    for node in second.copies:
+        second.root.living[node] = NodeJoined(at_s=second.now_s, node=node, epoch=left.epoch)
+    second.do(second.root.take_over(second.now_s))
+    assert second.root.state.phase == "waiting"
+    second.tick(second.now_s + 25)
+    assert second.root.state.phase == "waiting"
+    second.tick(second.now_s + 31)
+    assert second.plan().tier == "start"
 
 
 def test_a_new_root_waits_too_going_by_what_memory_shows():

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import KeptCopy, Persist
+from gemini_lab.recovery.messages import Committed, Disown, KeptCopy, Persist, Persisted
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root import DISOWN_LIMIT_S, RootAgent
 from gemini_lab.shard.lineage import Lineage
 
 from .story import RUN, Story, job
@@ -271,3 +271,66 @@ def test_a_version_that_is_being_saved_and_is_left_behind_is_given_up():
     assert saving
     accuse(story, "node-2")
     assert story.root._saver.version is None
+
+
+TIER = "memory://runs"
+
+
+def stopped(persistent: list[int], **told) -> Story:
+    """A run that ends for wrong sums, of which the tier has these versions."""
+    story = verifying(on_wrong_sums="stop", persistent_url=TIER, persist_every_s=None)
+    story.persistent = persistent
+    for name, value in told.items():
+        setattr(story, name, value)
+    accuse(story, "node-2", goes_back=False)
+    return story
+
+
+def the_end(story: Story) -> str:
+    (end,) = story.of(events.RunFailed)
+    return end.reason
+
+
+def test_who_resumes_from_a_run_that_ended_for_wrong_sums_begins_at_what_was_verified():
+    story = stopped([3, 5])
+    (order,) = [sent.order for sent in story.orders if isinstance(sent.order, Disown)]
+    assert order.left == [VersionId(version=3, lineage=Lineage(RUN, 1))]
+    assert "--resume goes on from version 3" in the_end(story)
+
+
+def test_a_verified_version_that_memory_alone_has_is_saved_before_the_run_ends():
+    story = stopped([2, 5])
+    assert story.of(events.RunFailed) == []
+    orders = {s.to: s.order for s in story.orders if isinstance(s.order, Persist)}
+    assert {order.version for order in orders.values()} == {3}
+    for node in orders:
+        said = Persisted(epoch=story.epoch, version=3, lineage=Lineage(RUN, 1), records=[])
+        story.say(node, said)
+    story.say("node-3", Committed(epoch=story.epoch, version=3, size_bytes=1))
+    assert "--resume goes on from version 3" in the_end(story)
+
+
+def test_a_tier_that_cannot_be_told_is_spoken_of_and_one_that_does_not_answer():
+    assert "could not be told that its versions after 3 count no more" in the_end(
+        stopped([3, 5], unread="read-only")
+    )
+    story = stopped([3, 5], deaf={f"node-{number}" for number in range(5)})
+    assert story.of(events.RunFailed) == []
+    story.tick(story.now_s + DISOWN_LIMIT_S + 1)
+    assert "could not be told that its versions after 3 count no more" in the_end(story)
+
+
+def test_a_root_that_is_elected_before_the_tier_knows_tells_it():
+    deaf = {f"node-{number}" for number in range(5)}
+    story = stopped([3, 5], deaf=deaf)
+    story.deaf = set()
+    another_root(story, accusation("node-2", epoch=story.epoch - 1, goes_back=False))
+    assert "--resume goes on from version 3" in the_end(story)
+
+
+def test_a_tier_learns_at_once_that_training_went_back():
+    """The run may be lost before it has saved a version of the new history."""
+    story = Story().start(5, persistent_url=TIER, persist_every_s=None)
+    story.go_back(3, from_iteration=5)
+    orders = [sent.order for sent in story.orders if isinstance(sent.order, Disown)]
+    assert [order.left for order in orders] == [[VersionId(version=3, lineage=Lineage(RUN, 1))]]

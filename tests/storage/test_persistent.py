@@ -226,6 +226,25 @@ def test_what_a_rewind_left_behind_counts_no_more_for_who_goes_on_from_here(tier
     assert tier._versions_begun() == [10, 15]
 
 
+def test_what_was_left_counts_no_more_although_no_version_was_saved_since(tier):
+    save(tier, 12, **of_history(0))
+    save(tier, 14, **of_history(0))
+    tier.disown([VersionId(version=12, lineage=Lineage(run=7, epoch=1))])
+    tier.disown([VersionId(version=13, lineage=Lineage(run=7, epoch=1))])
+    assert tier.versions() == [12]
+    save(tier, 13, **of_history(1))
+    assert tier.versions() == [12, 13]
+
+
+def test_what_was_left_is_forgotten_with_the_last_version_of_its_run(tier):
+    save(tier, 12, **of_history(0))
+    tier.disown([VersionId(version=12, lineage=Lineage(run=7, epoch=1))])
+    for version in (13, 14):
+        save(tier, version, lineage={"run": 8, "epoch": 1, "rewinds": 0})
+    assert not [name for name in tier._files("") if name.startswith("left")]
+    assert tier.versions() == [13, 14]
+
+
 def test_what_was_left_takes_no_place_of_a_good_version(tier):
     for version in (10, 20):
         save(tier, version, **of_history(0))

@@ -106,10 +106,12 @@ def campaign(
     result, began_s = Result(plan=str(plan)), time.monotonic()
     stop_s = None if plan.most_s is None else began_s + plan.most_s
     plan.folder.mkdir(parents=True, exist_ok=True)
+    result.was_interrupted = True  # until all is done
     with busy(plan.load), terminated_as_interrupted(), contextlib.suppress(KeyboardInterrupt):
         for schedule in plan.schedules() if schedules is None else schedules:
             known = undisturbed(schedule, plan.folder, limit_s=plan.limit_s)
             if stop_s is not None and time.monotonic() > stop_s:
+                result.was_interrupted = False
                 break
             _say(f"run {schedule.number} of seed {schedule.seed}: {len(schedule.faults)} faults")
             run, found = one_run(schedule, plan, known, stop_s=stop_s)
@@ -130,6 +132,8 @@ def campaign(
             _report(run, smallest)
             if was_interrupted:
                 break
+        else:
+            result.was_interrupted = False
     result.duration_s = time.monotonic() - began_s
     return result
 

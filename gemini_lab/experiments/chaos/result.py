@@ -72,6 +72,7 @@ class Result(msgspec.Struct, kw_only=True):
         duration_s: How long all took.
         looks: How often an observer of the runs' memory saw a whole version there.
         cut_short: How many runs Ctrl-C or SIGTERM ended: how they would have ended is not known.
+        was_interrupted: Whether one of these ended the campaign, be it between runs.
         strikes: Every fault, in order.
         failures: The runs that did not hold.
     """
@@ -82,6 +83,7 @@ class Result(msgspec.Struct, kw_only=True):
     duration_s: float = 0.0
     looks: int = 0
     cut_short: int = 0
+    was_interrupted: bool = False
     strikes: list[Strike] = msgspec.field(default_factory=list)
     failures: list[Failed] = msgspec.field(default_factory=list)
 

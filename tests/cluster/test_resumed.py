@@ -1,0 +1,124 @@
+"""Whole runs that end, and others that go on from what they left in their persistent tier."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from gemini_lab import Job, Lab
+from gemini_lab.errors import RunFailedError
+from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.injector.failures import WrongSums
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.lab.earlier import versions_at
+
+from .conftest import is_of, processes_of_labs
+
+ITERATIONS = 24
+
+
+def later_than(report, version):
+    """A report's losses of the iterations after this one."""
+    return {key: loss for key, loss in report.losses.items() if key[0] > version}
+
+
+def test_who_goes_on_from_a_run_that_computed_wrong_begins_at_what_was_verified(
+    tmp_path, undisturbed
+):
+    """Each version was saved, also those that hold wrong sums; two nodes cannot tell whose."""
+    url = str(tmp_path / "tier")
+    job = gpt_job(size="tiny", iterations=ITERATIONS, gemini={"verify_every": 4})
+    scenario = Scenario().add(WrongSums("rank-1", "gradient"), iteration=9)
+    with Lab(2, 0, folder=tmp_path / "first") as lab:
+        run = lab.train(job, scenario=scenario, persistent_url=url, persist_every_iterations=1)
+        with pytest.raises(RunFailedError, match="--resume goes on from version 8, which was"):
+            run.wait(200)
+        saved = [said.event.version for said in run.events("persist_finished")]
+    assert max(saved) > 8
+    assert versions_at(url) == [8]
+    with Lab(2, 0, folder=tmp_path / "second") as lab:
+        report = lab.train(job, resume=True, persistent_url=url).wait(200).report()
+    assert report.outcome == "finished", report.reason
+    expected = later_than(undisturbed(iterations=ITERATIONS, nodes=2), 8)
+    assert later_than(report, 8) == expected
+
+
+SKIPPING = """
+import json, os, sys, time
+import deepspeed, torch, gemini_lab
+from torch import nn
+
+case = json.loads(sys.argv[1])
+rank = int(os.environ["RANK"])
+numbers = [number for number in range(1000) if number not in case["without"]]
+
+
+class Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(numbers)
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(9 * numbers[index] + rank)
+        return torch.randn(4, 6, generator=generator)
+
+
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 13), nn.ReLU(), nn.Dropout(0.2), nn.Linear(13, 1))
+engine, *_ = deepspeed.initialize(
+    model=model,
+    model_parameters=[*model.parameters()],
+    config={
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "gemini": {"keep_in_memory": 6, "keep_versions": 20},
+    },
+)
+torch.manual_seed(rank)
+loader = torch.utils.data.DataLoader(Batches(), batch_size=None)
+protected = gemini_lab.protect(engine, data=loader)
+batches = iter(loader)
+for step in protected.steps(case["steps"]):
+    time.sleep(case["pace_s"])
+    loss = engine(next(batches)).square().mean()
+    engine.backward(loss)
+    protected.log(loss=loss.item())
+    engine.step()
+"""
+
+
+@pytest.mark.parametrize("further", [0, 9], ids=["at once", "iterations later"])
+def test_a_run_that_was_rewound_and_then_lost_whole_goes_on_along_the_line_it_went(
+    tmp_path, script, further
+):
+    """All its processes are killed: at once the tier has nothing newer than what was left."""
+    url, path = str(tmp_path / "tier"), str(script(SKIPPING))
+
+    def job(steps, *, without=(), pace_s=0.0):
+        case = {"steps": steps, "without": [*without], "pace_s": pace_s}
+        return Job(script=path, args=[json.dumps(case)])
+
+    others = {process.pid for process in processes_of_labs()}
+    with Lab(2, 0, folder=tmp_path / "first") as lab:
+        run = lab.train(job(500, pace_s=0.2), persistent_url=url, persist_every_iterations=2)
+        wait_for(run, iteration=12)
+        run.rewind(4, skip=True)
+        while not (told := run.events("rewound")):
+            time.sleep(0.01)
+        said = told[0].event
+        wait_for(run, iteration=said.version + further)
+        for process in processes_of_labs():
+            if not is_of(process, others):
+                os.kill(process.pid, signal.SIGKILL)
+    taken = max(versions_at(url))
+    assert taken <= said.version + further + 1
+    # Where no later version is there the batches that were left come again: nothing tells of them.
+    without = range(said.version, said.iteration) if taken > said.version else ()
+    with Lab(2, 0, folder=tmp_path / "second") as lab:
+        resumed = lab.train(job(40), resume=True, persistent_url=url).wait(200).report()
+        straight = lab.train(job(40, without=without), persistent_url=None).wait(200).report()
+    assert later_than(resumed, taken) == later_than(straight, taken)
+    assert len(later_than(resumed, taken)) == 2 * (40 - taken)
