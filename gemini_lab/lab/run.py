@@ -155,7 +155,7 @@ class Run(FollowedRun):
         it has the size (`resized`), or why its script refuses it (`resize_refused`).
 
         Raises:
-            ConfigError: The run is over, cannot have that size, or is all on this machine, which has
+            ConfigError: The run is over, cannot have that size, or is all on one machine, which has
                 too little memory for so many nodes.
         """
         if self.is_over:

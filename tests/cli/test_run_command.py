@@ -17,6 +17,7 @@ from gemini_lab.cli.following import follow
 from gemini_lab.cli.main import main
 from gemini_lab.cli.run import setting_of
 from gemini_lab.errors import ConfigError
+from gemini_lab.lab.notice import NOTHING_YET, save_within
 from gemini_lab.log.events import (
     FailureCause,
     PersistFailed,
@@ -340,11 +341,17 @@ def test_a_notice_that_is_too_short_is_said(run, capsys):
 
 
 def test_without_a_persistent_tier_nothing_is_waited_for(run, capsys):
-    del run.course.settings["persistent_url"]
+    run.course.settings["persistent_url"] = None
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert follow(run, 1000.0) == Exit.TERMINATED
     assert "the run has no persistent tier" in capsys.readouterr().err
     assert run._owner.saved == []
+
+
+def test_before_the_script_has_told_its_tier_it_is_not_said_to_have_none(run):
+    del run.course.settings["persistent_url"]
+    assert run.iteration
+    assert save_within(run, 1000.0).reason == NOTHING_YET
 
 
 def test_a_run_that_finishes_during_its_notice_has_finished(run):
