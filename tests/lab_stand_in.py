@@ -35,6 +35,7 @@ class ClusterStandIn:
         self.stopped: list[int] = []
         self.rewinds: list[tuple[int, int, bool]] = []
         self.drained: list[tuple[int, str]] = []
+        self.resized: tuple[int, int] | None = None
         self.given_up: list[int] = []
         self.saved: list[int] = []
         self.is_closed = False
@@ -75,7 +76,13 @@ def lab_on(cluster: ClusterStandIn, folder: Path) -> Lab:
     return Lab(folder=folder, start=cluster.start)
 
 
-def run_in(folder: Path, job: Job | None = None, log: EventLog | None = None) -> Run:
+def run_in(
+    folder: Path,
+    job: Job | None = None,
+    log: EventLog | None = None,
+    *,
+    owner: ClusterStandIn | None = None,
+) -> Run:
     """A run that no lab stands behind; it takes over `log`, if there is one."""
     folder.mkdir(parents=True, exist_ok=log is not None)
     origin = RunOrigin(
@@ -84,7 +91,7 @@ def run_in(folder: Path, job: Job | None = None, log: EventLog | None = None) ->
         job=job or Job(script="train.py"),
         seats=Seats(nodes=len(NODES)),
     )
-    return Run(origin, ClusterStandIn(), log)
+    return Run(origin, owner or ClusterStandIn(), log)
 
 
 def tell(run: Run | None, *said: AnyEvent) -> None:

@@ -1,10 +1,9 @@
 """What Lightning's loops count, and what its callbacks and metrics keep: read, and put back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
-import torch
-from torchmetrics import Metric
+from gemini_lab.engine.state.unsaid import is_metric, put_attributes, read_metric, share_states
 
 _KEPT: Final = ("value", "_update_count")
 _MEAN: Final = (*_KEPT, "cumulated_batch_size")
@@ -37,7 +36,7 @@ class LightningState:
             "data": _state_of(self._trainer.datamodule),
             "told": {name: dict(getattr(self._told, name)) for name in _TOLD},
             "averages": {name: one for name, one in self._read_averages() if one},
-            "metrics": {name: _read(one) for name, one in self._metrics()},
+            "metrics": {name: read_metric(one) for name, one in self._metrics()},
         }
 
     def load_state_dict(self, kept: dict[str, Any]) -> None:
@@ -54,7 +53,7 @@ class LightningState:
             getattr(self._told, name).update(kept["told"][name])
         self._averages = dict(kept["averages"])
         for name, metric in self._metrics():
-            _put(metric, kept["metrics"].get(name, {}))
+            put_attributes(metric, kept["metrics"].get(name, {}))
 
     def begin(self) -> None:
         """The loops run: they go on as if they had never ended.
@@ -110,25 +109,16 @@ class LightningState:
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         """Torchmetrics' own objects in the module."""
-        for name, part in self._trainer.lightning_module.named_modules():
-            if isinstance(part, Metric):
+        module = self._trainer.lightning_module
+        share_states(module)
+        for name, part in module.named_modules():
+            if is_metric(part):
                 yield name, part
 
 
 def _fields(metric: Any) -> dict[str, Any]:
     names = _MEAN if metric.meta.is_mean_reduction else _KEPT
     return {name: getattr(metric, name) for name in names}
-
-
-def _read(metric: Any) -> dict[str, Any]:
-    states = {name: getattr(metric, name) for name in metric._defaults}  # noqa: SLF001
-    return {**states, "_update_count": metric._update_count}  # noqa: SLF001
-
-
-def _put(metric: Any, kept: Mapping[str, Any]) -> None:
-    for name, value in kept.items():
-        is_tensor = isinstance(value, torch.Tensor)
-        setattr(metric, name, value.to(metric.device) if is_tensor else value)
 
 
 def _state_of(datamodule: Any) -> dict[str, Any]:

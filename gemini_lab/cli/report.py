@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gemini_lab.errors import ConfigError
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.file import find_log, read_log
 from gemini_lab.log.follow import name_of
@@ -45,12 +46,13 @@ def command(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     log = find_log(options.run)
+    beside = find_log(options.compare) if options.compare is not None else None
+    learned = find_log(options.predict) if options.predict else None
     run = RunReducer(name=name_of(log), keep=FOR_REPORT)
     run.extend(read_log(log))
     report = report_of(run)
     if options.chrome_trace is not None:
-        trace = chrome_trace(read_log(log))
-        options.chrome_trace.write_text(json.dumps(trace), encoding="utf-8")
+        _write(options.chrome_trace, json.dumps(chrome_trace(read_log(log))))
     if options.html is not None:
         save_log(log, options.html, window=options.window)
     if options.json:
@@ -61,16 +63,26 @@ def command(arguments: Sequence[str]) -> int:
         text = "\n\n".join([*parts, f"log: {log}"])
     print(text)  # noqa: T201
     if options.predict is not None:
-        known = (
-            RunReducer.load(find_log(options.predict), keep=FOR_REPORT) if options.predict else None
-        )
+        known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None
         predicted = predict(run, learned=known)
         print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
-    if options.compare is None:
+    if beside is None:
         return 0
-    comparison = report.losses_match(load_report(find_log(options.compare)))
+    comparison = report.losses_match(load_report(beside))
     print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
     return 0 if comparison else 1
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that was asked for.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
 
 
 def _window(text: str) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from gemini_lab.cli.screen import screen
 from gemini_lab.cli.seconds import seconds
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.watched import watched
+from gemini_lab.report.reducer import RunReducer
 
 EVERY_S: Final = 1.0
 
@@ -34,12 +35,17 @@ def command(arguments: Sequence[str]) -> int:
     with interrupt_says(lambda: shown_no_more), watched(finder) as run:
         draw = partial(screen, beside=beside_of(finder))
         console = Console()
+        is_over = run.ask(_is_over)
         with _shown(console, run.ask(draw)) as show:
-            while not run.ask(lambda told, _: told.course.is_over):
+            while not is_over:
                 time.sleep(asked.every)
+                is_over = run.ask(_is_over)
                 show(run.ask(draw))
-            show(run.ask(draw))
     return Exit.FINISHED
+
+
+def _is_over(run: RunReducer, _now_s: float) -> bool:
+    return run.course.is_over
 
 
 @contextmanager

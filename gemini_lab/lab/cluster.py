@@ -17,6 +17,10 @@ class RunOwner(Protocol):
     def living(self) -> Sequence[str]:
         """Names of the nodes whose agents live, standbys included."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all nodes are on this machine, and see its folders."""
+
     def obey(self, order: Order) -> None:
         """Have a node do something to itself.
 
@@ -61,10 +65,6 @@ class Cluster(RunOwner, Protocol):
     @property
     def etcd(self) -> Sequence[str]:
         """`host:port` of each member of the etcd behind them."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all nodes are on this machine, and see its folders."""
 
     def submit(self, job: JobOrder) -> None:
         """Start a job on the nodes."""

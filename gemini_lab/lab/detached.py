@@ -113,8 +113,8 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
     """
     _check(config)
     token = config.token or secrets.token_hex(16)
+    check_name(wanted.name)
     folder = fresh_folder(config.folder / wanted.name)
-    check_name(folder.name)
     order = wanted.order(number=1, shared=folder)
     with ExitStack() as undo:
         name = config.join or folder.name

@@ -1,5 +1,6 @@
 """An endpoint for Prometheus and whatever else reads OpenMetrics."""
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -54,9 +55,7 @@ def serve_metrics(run: Watched, *, port: int, address: str = LOOPBACK) -> Iterat
     try:
         server, thread = start_http_server(port, address, registry)
     except (OSError, OverflowError) as error:
-        raise LaunchError(
-            f"cannot serve metrics on {address}:{port}: {error}; choose another port"
-        ) from error
+        raise _taken(address, port, error) from error
     try:
         yield server.server_port
     finally:
@@ -70,12 +69,28 @@ def check_places(places: Sequence[str]) -> None:
 
     Raises:
         ConfigError: One is such a place.
+        LaunchError: One is a port that is taken.
     """
     for where in places:
         if is_sink(where):
             check_place(where)
         else:
-            split_port(where)
+            address, port = split_port(where)
+            _check_free(address, port)
+
+
+def _check_free(address: str, port: int) -> None:
+    """Refuse a port on which nobody can listen now."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, port), family=family):
+            pass
+    except (OSError, OverflowError) as error:
+        raise _taken(address, port, error) from error
+
+
+def _taken(address: str, port: int, error: Exception) -> LaunchError:
+    return LaunchError(f"cannot serve metrics on {address}:{port}: {error}; choose another port")
 
 
 @contextmanager

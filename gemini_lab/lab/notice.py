@@ -13,7 +13,7 @@ from gemini_lab.report.reducers.course import Course
 
 LOOK_S: Final = 0.1
 NO_TIER: Final = "the run has no persistent tier; name one with --persistent-url"
-NOTHING_YET: Final = "no iteration was done yet, so there was nothing to save"
+NOTHING_YET: Final = "no iteration was done since the start, so there was nothing to save"
 
 
 class Savable(Followed, Protocol):
@@ -44,8 +44,10 @@ class Saved:
 
 def save_within(run: Savable, notice_s: float) -> Saved:
     """Have `run` save a version that it makes from now on; waits for that up to `notice_s`."""
-    if not run.course.settings.get("persistent_url"):
-        return Saved(reason=NO_TIER if run.iteration else NOTHING_YET)
+    settings = run.course.settings
+    if not settings.get("persistent_url"):
+        is_known = run.iteration and "persistent_url" in settings  # since the script's `protect`
+        return Saved(reason=NO_TIER if is_known else NOTHING_YET)
     heard: SimpleQueue[Entry] = SimpleQueue()
     forget = run.watch(heard.put)
     try:

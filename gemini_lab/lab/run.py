@@ -23,6 +23,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
+from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.recovery import drains
 from gemini_lab.recovery.messages import OutputSaid
 from gemini_lab.recovery.resizes import why_never
@@ -135,7 +136,7 @@ class Run(FollowedRun):
             ConfigError: The run is over, the node is not there, or nobody else has its shards.
         """
         if self.is_over:
-            raise ConfigError(f"{self} is over: no node of it has to be drained")
+            raise ConfigError(f"{self.name} is over: no node of it has to be drained")
         if node not in self._owner.living:
             raise ConfigError(f"no node {node!r} is there; there are {listed(self._owner.living)}")
         settings = self.course.settings
@@ -154,10 +155,11 @@ class Run(FollowedRun):
         it has the size (`resized`), or why its script refuses it (`resize_refused`).
 
         Raises:
-            ConfigError: The run is over, or cannot have that size.
+            ConfigError: The run is over, cannot have that size, or is all on one machine, which has
+                too little memory for so many nodes.
         """
         if self.is_over:
-            raise ConfigError(f"{self} is over: it has no size any more")
+            raise ConfigError(f"{self.name} is over: it has no size any more")
         settings, placement = self.course.settings, self._seats.placement
         if nodes < 1 or "replicas" in settings:
             reason = why_never(
@@ -168,7 +170,10 @@ class Run(FollowedRun):
                 placed=None if placement is None else placement.nodes,
             )
             if reason:
-                raise ConfigError(f"{self} cannot have {nodes} nodes: {reason}")
+                raise ConfigError(f"{self.name} cannot have {nodes} nodes: {reason}")
+        more = nodes - len(self._owner.living)
+        if self._owner.is_local and (why := too_little_for(more, free_memory())):
+            raise ConfigError(f"{self.name} cannot have {nodes} nodes, {more} more: {why}")
         self._owner.resize(self.number, nodes)
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:
@@ -185,7 +190,7 @@ class Run(FollowedRun):
             ConfigError: The run is over, or `steps` is no number of iterations.
         """
         if self.is_over:
-            raise ConfigError(f"{self} is over: no iteration of it can be taken back")
+            raise ConfigError(f"{self.name} is over: no iteration of it can be taken back")
         if steps < 1:
             raise ConfigError(f"steps={steps} takes no iteration back; give 1 or more")
         self._owner.rewind(self.number, steps=steps, skip=skip)

@@ -78,11 +78,12 @@ class Submission:
                 looked at.
 
         Raises:
-            ConfigError: The script is missing, a setting, the placement or the root agent is
-                impossible, or the tier is another run's.
+            ConfigError: The script is missing, the name, a setting, the placement or the root agent
+                is impossible, or the tier is another run's.
         """
         job = job_of(job)
         job.check()
+        _check_name(name)
         if isinstance(url := settings.get("persistent_url"), str):
             settings = {**settings, "persistent_url": absolute_url(url, cwd=str(Path.cwd()))}
         scenario = scenario or Scenario()
@@ -134,6 +135,15 @@ class Submission:
             defaults={}
             if shared is None
             else {"persistent_url": str(self.earlier or shared / TIER)},
+        )
+
+
+def _check_name(name: str | None) -> None:
+    """Refuse a run's name that would put its folder elsewhere, where no command looks for it."""
+    if name and (Path(name).name != name or name == ".."):
+        raise ConfigError(
+            f"{name!r} cannot be a run's name, as it is a path; the folder in which runs lie is "
+            "named by folder= or --folder"
         )
 
 

@@ -70,7 +70,7 @@ def export_weights(
     path = Path(to)
     if path.suffix not in _SUFFIXES:
         raise ConfigError(
-            f"cannot export to {path.name!r}; end its name in {' or '.join(_SUFFIXES)}"
+            f"cannot export to {str(path)!r}; end its name in {' or '.join(_SUFFIXES)}"
         )
     tier = PersistentTier(tier_url(source), storage_options=storage_options)
     wanted = [version] if version is not None else tier.versions()[::-1]

@@ -43,6 +43,12 @@ def test_top_fills_a_pipe_while_the_run_goes_on(tmp_path):
     assert len(screens) > 1
 
 
+def test_top_shows_a_run_that_is_over_once(tmp_path, capsys):
+    shutil.copy(LOG, tmp_path / "events.jsonl")
+    assert main(["top", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("phase") == 1
+
+
 def test_the_command_says_its_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"gemini-lab \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)

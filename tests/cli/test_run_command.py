@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from gemini_lab.cli.following import follow
 from gemini_lab.cli.main import main
 from gemini_lab.cli.run import setting_of
 from gemini_lab.errors import ConfigError
+from gemini_lab.lab.notice import NOTHING_YET, save_within
 from gemini_lab.log.events import (
     FailureCause,
     PersistFailed,
@@ -168,6 +170,29 @@ def test_where_metrics_cannot_go_is_said_before_anything_starts(project, capsys,
     assert main(["run", *options, "--nodes", "2", "train.py"]) == Exit.REFUSED
     assert way_out in capsys.readouterr().err
     assert sorted(path.name for path in project.iterdir()) == ["ds_config.json", "train.py"]
+
+
+def test_a_port_that_is_taken_is_found_before_anything_starts(project, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["run", "--metrics", str(port), "--nodes", "2", "train.py"]) == Exit.AGAIN
+    assert "choose another port" in capsys.readouterr().err
+    assert not (project / "gemini-runs").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "../b", "..", "b/"])
+@pytest.mark.parametrize("how", ["--dry-run", "--detach"])
+def test_a_path_is_no_name_of_a_run(project, capsys, name, how):
+    assert main(["run", how, "--name", name, "--nodes", "2", "train.py"]) == Exit.REFUSED
+    assert f"'{name}' cannot be a run's name, as it is a path" in capsys.readouterr().err
+    assert not (project / "gemini-runs").exists()
+
+
+def test_a_name_that_no_store_can_have_leaves_no_folder(project, capsys):
+    asked = ["run", "--detach", "--name", "two words", "--nodes", "2", "train.py"]
+    assert main(asked) == Exit.REFUSED
+    assert "use up to 100 letters" in capsys.readouterr().err
+    assert not (project / "gemini-runs").exists()
 
 
 @pytest.mark.usefixtures("project")
@@ -332,11 +357,17 @@ def test_a_notice_that_is_too_short_is_said(run, capsys):
 
 
 def test_without_a_persistent_tier_nothing_is_waited_for(run, capsys):
-    del run.course.settings["persistent_url"]
+    run.course.settings["persistent_url"] = None
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert follow(run, 1000.0) == Exit.TERMINATED
     assert "the run has no persistent tier" in capsys.readouterr().err
     assert run._owner.saved == []
+
+
+def test_before_the_script_has_told_its_tier_it_is_not_said_to_have_none(run):
+    del run.course.settings["persistent_url"]
+    assert run.iteration
+    assert save_within(run, 1000.0).reason == NOTHING_YET
 
 
 def test_a_run_that_finishes_during_its_notice_has_finished(run):

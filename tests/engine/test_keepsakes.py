@@ -7,6 +7,9 @@ import pytest
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
+from torchmetrics import CatMetric, MeanMetric, MetricCollection, MetricTracker, SumMetric
+from torchmetrics.classification import BinaryPrecision, BinaryRecall
+from torchmetrics.wrappers import MinMaxMetric, Running
 
 from gemini_lab.engine.state.keepsakes import keepsakes
 from gemini_lab.errors import ConfigError, UnsupportedError
@@ -21,6 +24,31 @@ def after_a_step():
     return optimizer
 
 
+class Beside(nn.Module):
+    """Keeps what its `state_dict` does not say."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+        self.memory = torch.zeros(2)
+
+    def forward(self, batch):
+        self.seen += batch
+        self.memory = self.memory + batch
+
+
+def add_up(metric):
+    metric.update(torch.tensor([0.2, 0.8, 0.7]), torch.tensor([0, 1, 0]))
+
+
+def with_groups():
+    """Two metrics with the same states, which the first one alone adds up from then on."""
+    both = MetricCollection([BinaryPrecision(), BinaryRecall()])
+    for _ in range(3):
+        add_up(both)
+    return both
+
+
 THINGS = {
     "torch": (lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(3, generator=g)),
     "numpy": (lambda: np.random.default_rng(1), lambda g: g.random(3)),
@@ -29,6 +57,15 @@ THINGS = {
     "Python": (lambda: random.Random(1), lambda g: g.gauss(0, 1)),
     "dict": (lambda: {"best": 3}, lambda kept: kept.setdefault("seen", kept.pop("best"))),
     "module": (lambda: nn.BatchNorm1d(2), lambda norm: norm(torch.rand(4, 2))),
+    "beside": (Beside, lambda module: module(torch.ones(2))),
+    "metric": (MeanMetric, lambda mean: mean.update(3.0)),
+    "metric in a list": (CatMetric, lambda cat: cat.update(3.0)),
+    "metric of the newest": (lambda: Running(SumMetric(), 2), lambda newest: newest.update(3.0)),
+    "metric with extremes": (
+        lambda: MinMaxMetric(MeanMetric()),
+        lambda mean: (mean.update(3.0), mean.compute()),
+    ),
+    "metrics": (with_groups, add_up),
     "optimizer": (after_a_step, lambda optimizer: optimizer.step()),
 }
 
@@ -42,6 +79,31 @@ def test_a_thing_takes_its_state_on_again(make, use):
     assert encode(one.read()) != before
     one.put(decode(before))
     assert encode(one.read()) == before
+
+
+def test_metrics_that_share_what_they_add_up_say_the_same_in_a_new_process():
+    running, fresh = with_groups(), MetricCollection([BinaryPrecision(), BinaryRecall()])
+    state = keepsakes({"both": running})["both"].read()
+    keepsakes({"both": fresh})["both"].put(decode(encode(state)))
+    for both in (running, fresh):
+        add_up(both)
+    assert fresh.compute() == running.compute()
+
+
+def test_what_a_metric_had_worked_out_goes_with_what_is_put_back():
+    mean = MeanMetric()
+    one = keepsakes({"mean": mean})["mean"]
+    mean.update(1.0)
+    before = encode(one.read())
+    mean.update(3.0)
+    assert mean.compute() == 2
+    one.put(decode(before))
+    assert mean.compute() == 1
+
+
+def test_a_tracker_that_makes_metrics_on_the_way_is_refused():
+    with pytest.raises(UnsupportedError, match="MetricTracker makes"):
+        keepsakes({"tracker": MetricTracker(MeanMetric(), maximize=True)})
 
 
 def test_a_generator_draws_the_same_again():

@@ -2,10 +2,10 @@
 
 import pytest
 from full_disk import full_at
-from lab_stand_in import NODES, begin, printed, run_in, seated, step, tell
+from lab_stand_in import NODES, ClusterStandIn, begin, printed, run_in, seated, step, tell
 from msgspec.structs import replace
 
-from gemini_lab.errors import RunFailedError
+from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.log.events import (
     Note,
     RecoveryFinished,
@@ -87,3 +87,16 @@ def test_a_hostile_name_stays_text_in_a_notebook(tmp_path):
     assert "<script" not in html
     assert "<b>" not in html
     assert "&lt;b&gt;node" in html
+
+
+def test_a_machine_is_not_asked_for_more_nodes_than_its_memory_has_room_for(tmp_path):
+    cluster = ClusterStandIn()
+    run = run_in(tmp_path / "run", owner=cluster)
+    begin(run)
+    run.resize(10**6)
+    assert cluster.resized == (run.number, 10**6)
+    cluster.is_local = True
+    with pytest.raises(ConfigError, match=r"run cannot have 1000000 nodes, 99999\d more: .* left"):
+        run.resize(10**6)
+    run.resize(len(NODES) - 1)
+    assert cluster.resized == (run.number, len(NODES) - 1)

@@ -279,6 +279,15 @@ def test_the_command_prints_compares_and_writes(save, steady, failing, capsys, m
     assert json.loads(capsys.readouterr().out)["outcome"] == "finished"
 
 
+def test_what_cannot_be_read_or_written_is_said_alone(save, steady, tmp_path, capsys):
+    folder = str(save("one", steady))
+    with pytest.raises(ConfigError, match="'other' is no run"):
+        command([folder, "--compare", "other"])
+    with pytest.raises(ConfigError, match=r"cannot write the trace .*: No such file"):
+        command([folder, "--chrome-trace", str(tmp_path / "missing" / "trace.json")])
+    assert not capsys.readouterr().out
+
+
 def test_the_command_fails_where_losses_differ(save, steady, monkeypatch):
     folder = save("whole", steady)
     save("short", steady[:-6])

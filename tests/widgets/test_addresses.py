@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("bokeh")
 
 from gemini_lab_widgets.addresses import EVERYWHERE, TEMPLATE, link_of, origins_of, reached_at
+from gemini_lab_widgets.dashboard import Dashboard
 from gemini_lab_widgets.serve import address_of, parser
 
 from gemini_lab.errors import ConfigError
@@ -53,3 +54,9 @@ def test_a_template_says_where_else(monkeypatch):
     assert link_of("127.0.0.1", 5006, "/x/{port}") == "/x/5006/"
     with pytest.raises(ConfigError, match="DOOR"):
         link_of("127.0.0.1", 5006, "/{DOOR}/{port}/")
+
+
+@pytest.mark.parametrize("port", [-1, 99_999])
+def test_what_is_no_port_is_refused_with_those_there_are(port):
+    with pytest.raises(ConfigError, match=f"there is no port {port}; name one up to 65535"):
+        Dashboard(lambda: None, port=port)

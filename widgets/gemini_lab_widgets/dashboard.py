@@ -28,6 +28,7 @@ from gemini_lab_widgets.signing import KEY_BYTES, kept_key
 VISITORS: Final = 20
 STARTED_WITHIN_S: Final = 60.0
 SHORTEST_PASSWORD: Final = 8
+LAST_PORT: Final = 2**16 - 1
 LARGEST_MESSAGE_BYTES: Final = 1 << 20
 """From a visitor: acknowledgements and views' settings are far smaller."""
 TIDY_MS: Final = 3000
@@ -94,7 +95,7 @@ class Dashboard:
         beside: Path | None = None,
         is_open: bool = True,
     ) -> None:
-        _check(address, password, visitors, public=public)
+        _check(address, port, password, visitors, public=public)
         self.address = address
         self.password = password or secrets.token_urlsafe(16)
         # With a password of its own it is not started again, so it leaves no file behind.
@@ -205,7 +206,11 @@ class Dashboard:
         )
 
 
-def _check(address: str, password: str | None, visitors: int, *, public: bool) -> None:
+def _check(address: str, port: int, password: str | None, visitors: int, *, public: bool) -> None:
+    if not 0 <= port <= LAST_PORT:
+        raise ConfigError(
+            f"there is no port {port}; name one up to {LAST_PORT}, or 0 for a free one"
+        )
     try:
         is_loopback = IPv4Address(address).is_loopback
     except ValueError as error:

@@ -11,6 +11,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.state.unsaid import put_unsaid, read_unsaid
 from gemini_lab.errors import ConfigError, UnsupportedError
 
 _SMALL_SEEDS: Final = 2**32  # all that numpy's older generators can be seeded with
@@ -92,7 +93,22 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
             f"also={{{name!r}: ...}} is a {type(thing).__name__}; give a generator (torch's, "
             "numpy's or Python's), a dict, or an object with `state_dict` and `load_state_dict`"
         )
+    if isinstance(thing, torch.nn.Module) and read_unsaid(thing):
+        return _module(thing)
     return _stateful(thing)
+
+
+def _module(thing: torch.nn.Module) -> Keepsake:
+    """A module that keeps more than its `state_dict` says."""
+
+    def read() -> dict[str, Any]:
+        return {"said": _plain(thing.state_dict()), "unsaid": read_unsaid(thing)}
+
+    def put(kept: Mapping[str, Any]) -> None:
+        thing.load_state_dict(kept["said"])
+        put_unsaid(thing, kept["unsaid"])
+
+    return Keepsake(read=read, put=put, is_made=True, room_bytes=_tensor_bytes(read()))
 
 
 def _stateful(thing: Stateful) -> Keepsake:

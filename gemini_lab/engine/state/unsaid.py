@@ -1,0 +1,113 @@
+"""What a module keeps and its `state_dict` does not say: metrics, and what is no persistent buffer.
+
+By default torchmetrics says nothing of what a metric has added up.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gemini_lab.errors import ConfigError, UnsupportedError
+
+Unsaid = dict[str, dict[str, Any]]
+"""For each part of a module that has something, by its name: attributes and their values."""
+
+_OF_METRICS: Final = ("_computed", "_forward_cache", "_cache")
+"""What a metric works out again from what it keeps."""
+
+
+def read_unsaid(module: nn.Module) -> Unsaid:
+    """What the parts of a module keep beside their `state_dict`.
+
+    Raises:
+        UnsupportedError: A metric makes others on the way, which no later start has.
+    """
+    share_states(module)
+    found = {
+        name: read_metric(part) if is_metric(part) else _tensors(part)
+        for name, part in module.named_modules()
+    }
+    return {name: kept for name, kept in found.items() if kept}
+
+
+def put_unsaid(module: nn.Module, unsaid: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put back what `read_unsaid` gave.
+
+    Raises:
+        ConfigError: The module is another one.
+    """
+    parts = dict(module.named_modules())
+    if missing := unsaid.keys() - parts.keys():
+        raise ConfigError(
+            f"the version has something of {sorted(missing)} in a {type(module).__name__} of "
+            "`also`, which has no such part now; make it as it was"
+        )
+    for name, kept in unsaid.items():
+        put_attributes(parts[name], kept)
+
+
+def share_states(module: nn.Module) -> None:
+    """Have each metric of a collection know what those that update for all have added up.
+
+    Raises:
+        UnsupportedError: A metric makes others on the way.
+    """
+    for part in module.modules():
+        if isinstance(part, _kinds("MetricTracker")):
+            raise UnsupportedError(
+                "a MetricTracker makes a metric at each increment(), which a start after a failure "
+                "would not have; keep the metrics themselves, and what they came to in a dict"
+            )
+        if isinstance(part, _kinds("MetricCollection")):
+            collection: Any = part
+            collection.items(copy_state=False)
+
+
+def is_metric(part: nn.Module) -> bool:
+    """Whether it is one of torchmetrics, which is asked only where the script has imported it."""
+    return isinstance(part, _kinds("Metric"))
+
+
+def read_metric(metric: Any) -> dict[str, Any]:
+    """What a metric has added up, and what it counts."""
+    states = {name: getattr(metric, name) for name in metric._defaults}  # noqa: SLF001
+    counts = {
+        name: value
+        for name, value in vars(metric).items()
+        if name.startswith("_") and type(value) is int
+    }
+    tensors = {name: t for name, t in _tensors(metric).items() if name not in _OF_METRICS}
+    return {**tensors, **states, **counts}
+
+
+def put_attributes(part: Any, kept: Mapping[str, Any]) -> None:
+    """Put these attributes back; of a metric what was worked out of others goes."""
+    for name, value in kept.items():
+        before = getattr(part, name, None)
+        if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):
+            value = value.to(before.device)  # noqa: PLW2901
+        setattr(part, name, value)
+    if is_metric(part):
+        part._computed = None  # noqa: SLF001 - torchmetrics' own way to say so
+
+
+def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
+    """Its buffers that are not persistent, and tensors in its attributes that nothing trains."""
+    hidden = part._non_persistent_buffers_set  # noqa: SLF001 - torch asks it so too
+    buffers = {n: b for n, b in part.named_buffers(recurse=False) if n in hidden}
+    loose = {
+        name: value
+        for name, value in vars(part).items()
+        if type(value) is torch.Tensor and not value.requires_grad
+    }
+    return {**buffers, **loose}
+
+
+def _kinds(name: str) -> tuple[type, ...]:
+    """A class of torchmetrics, if it is there."""
+    package: Any = sys.modules.get("torchmetrics")
+    kind = getattr(package, name, None)
+    return () if kind is None else (kind,)
