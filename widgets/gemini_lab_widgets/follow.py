@@ -5,20 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.log.follow import name_of
 from gemini_lab.report.moments import Moments
-from gemini_lab.report.reopen import Reading, keep, reopened
+from gemini_lab.report.reopen import LONG, SLICE, Reading, keep, reopened
 from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
 """Between two looks at the log, however many visitors ask."""
-SLICE: Final = 20_000
-"""Events taken at once: a long log comes in slices, between which pages are answered."""
-
-
-OFTEN: Final = 2_000_000
-"""Entries of a long log after which it is kept on the way."""
+WHILE_S: Final = 0.3
+"""How long a long log is read before pages are answered again."""
 
 
 class Follower:
@@ -43,7 +39,6 @@ class Follower:
         self._number = 0
         self.is_catching_up = False
         self._newest = newest
-        self._feed: LogFeed | None = None
         self._reading: Reading | None = None
         self._pulled_at_s = float("-inf")
         self._tables: dict[str, tuple[object, Tables]] = {}
@@ -61,7 +56,7 @@ class Follower:
     @property
     def behind_bytes(self) -> int:
         """Of the log, what was not read yet."""
-        return 0 if self._feed is None else int(self._feed.behind_bytes)
+        return 0 if self._reading is None else int(self._reading.feed.behind_bytes)
 
     def pull(self) -> None:
         """Read what is new, at most a slice, and not more often than every `PULL_S`."""
@@ -72,27 +67,28 @@ class Follower:
         if log is not None and log != self.log:
             self.log = log
             self._reading = reopened(log, name=self.name)
-            self._feed = self._reading.feed
             self.store = EventStore(run=self._reading.run)
             self._number += 1
             self._tables.clear()
-        if self._feed is not None:
-            bad_lines = self._feed.bad_lines
-            entries = self._feed.poll(limit=SLICE)
-            self.store.extend(entries, bad_lines=self._feed.bad_lines - bad_lines)
-            self.is_catching_up = len(entries) == SLICE
-            if self._reading is not None:
-                self._reading.note()
-            self._keep()
+        if self._reading is not None:
+            self._read(self._reading)
         self._pulled_at_s = time.monotonic()
 
-    def _keep(self) -> None:
-        """Keep what was read for the next time, when a long log has been read, and on the way."""
-        reading = self._reading
-        if reading is None or not reading.is_worth_keeping:
-            return
-        if not self.is_catching_up or reading.run.count - reading.kept >= OFTEN:
+    def _read(self, reading: Reading) -> None:
+        """Read for a short while; a long log is kept for the next time when all of it is known."""
+        until_s = time.monotonic() + WHILE_S
+        while reading.read(limit=SLICE) == SLICE:
+            if time.monotonic() > until_s:
+                self.is_catching_up = True
+                return
+        self.is_catching_up = False
+        if reading.news >= max(LONG, reading.kept // 4):
             keep(reading)
+
+    def close(self) -> None:
+        """Keep what was read, so that the next one goes on from here."""
+        if self._reading is not None:
+            self._reading.end()
 
     def tables(self, beside: "Follower | None" = None) -> Tables:
         """The tables of what was read so far, beside another run; made once for all pages."""
