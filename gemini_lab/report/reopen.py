@@ -35,6 +35,8 @@ PROOF_BYTES: Final = 1 << 16
 """At either end of what was read, that must be as they were."""
 MOST_BYTES: Final = 20 << 30
 """In the cache folder."""
+KEPT_SHARE: Final = 0.4
+"""Bytes that are kept for each of a log: more where it tells of many collectives."""
 STATE, BLOCKS, MOMENTS = "state", "blocks", "moments"
 
 
@@ -94,6 +96,17 @@ class Reading:
             keep(self)
 
 
+def room(log: Path, folder: Path | None = None) -> tuple[float, float]:
+    """About how many bytes will be kept of a log, and how many are free where that is.
+
+    Raises:
+        OSError: The log, or the disk, cannot be looked at.
+    """
+    place = (folder or cache_folder()).absolute()
+    there = next(each for each in (place, *place.parents) if each.exists())
+    return KEPT_SHARE * log.stat().st_size, float(shutil.disk_usage(there).free)
+
+
 def cache_folder() -> Path:
     """Where what logs came to is kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemini_lab"
@@ -113,7 +126,8 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Readin
     if found is not None:
         found.folder = folder
         return found
-    (place / STATE).unlink(missing_ok=True)  # it would not fit what is written from here on
+    with suppress(OSError):
+        (place / STATE).unlink(missing_ok=True)  # it would not fit what is written from here on
     blocks = FileBlocks(place / BLOCKS)
     run = RunReducer(name=name, keep=FOR_DASHBOARD, blocks=blocks)
     return Reading(run, LogFeed(log), folder=folder)
@@ -137,7 +151,7 @@ def opened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
 def keep(reading: Reading, *, most_bytes: int = MOST_BYTES) -> bool:
     """Keep a reading for the next time; whether that was possible.
 
-    Where somebody else keeps this log already, or there is no room, nothing is.
+    Where somebody else keeps this log already, or there is or was no room, nothing is.
 
     Args:
         reading: What is to be kept.
@@ -145,9 +159,11 @@ def keep(reading: Reading, *, most_bytes: int = MOST_BYTES) -> bool:
     """
     folder = reading.folder or cache_folder()
     place = _place(reading.feed.path, folder)
-    blocks = reading.run.blocks
+    blocks, pyramid = reading.run.blocks, reading.run.traffic.pyramid
     reading.kept = reading.run.count
     if not isinstance(blocks, FileBlocks) or not blocks.is_lasting:
+        return False
+    if pyramid is None or pyramid.trouble:  # with room for all of it, it will be read anew
         return False
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)

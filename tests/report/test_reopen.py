@@ -13,6 +13,7 @@ from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.report import keeping, reopen
 from gemini_lab.report.keeping import Keeper
 from gemini_lab.report.pyramid.bars import BATCH
+from gemini_lab.report.pyramid.pyramid import FULL
 from gemini_lab.report.pyramid.rows import Kind
 from gemini_lab.report.reopen import Reading, keep, opened, reopened
 
@@ -142,7 +143,18 @@ def test_the_runs_that_nobody_looked_at_go_first(log, cache, tmp_path):
     assert reopened(log, folder=cache).run.count == 0
 
 
-def test_a_disk_without_room_leaves_the_newest_bars(tmp_path):
+def test_what_nobody_may_write_is_shown_all_the_same(log, tmp_path):
+    """Whoever runs this may write anywhere: a file stands where the folder should be."""
+    folder = tmp_path / "taken"
+    folder.write_text("a file", encoding="utf-8")
+    reading = read(reopened(log, folder=folder))
+    fill(reading)
+    assert not keep(reading)
+    assert reading.run.traffic.pyramid.end == BATCH
+    assert not reading.run.traffic.pyramid.trouble
+
+
+def test_a_disk_without_room_leaves_the_newest_bars_and_all_others_coarsely(tmp_path):
     class Full:
         def put(self, _):
             raise OSError(28, "no space left on device")
@@ -152,9 +164,17 @@ def test_a_disk_without_room_leaves_the_newest_bars(tmp_path):
 
     reading = reopened(tmp_path / LOG_FILE, folder=tmp_path)
     run = type(reading.run)(blocks=Full())
-    fill(Reading(run, reading.feed))
-    assert run.traffic.pyramid is None
-    assert len(run.traffic.bars) == BATCH
+    full = Reading(run, reading.feed, folder=tmp_path)
+    fill(full, 6 * BATCH)
+    pyramid = run.traffic.pyramid
+    assert pyramid.trouble == "no space left on device"
+    assert len(run.traffic.bars) < 6 * BATCH
+    assert pyramid.count(0, 10) > 6 * BATCH  # nobody looks at bars that are not there
+    row_of = np.zeros(1, np.int64)
+    covered = pyramid.coverage(0, 6 * BATCH, least_bins=10, row_of=row_of)
+    assert covered.seconds.sum() == pytest.approx(6 * BATCH / 2, rel=0.01)
+    assert sum(len(cells) for each in pyramid._waiting.values() for cells in each) < FULL
+    assert not keep(full)
 
 
 def test_moments_of_what_was_read_before_need_no_reading(log, cache):

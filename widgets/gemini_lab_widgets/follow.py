@@ -2,17 +2,23 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.log.follow import name_of
 from gemini_lab.report.moments import Moments
-from gemini_lab.report.reopen import LONG, SLICE, Reading, keep, reopened
+from gemini_lab.report.reopen import LONG, SLICE, Reading, cache_folder, keep, reopened, room
 from gemini_lab.report.tables import Tables
+from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
 """Between two looks at the log, however many visitors ask."""
+SURE_S: Final = 3.0
+"""So long a log is read before it is said how long the rest takes."""
+MUCH_BYTES: Final = 1 << 30
+"""On disk that is said beforehand."""
 WHILE_S: Final = 0.3
 """How long a long log is read before pages are answered again."""
 
@@ -40,6 +46,7 @@ class Follower:
         self.is_catching_up = False
         self._newest = newest
         self._reading: Reading | None = None
+        self._since_s, self._from_bytes, self._room = 0.0, 0, ""
         self._pulled_at_s = float("-inf")
         self._tables: dict[str, tuple[object, Tables]] = {}
 
@@ -52,6 +59,42 @@ class Follower:
     def state(self) -> tuple[int, int]:
         """What run it is, and how many of its events are known: differs when there is news."""
         return self._number, self.store.count
+
+    @property
+    def progress(self) -> str:
+        """How far the reading of a long log is, for people."""
+        if self._reading is None:
+            return ""
+        feed, behind_bytes = self._reading.feed, self.behind_bytes
+        done_bytes = feed.read_bytes - self._from_bytes
+        took_s = time.monotonic() - self._since_s
+        words = [
+            f"{feed.read_bytes / (feed.read_bytes + behind_bytes):.0%} is shown",
+            f"{format_bytes(behind_bytes)} to go",
+        ]
+        if done_bytes > 0 and took_s > SURE_S:
+            words.append(f"about {format_seconds(round(behind_bytes * took_s / done_bytes))}")
+        return ", ".join(words) + self._room
+
+    def _room_of(self, log: Path) -> str:
+        """What a page says of the disk before much is kept there; empty where it is little."""
+        with suppress(OSError):
+            kept_bytes, free_bytes = room(log)
+            if kept_bytes > free_bytes:
+                free = f"{format_bytes(free_bytes)} is free in {cache_folder()}"
+                return f"; {free}, so that some of it will be shown coarsely"
+            if kept_bytes > MUCH_BYTES:
+                return f"; about {format_bytes(kept_bytes)} is kept in {cache_folder()}"
+        return ""
+
+    @property
+    def trouble(self) -> str:
+        """Why a part of the timeline is shown coarsely, for people; empty where none is."""
+        pyramid = self.store.traffic.pyramid
+        if pyramid is None or not pyramid.trouble:
+            return ""
+        why = f"{cache_folder()} takes no more ({pyramid.trouble})"
+        return f"a part of the timeline is coarse: {why}; make room and open the page anew"
 
     @property
     def behind_bytes(self) -> int:
@@ -67,6 +110,8 @@ class Follower:
         if log is not None and log != self.log:
             self.log = log
             self._reading = reopened(log, name=self.name)
+            self._since_s, self._from_bytes = now_s, self._reading.feed.read_bytes
+            self._room = self._room_of(log)
             self.store = EventStore(run=self._reading.run)
             self._number += 1
             self._tables.clear()

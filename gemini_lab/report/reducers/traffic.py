@@ -82,8 +82,7 @@ class Traffic:
 
     Attributes:
         bars: The newest ones.
-        pyramid: All but those that were not settled; `None` where none is kept, or where there was
-            no room for it.
+        pyramid: All but those that were not settled; `None` where none is kept.
         lanes: Node names; a bar's `lane` and `peer` point here.
         costs_s: For each lane the seconds that training waited for checkpoints or shared its
             network with them.
@@ -146,14 +145,9 @@ class Traffic:
         return self._nodes.comings
 
     def _settle(self, rows: Rows) -> None:
-        """Put bars into the pyramid; without room for them, go on with the newest ones alone."""
-        if self.pyramid is None:
-            return
-        try:
+        """Put bars into the pyramid."""
+        if self.pyramid is not None:
             self.pyramid.append(rows)
-        except OSError:
-            self.pyramid = None
-            self._changes += 1
 
     @property
     def open_bytes(self) -> float:
