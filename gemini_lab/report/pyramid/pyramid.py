@@ -177,7 +177,7 @@ class Pyramid:
     def _coarsen(self, cells: Cells) -> None:
         """Let the finest levels go until what waits at the then finest one is little."""
         assert self._base is not None
-        while len(cells) > self._full // 2 and len(np.unique(bins(cells))) > 1:
+        while len(cells) > self._full // 2 and np.ptp(bins(cells)) >= FINER:
             cells = coarser(cells, level=self._base)
             del self._waiting[self._base]
             self._levels.pop(self._base, None)
