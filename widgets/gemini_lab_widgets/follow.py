@@ -73,7 +73,8 @@ class Follower:
             f"{format_bytes(behind_bytes)} to go",
         ]
         if done_bytes > 0 and took_s > SURE_S:
-            words.append(f"about {format_seconds(round(behind_bytes * took_s / done_bytes))}")
+            left_s = behind_bytes * took_s / done_bytes
+            words.append(f"about {format_seconds(float(f'{left_s:.1g}'))}")
         return ", ".join(words) + self._room
 
     def _room_of(self, log: Path) -> str:
