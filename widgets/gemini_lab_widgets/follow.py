@@ -10,7 +10,7 @@ from gemini_lab.log.follow import name_of
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reopen import LONG, SLICE, Reading, cache_folder, keep, reopened, room
 from gemini_lab.report.tables import Tables
-from gemini_lab.units import format_bytes, format_seconds
+from gemini_lab.units import format_bytes
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
@@ -74,8 +74,8 @@ class Follower:
         ]
         if done_bytes > 0 and took_s > SURE_S:
             left_s = behind_bytes * took_s / done_bytes
-            words.append(f"about {format_seconds(float(f'{left_s:.1g}'))}")
-        return ", ".join(words) + self._room
+            words.append(f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s")
+        return ", ".join(words) + ("" if self.trouble else self._room)
 
     def _room_of(self, log: Path) -> str:
         """What a page says of the disk before much is kept there; empty where it is little."""
