@@ -179,7 +179,7 @@ class Pyramid:
         assert self._base is not None
         while len(cells) > self._full // 2 and np.ptp(bins(cells)) >= FINER:
             cells = coarser(cells, level=self._base)
-            del self._waiting[self._base]
+            self._waiting.pop(self._base, None)  # it is among the cells
             self._levels.pop(self._base, None)
             self._base += 1
             cells = summed(np.concatenate([cells, *self._waiting.get(self._base, [])]))
