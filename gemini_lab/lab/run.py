@@ -28,6 +28,7 @@ from gemini_lab.recovery import drains
 from gemini_lab.recovery.messages import OutputSaid
 from gemini_lab.recovery.resizes import why_never
 from gemini_lab.report import RunReport, load_report
+from gemini_lab.report.keeping import Keeper
 from gemini_lab.seats import Seats, listed
 
 
@@ -95,6 +96,7 @@ class Run(FollowedRun):
         self._scenario = origin.scenario
         self.log = origin.folder / LOG_FILE
         self._log = log or EventLog(self.log)
+        self._keeper = Keeper(self.log)
         self._output = OutputFiles(origin.folder / "output")
         self._lock = threading.Lock()
         self._once = Once()
@@ -316,8 +318,9 @@ class Run(FollowedRun):
                 self._say(f"{failure} did not happen: {error}")
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the log, which is kept for its readers."""
         close_control(self.folder)
+        self._keeper.close()
         try:
             self._log.close()
         except OSError as error:

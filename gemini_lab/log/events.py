@@ -7,7 +7,6 @@ case with underscores: `RootElected` is `"root_elected"`.
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 from math import isfinite
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
@@ -820,17 +819,6 @@ class Collectives(OfWorker, frozen=True, kw_only=True):
             durations_us=tuple(durations_us),
             **said,
         )
-
-    def times(self, from_s: float, to_s: float) -> list[tuple[float, float]]:
-        """When each call that touches a time began and ended, in the order of calling."""
-        from_us, to_us = (1e6 * (at_s - self.began_s) for at_s in (from_s, to_s))
-        return [
-            (self.began_s + start_us / 1e6, self.began_s + (start_us + duration_us) / 1e6)
-            for start_us, duration_us in zip(
-                accumulate(self.gaps_us), self.durations_us, strict=True
-            )
-            if start_us <= to_us and start_us + duration_us >= from_us
-        ]
 
     def calls(self) -> Iterator[Call]:
         """The calls, in the order of calling."""

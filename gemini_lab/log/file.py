@@ -149,6 +149,11 @@ class LineReader:
     def __init__(self) -> None:
         self._schema: int | None = None
 
+    @property
+    def is_of_today(self) -> bool:
+        """Whether the log is known to be of today's schema."""
+        return self._schema == SCHEMA
+
     def read(self, line: bytes) -> Entry | None:
         """The entry on the next line; `None` for what only tells how the log is written.
 

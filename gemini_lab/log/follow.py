@@ -1,5 +1,6 @@
 """Reading a run's log while it is being written."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -59,14 +60,40 @@ class LogFeed:
             SchemaError: The log is of a version that this package cannot read.
         """
         entries: list[Entry] = []
-        while len(entries) < limit and (self._lines or self._read()):
-            line = self._lines.pop()
+        while len(entries) < limit and (lines := self.lines(limit=limit - len(entries))):
+            entries += self.entries(lines)
+        return entries
+
+    def lines(self, *, limit: int = 20_000) -> list[bytes]:
+        """The next lines, at most `limit`; none if the log has no more whole ones now.
+
+        Whoever takes them hands them to `entries`, or knows what they say.
+        """
+        lines: list[bytes] = []
+        while (left := limit - len(lines)) > 0 and (self._lines or self._read()):
+            lines += self._lines[: -left - 1 : -1]
+            del self._lines[-left:]
+        return lines
+
+    def entries(self, lines: Iterable[bytes]) -> list[Entry]:
+        """What lines say that `lines` gave, in the same order.
+
+        Raises:
+            SchemaError: The log is of a version that this package cannot read.
+        """
+        entries = []
+        for line in lines:
             try:
                 if (entry := self._reader.read(line)) is not None:
                     entries.append(entry)
             except EventError:
                 self.bad_lines += bool(line.strip())
         return entries
+
+    @property
+    def has_stretches(self) -> bool:
+        """Whether what comes next may be read as `gemini_lab.log.stretch` reads it."""
+        return self._reader.is_of_today
 
     def _size(self) -> int:
         try:

@@ -6,8 +6,9 @@ before. A part is a small class with `take` and answers that are plain values; w
 in its docstring, and `Keep` bounds what would grow with a run's length.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -22,6 +23,7 @@ from gemini_lab.log.events import (
     VersionComplete,
 )
 from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.log.stretch import FEWEST_LINES, Stretch, pieces
 from gemini_lab.report.pyramid.bars import BATCH
 from gemini_lab.report.pyramid.blocks import Blocks, FileBlocks
 from gemini_lab.report.pyramid.pyramid import Pyramid
@@ -189,6 +191,11 @@ class RunReducer:
             parts.append(self.iterations)
         if keep.bars:
             parts.append(self.traffic)
+        self._stretches: tuple[Callable[[Stretch], None], ...] = ()
+        self._conditions: tuple[Callable[[Stretch], bool], ...] = ()
+        if not keep.ranks:
+            self._conditions = tuple(p.takes for p in parts if hasattr(p, "takes"))
+            self._stretches = tuple(p.take_stretch for p in parts if hasattr(p, "take_stretch"))
         self._parts = tuple(part.take for part in parts)
         self._readers = {
             kind: tuple(part.take for part in parts if type(part) in readers)
@@ -206,9 +213,8 @@ class RunReducer:
         if not feed.path.is_file():
             raise ConfigError(f"there is no log at {feed.path}; name a run's folder or its log")
         reducer = cls(name=name_of(feed.path), keep=keep)
-        while entries := feed.poll():
-            reducer.extend(entries)
-        reducer.unread += feed.bad_lines
+        while reducer.read(feed):
+            pass
         return reducer
 
     @property
@@ -220,6 +226,44 @@ class RunReducer:
         """Take in entries in order of arrival."""
         for entry in entries:
             self.take(entry)
+
+    def read(self, feed: LogFeed, *, limit: int = 20_000) -> int:
+        """Take in what a log has next, and count lines of it that were no events.
+
+        Stretches of plain training are taken in at once, which comes to the very same.
+
+        Args:
+            feed: The log.
+            limit: At most so many lines.
+
+        Returns:
+            How many lines there were.
+
+        Raises:
+            SchemaError: The log is of a version that this package cannot read.
+        """
+        lines, bad_lines = feed.lines(limit=limit), feed.bad_lines
+        begun = 0 if feed.has_stretches else 1  # the first line says of which schema it is
+        self.extend(feed.entries(lines[:begun]))
+        rest = lines[begun:]
+        is_long = self._stretches and feed.has_stretches and len(rest) >= FEWEST_LINES
+        for piece in pieces(rest) if is_long else [rest]:
+            if not isinstance(piece, Stretch):
+                self.extend(feed.entries(piece))
+            elif not self._take_stretch(piece):
+                self.extend(feed.entries(piece.lines))
+        self.unread += feed.bad_lines - bad_lines
+        return len(lines)
+
+    def _take_stretch(self, stretch: Stretch) -> bool:
+        """Take in a stretch, unless it is not as usual to some part."""
+        if not all(takes(stretch) for takes in self._conditions):
+            return False
+        for take in self._stretches:
+            take(stretch)
+        self.count += len(stretch.lines)
+        self.newest_s = max(stretch.newest_s, -inf if self.newest_s is None else self.newest_s)
+        return True
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; one that makes no sense to a part is counted and left out there."""

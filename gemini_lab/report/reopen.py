@@ -26,11 +26,17 @@ from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
 from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
 
 LONG: Final = 100_000
-"""Entries of a log that is worth keeping."""
+"""Entries that are worth keeping."""
+OFTEN: Final = 2_000_000
+"""Entries of a long log after which it is kept on the way."""
+SLICE: Final = 20_000
+"""Lines that are taken in at once."""
 PROOF_BYTES: Final = 1 << 16
 """At either end of what was read, that must be as they were."""
 MOST_BYTES: Final = 20 << 30
 """In the cache folder."""
+KEPT_SHARE: Final = 0.4
+"""Bytes that are kept for each of a log: more where it tells of many collectives."""
 STATE, BLOCKS, MOMENTS = "state", "blocks", "moments"
 
 
@@ -44,6 +50,7 @@ class Reading:
         kept: Entries of it that were kept.
         place: Where it was kept, if it was.
         head: What says there which log it is, and up to where.
+        folder: Where readings are kept.
     """
 
     run: RunReducer
@@ -51,6 +58,7 @@ class Reading:
     kept: int = 0
     place: Path | None = None
     head: bytes = b""
+    folder: Path | None = None
     _moments: Moments | None = None
 
     @property
@@ -62,15 +70,41 @@ class Reading:
             self._moments.path = self.feed.path
         return self._moments
 
-    def note(self) -> None:
-        """Keep in mind how the run is now, where that is news."""
+    def read(self, *, limit: int = SLICE) -> int:
+        """Take in what comes next, at most so many lines; how many there were.
+
+        A reading that becomes long is kept on the way: whoever is cut off goes on near there.
+
+        Raises:
+            SchemaError: The log is of a version that this package cannot read.
+        """
+        count = self.run.read(self.feed, limit=limit)
         if self.run.count > self.kept:
             self.moments.note(self.run, self.feed)
+        if self.news >= max(OFTEN, self.kept // 4):
+            keep(self)
+        return count
 
     @property
-    def is_worth_keeping(self) -> bool:
-        """Whether it has become much more than what was kept."""
-        return self.run.count - self.kept >= max(LONG, self.kept // 4)
+    def news(self) -> int:
+        """Entries that came after what was kept."""
+        return self.run.count - self.kept
+
+    def end(self) -> None:
+        """Keep it for the next time, if that is worth it."""
+        if self.news >= LONG:
+            keep(self)
+
+
+def room(log: Path, folder: Path | None = None) -> tuple[float, float]:
+    """About how many bytes will be kept of a log, and how many are free where that is.
+
+    Raises:
+        OSError: The log, or the disk, cannot be looked at.
+    """
+    place = (folder or cache_folder()).absolute()
+    there = next(each for each in (place, *place.parents) if each.exists())
+    return KEPT_SHARE * log.stat().st_size, float(shutil.disk_usage(there).free)
 
 
 def cache_folder() -> Path:
@@ -90,10 +124,13 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Readin
     place = _place(log, folder or cache_folder())
     found = _kept(log, place)
     if found is not None:
+        found.folder = folder
         return found
-    (place / STATE).unlink(missing_ok=True)  # it would not fit what is written from here on
+    with suppress(OSError):
+        (place / STATE).unlink(missing_ok=True)  # it would not fit what is written from here on
     blocks = FileBlocks(place / BLOCKS)
-    return Reading(RunReducer(name=name, keep=FOR_DASHBOARD, blocks=blocks), LogFeed(log))
+    run = RunReducer(name=name, keep=FOR_DASHBOARD, blocks=blocks)
+    return Reading(run, LogFeed(log), folder=folder)
 
 
 def opened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
@@ -105,31 +142,28 @@ def opened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
         folder: Where readings are kept.
     """
     reading = reopened(log, name=name, folder=folder)
-    bad_lines = reading.feed.bad_lines
-    while entries := reading.feed.poll():
-        reading.run.extend(entries)
-        reading.note()
-    reading.run.unread += reading.feed.bad_lines - bad_lines
-    if reading.is_worth_keeping:
-        keep(reading, folder=folder)
+    while reading.read():
+        pass
+    reading.end()
     return reading
 
 
-def keep(reading: Reading, *, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> bool:
+def keep(reading: Reading, *, most_bytes: int = MOST_BYTES) -> bool:
     """Keep a reading for the next time; whether that was possible.
 
-    Where somebody else keeps this log already, or there is no room, nothing is.
+    Where somebody else keeps this log already, or there is or was no room, nothing is.
 
     Args:
         reading: What is to be kept.
-        folder: Where readings are.
         most_bytes: So much of them may be there; beyond it those that nobody looked at go.
     """
-    folder = folder or cache_folder()
+    folder = reading.folder or cache_folder()
     place = _place(reading.feed.path, folder)
-    blocks = reading.run.blocks
+    blocks, pyramid = reading.run.blocks, reading.run.traffic.pyramid
     reading.kept = reading.run.count
     if not isinstance(blocks, FileBlocks) or not blocks.is_lasting:
+        return False
+    if pyramid is None or pyramid.trouble:  # with room for all of it, it will be read anew
         return False
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)

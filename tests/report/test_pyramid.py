@@ -87,3 +87,36 @@ def test_any_window_holds_the_very_bars_that_touch_it(told, from_s, span_s):
     assert numbers.tolist() == wanted.tolist()
     assert rows.tobytes() == everything[wanted].tobytes()
     assert made.count(from_s, from_s + span_s) >= len(wanted)
+
+
+class Filling(MemoryBlocks):
+    """Takes so many blocks."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+
+    def put(self, data):
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(28, "no space left on device")
+        return super().put(data)
+
+
+@settings(max_examples=60)
+@given(batches, st.integers(0, 6), moments, st.floats(1e-3, 1500), st.integers(1, 300))
+def test_without_room_any_window_is_covered_as_well_but_in_wider_bins(
+    told, room, from_s, span_s, least_bins
+):
+    made = Pyramid(Filling(room), full=16)
+    parts = split(told)
+    for part in parts:
+        made.append(part)
+    row_of = np.array([0, 1, 0])
+    covered = made.coverage(from_s, from_s + span_s, least_bins=least_bins, row_of=row_of)
+    assert covered.from_s <= from_s + 1e-6
+    assert covered.to_s >= from_s + span_s - 1e-6
+    expected = covered_by(np.concatenate(parts), covered, row_of)
+    assert covered.seconds == pytest.approx(expected, abs=1e-6)
+    rows, _ = made.rows(from_s, from_s + span_s)
+    assert made.count(from_s, from_s + span_s) >= len(rows)

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
 from gemini_lab.log.file import LOG_FILE, EventLog
+from gemini_lab.report import keeping, reopen
+from gemini_lab.report.keeping import Keeper
 from gemini_lab.report.pyramid.bars import BATCH
+from gemini_lab.report.pyramid.pyramid import FULL
 from gemini_lab.report.pyramid.rows import Kind
-from gemini_lab.report.reopen import Reading, keep, reopened
+from gemini_lab.report.reopen import Reading, keep, opened, reopened
 
 
 def grow(log, numbers):
@@ -60,7 +64,7 @@ def kept(log, cache):
     """What a reader that is gone has kept of the log."""
     reading = read(reopened(log, name="a-run", folder=cache))
     fill(reading)
-    assert keep(reading, folder=cache)
+    assert keep(reading)
     told = covered(reading)
     del reading
     gc.collect()  # as when its process ends: nobody writes to the file any more
@@ -84,8 +88,8 @@ def test_what_two_read_at_once_stays_apart(log, cache):
     for reading in (second, first):
         fill(reading)
     assert covered(first) == covered(second)
-    assert not keep(second, folder=cache)
-    assert keep(first, folder=cache)
+    assert not keep(second)
+    assert keep(first)
     assert reopened(log, folder=cache).run.traffic.pyramid.end == 2 * BATCH
 
 
@@ -134,12 +138,23 @@ def test_the_runs_that_nobody_looked_at_go_first(log, cache, tmp_path):
     other = tmp_path / "other" / LOG_FILE
     grow(other, range(3))
     reading = read(reopened(other, folder=cache))
-    assert keep(reading, folder=cache, most_bytes=1)
+    assert keep(reading, most_bytes=1)
     assert reopened(other, folder=cache).run.count == 3
     assert reopened(log, folder=cache).run.count == 0
 
 
-def test_a_disk_without_room_leaves_the_newest_bars(tmp_path):
+def test_what_nobody_may_write_is_shown_all_the_same(log, tmp_path):
+    """Whoever runs this may write anywhere: a file stands where the folder should be."""
+    folder = tmp_path / "taken"
+    folder.write_text("a file", encoding="utf-8")
+    reading = read(reopened(log, folder=folder))
+    fill(reading)
+    assert not keep(reading)
+    assert reading.run.traffic.pyramid.end == BATCH
+    assert not reading.run.traffic.pyramid.trouble
+
+
+def test_a_disk_without_room_leaves_the_newest_bars_and_all_others_coarsely(tmp_path):
     class Full:
         def put(self, _):
             raise OSError(28, "no space left on device")
@@ -149,22 +164,67 @@ def test_a_disk_without_room_leaves_the_newest_bars(tmp_path):
 
     reading = reopened(tmp_path / LOG_FILE, folder=tmp_path)
     run = type(reading.run)(blocks=Full())
-    fill(Reading(run, reading.feed))
-    assert run.traffic.pyramid is None
-    assert len(run.traffic.bars) == BATCH
+    full = Reading(run, reading.feed, folder=tmp_path)
+    fill(full, 6 * BATCH)
+    pyramid = run.traffic.pyramid
+    assert pyramid.trouble == "no space left on device"
+    assert len(run.traffic.bars) < 6 * BATCH
+    assert pyramid.count(0, 10) > 6 * BATCH  # nobody looks at bars that are not there
+    row_of = np.zeros(1, np.int64)
+    covered = pyramid.coverage(0, 6 * BATCH, least_bins=10, row_of=row_of)
+    assert covered.seconds.sum() == pytest.approx(6 * BATCH / 2, rel=0.01)
+    assert sum(len(cells) for each in pyramid._waiting.values() for cells in each) < FULL
+    assert not keep(full)
 
 
 def test_moments_of_what_was_read_before_need_no_reading(log, cache):
     grow(log, range(11, 1501))
     reading = reopened(log, name="a-run", folder=cache)
-    while entries := reading.feed.poll(limit=500):
-        reading.run.extend(entries)
-        reading.note()
-    assert keep(reading, folder=cache)
+    while reading.read(limit=500):
+        pass
+    assert keep(reading)
     at_s = 1200.5
     way = reading.moments.way(at_s)
     assert way.go()
     again = reopened(log, name="a-run", folder=cache).moments
     assert [one.count for one in again.copies] == [one.count for one in reading.moments.copies]
-    assert again.way(at_s).run.count == 1000
+    assert again.way(at_s).run.count == 999
     assert again.way(at_s).go()
+
+
+def test_a_reader_that_is_cut_off_goes_on_where_it_was(log, cache, monkeypatch):
+    """What it had kept on the way is not read again."""
+    monkeypatch.setattr(reopen, "OFTEN", 400)
+    grow(log, range(11, 1001))
+    first = reopened(log, folder=cache)
+    for _ in range(9):
+        first.read(limit=100)
+    del first  # as when its process is killed: nothing is kept any more
+    gc.collect()
+    again = reopened(log, folder=cache)
+    assert again.run.count == 899
+    assert opened(log, folder=cache).run.count == 1000
+
+
+def test_a_log_is_kept_while_it_is_written(log, cache, monkeypatch):
+    """And whole when its run is over: who opens it then reads nothing."""
+    monkeypatch.setattr(keeping, "LOOK_S", 0.01)
+    monkeypatch.setattr(keeping, "OFTEN", 100)
+    monkeypatch.setattr(reopen, "LONG", 1)
+    keeper = Keeper(log, folder=cache, long_bytes=1000)
+    grow(log, range(11, 501))
+    until_s = time.monotonic() + 20
+    while time.monotonic() < until_s and reopened(log, folder=cache).run.count < 500:
+        time.sleep(0.05)
+    assert reopened(log, folder=cache).run.count == 500
+    grow(log, range(501, 511))
+    keeper.close()
+    gc.collect()
+    again = reopened(log, folder=cache)
+    assert (again.run.count, again.feed.behind_bytes) == (510, 0)
+
+
+def test_a_short_log_is_not_kept(log, cache):
+    keeper = Keeper(log, folder=cache)
+    keeper.close()
+    assert not cache.exists()

@@ -14,7 +14,7 @@ from gemini_lab.placement import plan_placement
 from gemini_lab.report.pyramid.bars import Bars
 from gemini_lab.report.pyramid.rows import COLUMNS, ROW_BYTES, Kind
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.exposure import Sending, judge, merge
+from gemini_lab.report.reducers.exposure import Busy, Sending, judge, merge
 from gemini_lab.settings import Settings
 
 MIB = 2**20
@@ -377,8 +377,10 @@ def test_the_bars_of_collectives_are_those_of_the_calls_one_by_one(told, data):
 def test_collectives_that_touch_a_time_are_found_with_their_times():
     calls = [Call("all_reduce", 8, start_s, start_s + 0.5) for start_s in (0.0, 1.0, 2.0, 3.0)]
     event = Collectives.of(calls, rank=0, epoch=1, iteration=1, began_s=10.0)
-    assert event.times(11.25, 12.25) == [(11.0, 11.5), (12.0, 12.5)]
-    assert event.times(13.75, 20.0) == []
+    busy = Busy()
+    busy.add(event, until_s=13.5)
+    assert busy.near(11.25, 12.25) == [(11.0, 11.5), (12.0, 12.5)]
+    assert busy.near(13.75, 20.0) == []
 
 
 moments = st.floats(0, 100, allow_nan=False)

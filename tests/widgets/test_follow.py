@@ -1,11 +1,17 @@
 """One store for all visitors, fed from the newest log."""
 
+import gc
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gemini_lab_widgets import follow
 from gemini_lab_widgets.follow import SLICE, Follower
+
+from gemini_lab.experiments.benches import long_run
+from gemini_lab.report import reopen
 
 LINE = '{"kind":"note","at_s":1.0,"node":"lab","data":{"text":"one"}}\n'
 
@@ -66,3 +72,44 @@ def test_tables_are_made_once_for_all_pages(tmp_path: Path) -> None:
     follower.pull()
     assert follower.name == "log"
     assert follower.tables() is follower.tables()
+
+
+@pytest.mark.timeout(60)
+def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a server is ended while it reads: what it has read is not read again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(follow, "WHILE_S", 0.0)
+    monkeypatch.setattr(follow, "SURE_S", 0.0)
+    monkeypatch.setattr(follow, "MUCH_BYTES", 1)
+    monkeypatch.setattr(reopen, "LONG", SLICE // 2)
+    log = tmp_path / "long" / "events.jsonl"
+    long_run.write(log, lines=3 * SLICE, calls=1)
+    first = Follower(lambda: log)
+    first.pull()
+    assert first.is_catching_up
+    how_far, disk = first.progress.split("; ")
+    assert re.fullmatch(r"3\d% is shown, [\d.]+ MiB to go, about .*", how_far)
+    assert re.fullmatch(r"about [\d.]+ MiB is kept in .*/cache/gemini_lab", disk)
+    first.close()
+    begun = first.store.count
+    del first
+    gc.collect()
+    again = Follower(lambda: log)
+    again.pull()
+    assert begun < again.store.count < 3 * SLICE
+    pulled(again, lambda: not again.is_catching_up)
+    assert again.store.count == 3 * SLICE - 1  # the first line tells how the log is written
+
+
+def test_a_page_says_why_a_part_is_coarse(tmp_path: Path) -> None:
+    log = tmp_path / "long" / "events.jsonl"
+    long_run.write(log, lines=50, calls=1)
+    follower = Follower(lambda: log)
+    follower.pull()
+    assert follower.trouble == ""
+    pyramid = follower.store.traffic.pyramid
+    assert pyramid is not None
+    pyramid.trouble = "No space left on device"
+    assert "takes no more (No space left on device)" in follower.trouble

@@ -194,6 +194,7 @@ class Dashboard:
         state._servers.pop(server_id, None)  # noqa: SLF001 - or Panel stops it a second time
         server.stop(wait=False)
         loop.close(all_fds=True)
+        self._library.close()
 
     def _wait_until_it_listens(self) -> None:
         """A frame that is shown before anybody listens stays empty."""

@@ -2,23 +2,25 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.log.follow import name_of
 from gemini_lab.report.moments import Moments
-from gemini_lab.report.reopen import Reading, keep, reopened
+from gemini_lab.report.reopen import LONG, SLICE, Reading, cache_folder, keep, reopened, room
 from gemini_lab.report.tables import Tables
+from gemini_lab.units import format_bytes
 from gemini_lab_widgets.store import EventStore
 
 PULL_S: Final = 0.1
 """Between two looks at the log, however many visitors ask."""
-SLICE: Final = 20_000
-"""Events taken at once: a long log comes in slices, between which pages are answered."""
-
-
-OFTEN: Final = 2_000_000
-"""Entries of a long log after which it is kept on the way."""
+SURE_S: Final = 3.0
+"""So long a log is read before it is said how long the rest takes."""
+MUCH_BYTES: Final = 1 << 30
+"""On disk that is said beforehand."""
+WHILE_S: Final = 0.3
+"""How long a long log is read before pages are answered again."""
 
 
 class Follower:
@@ -43,8 +45,8 @@ class Follower:
         self._number = 0
         self.is_catching_up = False
         self._newest = newest
-        self._feed: LogFeed | None = None
         self._reading: Reading | None = None
+        self._since_s, self._from_bytes, self._room = 0.0, 0, ""
         self._pulled_at_s = float("-inf")
         self._tables: dict[str, tuple[object, Tables]] = {}
 
@@ -59,9 +61,46 @@ class Follower:
         return self._number, self.store.count
 
     @property
+    def progress(self) -> str:
+        """How far the reading of a long log is, for people."""
+        if self._reading is None:
+            return ""
+        feed, behind_bytes = self._reading.feed, self.behind_bytes
+        done_bytes = feed.read_bytes - self._from_bytes
+        took_s = time.monotonic() - self._since_s
+        words = [
+            f"{feed.read_bytes / (feed.read_bytes + behind_bytes):.0%} is shown",
+            f"{format_bytes(behind_bytes)} to go",
+        ]
+        if done_bytes > 0 and took_s > SURE_S:
+            left_s = behind_bytes * took_s / done_bytes
+            words.append(f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s")
+        return ", ".join(words) + ("" if self.trouble else self._room)
+
+    def _room_of(self, log: Path) -> str:
+        """What a page says of the disk before much is kept there; empty where it is little."""
+        with suppress(OSError):
+            kept_bytes, free_bytes = room(log)
+            if kept_bytes > free_bytes:
+                free = f"{format_bytes(free_bytes)} is free in {cache_folder()}"
+                return f"; {free}, so that some of it will be shown coarsely"
+            if kept_bytes > MUCH_BYTES:
+                return f"; about {format_bytes(kept_bytes)} is kept in {cache_folder()}"
+        return ""
+
+    @property
+    def trouble(self) -> str:
+        """Why a part of the timeline is shown coarsely, for people; empty where none is."""
+        pyramid = self.store.traffic.pyramid
+        if pyramid is None or not pyramid.trouble:
+            return ""
+        why = f"{cache_folder()} takes no more ({pyramid.trouble})"
+        return f"a part of the timeline is coarse: {why}; make room and open the page anew"
+
+    @property
     def behind_bytes(self) -> int:
         """Of the log, what was not read yet."""
-        return 0 if self._feed is None else int(self._feed.behind_bytes)
+        return 0 if self._reading is None else int(self._reading.feed.behind_bytes)
 
     def pull(self) -> None:
         """Read what is new, at most a slice, and not more often than every `PULL_S`."""
@@ -72,27 +111,30 @@ class Follower:
         if log is not None and log != self.log:
             self.log = log
             self._reading = reopened(log, name=self.name)
-            self._feed = self._reading.feed
+            self._since_s, self._from_bytes = now_s, self._reading.feed.read_bytes
+            self._room = self._room_of(log)
             self.store = EventStore(run=self._reading.run)
             self._number += 1
             self._tables.clear()
-        if self._feed is not None:
-            bad_lines = self._feed.bad_lines
-            entries = self._feed.poll(limit=SLICE)
-            self.store.extend(entries, bad_lines=self._feed.bad_lines - bad_lines)
-            self.is_catching_up = len(entries) == SLICE
-            if self._reading is not None:
-                self._reading.note()
-            self._keep()
+        if self._reading is not None:
+            self._read(self._reading)
         self._pulled_at_s = time.monotonic()
 
-    def _keep(self) -> None:
-        """Keep what was read for the next time, when a long log has been read, and on the way."""
-        reading = self._reading
-        if reading is None or not reading.is_worth_keeping:
-            return
-        if not self.is_catching_up or reading.run.count - reading.kept >= OFTEN:
+    def _read(self, reading: Reading) -> None:
+        """Read for a short while; a long log is kept for the next time when all of it is known."""
+        until_s = time.monotonic() + WHILE_S
+        while reading.read(limit=SLICE) == SLICE:
+            if time.monotonic() > until_s:
+                self.is_catching_up = True
+                return
+        self.is_catching_up = False
+        if reading.news >= max(LONG, reading.kept // 4):
             keep(reading)
+
+    def close(self) -> None:
+        """Keep what was read, so that the next one goes on from here."""
+        if self._reading is not None:
+            self._reading.end()
 
     def tables(self, beside: "Follower | None" = None) -> Tables:
         """The tables of what was read so far, beside another run; made once for all pages."""

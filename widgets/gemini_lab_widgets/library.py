@@ -72,6 +72,11 @@ class Library:
             found = self._followers[log] = Follower(lambda: log)
         return found
 
+    def close(self) -> None:
+        """Keep what was read of every run that is shown."""
+        for one in (self.latest, *self._followers.values()):
+            one.close()
+
     def partner(self, log: Path) -> Path | None:
         """What to put a run beside unless a visitor chooses: the newest earlier run of its job."""
         if self._beside is not None:

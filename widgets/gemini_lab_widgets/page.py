@@ -13,7 +13,7 @@ from panel.io.resources import LOCAL_DIST
 
 from gemini_lab.report.moments import Moments, Way
 from gemini_lab.report.tables import Tables
-from gemini_lab.units import format_bytes, format_seconds
+from gemini_lab.units import format_seconds
 from gemini_lab_widgets.follow import Follower
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.pulse import Pulse
@@ -249,6 +249,7 @@ class Page:
     def _line(self) -> tuple[str, str, str]:
         """Kind, mark and words for the line at the top."""
         kind, mark, words = self._news()
+        words = "; ".join(filter(None, (words, self._shown.trouble)))
         if not self._missing:
             return kind, mark, words
         instead = f"{self._shown.name}, the newest, is shown" if self._shown.name else "none is yet"
@@ -260,7 +261,7 @@ class Page:
         if shown.log is None:
             return "late", "waiting", "no run has begun yet"
         if shown.is_catching_up:
-            return "late", "reading the log", f"{format_bytes(shown.behind_bytes)} to go"
+            return "late", "reading the log", shown.progress
         if not shown.store.count:
             return _without_events(shown)
         if self._at_s is not None:

@@ -14,7 +14,7 @@ from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.long_run import NODES, write
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.report.pyramid.pyramid import Pyramid
-from gemini_lab.report.reopen import Reading, opened
+from gemini_lab.report.reopen import Reading, opened, reopened
 
 WINDOW_S: Final = 20.0
 BINS: Final = 1_000
@@ -36,7 +36,8 @@ def bench(repeats: int, *, lines: int, calls: int) -> list[Row]:
         for repeat in range(repeats):
             cache = Path(made) / f"cache-{repeat}"
             bars = _measure(log, cache, times)
-            kept.append(sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()))
+            files = (file for file in cache.glob("*/*") if file.is_file())
+            kept.append(sum(file.stat().st_size for file in files))
         settings = {"lines": lines, "bars": bars, "bytes": log.stat().st_size}
     peak_bytes = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return [
@@ -55,6 +56,7 @@ def _measure(log: Path, cache: Path, times: dict[str, list[float]]) -> int:
         times.setdefault(name, []).append(time.process_time() - began_s)
         return found
 
+    timed("its first sight", lambda: reopened(log, folder=cache / "apart").read())
     first = timed("the first opening", lambda: opened(log, folder=cache))
     bars = int(first.run.traffic.bars.end)
     del first  # or the next reader would find its file in use

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gemini_lab.log.events import Collectives
-from gemini_lab.report.pyramid.calls import Calls, write
+from gemini_lab.report.pyramid.calls import Calls, newly_covered, write
 from gemini_lab.report.pyramid.rows import (
     LAYER,
     ROW,
     ROW_BYTES,
+    Floats,
     Kind,
     Reached,
     Rows,
@@ -129,11 +130,28 @@ class Bars:
         if self.end >= self._due:
             self._make_room()
 
+    def extend(self, rows: Rows, end_s: Floats) -> None:
+        """Add bars, as `add` would one by one.
+
+        Args:
+            rows: All of each but its `new_s`, which is filled in.
+            end_s: When each is over, to the bit.
+        """
+        self._write()
+        rows["new_s"] = newly_covered(rows, end_s, self._reached)
+        step = max(1, min(BATCH, self.limit // 4))  # in one step at most one quarter goes
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            self._rows += part.tobytes()
+            self.end += len(part)
+            if self.end >= self._due:
+                self._make_room()
+
     def _make_room(self) -> None:
         """Settle and forget what is due, and note when to look again."""
-        if self._settle is not None and self.end - self.settled >= BATCH:
-            self._settle(self.between(self.settled, self.end))
-            self.settled = self.end
+        while self._settle is not None and self.end - self.settled >= BATCH:
+            self._settle(self.between(self.settled, self.settled + BATCH))
+            self.settled += BATCH
         while len(self) > self.limit:
             self._forget(self.limit // 4)
         settling = inf if self._settle is None else self.settled + BATCH

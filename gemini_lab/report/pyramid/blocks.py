@@ -88,9 +88,13 @@ class FileBlocks:
     def _made(self) -> BinaryIO:
         if self._path is None:
             return _nameless()
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path.touch(mode=OWNERS)
-        file, is_ours = _opened(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._path.touch(mode=OWNERS)
+            file, is_ours = _opened(self._path)
+        except OSError:  # nobody may write there: what is put goes with this process
+            self._path = None
+            return _nameless()
         if not is_ours:
             file.close()
             self._path = None

@@ -6,12 +6,10 @@ from itertools import chain
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from gemini_lab.log.events import Collectives
-from gemini_lab.report.pyramid.rows import LAYER, Floats, Kind, Reached, Rows
-
-Ints = npt.NDArray[np.int64]
+from gemini_lab.report.pyramid.groups import Floats, Ints, running
+from gemini_lab.report.pyramid.rows import LAYER_OF, Reached, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def write(rows: Rows, calls: Sequence[Calls], *, first: int, reached_s: Reached)
     place = np.arange(len(of)) + (np.array([one.row for one in calls]) - first - before)[of]
     rows["start_s"][place] = start_s
     rows["duration_s"][place] = end_s - start_s
-    rows["new_s"][place] = _new_s(calls, of, start_s, end_s, reached_s)
+    rows["new_s"][place] = newly_covered(rows[place], end_s, reached_s)
     rows["size_bytes"][place] = np.array([float(size) for _, size in kinds])[kind]
     rows["name"][place] = np.array([name for one in calls for name in one.names])[kind]
 
@@ -69,19 +67,31 @@ def _since_began(gaps_us: Ints, before: Ints, of: Ints) -> Ints:
     return np.asarray(start_us - np.append(0, start_us)[before][of])
 
 
-def _new_s(
-    calls: Sequence[Calls], of: Ints, start_s: Floats, end_s: Floats, reached_s: Reached
-) -> Floats:
-    """How long each call covers what no earlier one of its lane and rank did."""
-    places: dict[tuple[int, int], int] = {}
-    place = [places.setdefault((one.lane, one.event.rank), len(places)) for one in calls]
-    place_of = np.array(place)[of]
-    by_place = np.argsort(place_of, kind="stable")
-    ends = np.cumsum(np.bincount(place_of, minlength=len(places)))
-    new_s = np.empty(len(of))
-    for (lane, rank), part in zip(places, np.split(by_place, ends[:-1]), strict=True):
-        at = lane, rank, LAYER[Kind.COLLECTIVE]
-        until_s = np.maximum.accumulate(np.append(reached_s.get(at, -inf), end_s[part]))
-        new_s[part] = np.maximum(end_s[part] - np.maximum(start_s[part], until_s[:-1]), 0.0)
-        reached_s[at] = float(until_s[-1])
+def newly_covered(rows: Rows, end_s: Floats, reached_s: Reached) -> Floats:
+    """How long each bar covers what no earlier one of its lane, rank and layer did.
+
+    Args:
+        rows: In the order in which they were told.
+        end_s: When each is over; shape as `rows`.
+        reached_s: Up to when each lane, rank and layer is covered; it is brought up to date.
+    """
+    layer = LAYER_OF[rows["kind"]]
+    place = (rows["lane"].astype(np.int64) << 32 | rows["rank"].astype(np.uint32)) << 3 | layer + 1
+    places, of = np.unique(place, return_inverse=True)
+    order = np.argsort(of, kind="stable")
+    of, until_s = of[order], running(of[order], end_s[order])
+    keys = [(each >> 35, _signed(each >> 3), (each & 7) - 1) for each in places.tolist()]
+    reached = np.array([reached_s.get(key, -inf) for key in keys])
+    before_s = np.append(-inf, until_s)[:-1]
+    before_s = np.where(np.diff(of, prepend=-1) > 0, -inf, before_s)
+    before_s = np.maximum(before_s, reached[of])
+    new_s = np.empty(len(rows))
+    new_s[order] = np.maximum(end_s[order] - np.maximum(rows["start_s"][order], before_s), 0.0)
+    last_s = np.maximum(until_s[np.flatnonzero(np.diff(of, append=len(places)))], reached)
+    reached_s.update(zip(keys, last_s.tolist(), strict=True))
     return new_s
+
+
+def _signed(rank: int) -> int:
+    """A rank from its lowest 32 bits."""
+    return (rank & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)

@@ -8,6 +8,7 @@ costs what it shows, however long the run is.
 """
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -89,6 +90,9 @@ class Pyramid:
 
     Memory: what waits, at most some blocks a level, and 40 bytes a block.
 
+    Where there is no room on disk any more, bars that come are kept as cells alone, in memory, and
+    more and more coarsely, so that these never become many: the run is still there to be seen.
+
     Args:
         blocks: Where the rest is kept.
         full: Cells that make a block.
@@ -96,12 +100,15 @@ class Pyramid:
     Attributes:
         end: How many bars there are.
         changes: Counts what was added.
+        trouble: Why bars are not kept any more; empty while they are.
     """
 
     def __init__(self, blocks: Blocks, *, full: int = FULL) -> None:
         self._full = full
         self.end = 0
         self.changes = 0
+        self.trouble = ""
+        self._missing: tuple[float, float] | None = None  # from when to when bars are cells alone
         self._blocks = blocks
         self._origin_s = 0.0
         self._base: int | None = None  # the finest level
@@ -115,11 +122,7 @@ class Pyramid:
     # -- what comes ----------------------------------------------------------------------------
 
     def append(self, rows: Rows) -> None:
-        """Add bars, numbered on from those before.
-
-        Raises:
-            OSError: There is no room for them.
-        """
+        """Add bars, numbered on from those before."""
         if not len(rows):
             return
         stop_s = rows["start_s"] + rows["duration_s"]
@@ -128,33 +131,66 @@ class Pyramid:
             self._origin_s = low_s
             span_s = max(high_s - low_s, 1e-3)
             self._base = math.ceil(math.log(span_s * FINE / len(rows), FINER))
-        number = self._blocks.put(in_columns(rows))
-        self._bars.append(Block(number, low_s, high_s, self.end, len(rows)))
+        self._keep(rows, low_s, high_s)
         self.end += len(rows)
         self.changes += 1
         self._heaped.clear()
         self._push(self._base, cells_of(rows, level=self._base, origin_s=self._origin_s))
+
+    def _keep(self, rows: Rows, low_s: float, high_s: float) -> None:
+        """Keep bars themselves, if there is room."""
+        if not self.trouble:
+            try:
+                number = self._blocks.put(in_columns(rows))
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
+            else:
+                self._bars.append(Block(number, low_s, high_s, self.end, len(rows)))
+                return
+        earliest_s, latest_s = self._missing or (low_s, high_s)
+        self._missing = min(low_s, earliest_s), max(high_s, latest_s)
 
     def _push(self, level: int, cells: Cells) -> None:
         waiting = self._waiting.setdefault(level, [])
         waiting.append(cells)
         if sum(map(len, waiting)) < self._full:
             return
+        if self.trouble:
+            self._coarsen(summed(np.concatenate(waiting)))
+            return
         cells = summed(np.concatenate(waiting))
         place = bins(cells)
         if len(cells) < self._full // 2 or place[-1] - place[0] < FINER:
             self._waiting[level] = [cells]  # what lies in one place gets no fewer further up
             return
+        try:
+            number = self._blocks.put(cells.tobytes())
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            self._waiting[level] = [cells]
+            return
         self._waiting[level] = []
-        number = self._blocks.put(cells.tobytes())
         block = Block(number, int(place[0]), int(place[-1]), 0, len(cells))
         self._levels.setdefault(level, []).append(block)
         self._push(level + 1, coarser(cells, level=level))
 
+    def _coarsen(self, cells: Cells) -> None:
+        """Let the finest levels go until what waits at the then finest one is little."""
+        assert self._base is not None
+        while len(cells) > self._full // 2 and np.ptp(bins(cells)) >= FINER:
+            cells = coarser(cells, level=self._base)
+            self._waiting.pop(self._base, None)  # it is among the cells
+            self._levels.pop(self._base, None)
+            self._base += 1
+            cells = summed(np.concatenate([cells, *self._waiting.get(self._base, [])]))
+        self._waiting[self._base] = [cells]
+
     # -- what is asked -------------------------------------------------------------------------
 
     def count(self, from_s: float, to_s: float) -> int:
-        """How many bars `rows` would look at."""
+        """How many bars `rows` would look at; endlessly many where they are not all there."""
+        if self._missing and from_s <= self._missing[1] and to_s >= self._missing[0]:
+            return sys.maxsize
         return sum(block.count for block in _meeting(self._bars, from_s, to_s))
 
     def rows(
@@ -190,7 +226,8 @@ class Pyramid:
     ) -> Covered:
         """How long bars covered the bins of a window.
 
-        There are as many bins as is asked or up to four times that, and they reach over its ends.
+        There are as many bins as is asked or up to four times that, and they reach over its ends;
+        there are fewer where there was no room for the bars.
 
         Args:
             from_s: When the window begins, on the log's clock.
@@ -200,6 +237,8 @@ class Pyramid:
             fresh: Bars that came after those that were added.
         """
         level = math.floor(math.log(max(to_s - from_s, 1e-9) / least_bins, FINER))
+        if self._base is not None and self.count(from_s, to_s) == sys.maxsize:
+            level = max(level, self._base)
         width = width_s(level)
         if self._base is None:
             self._origin_s = from_s

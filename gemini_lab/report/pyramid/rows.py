@@ -23,6 +23,7 @@ class Kind(IntEnum):
 
 LAYER: Final = (0, 1, 2, 3, 3, 4, -1, 5)
 """Which of the `LAYERS` each kind covers; a version being whole is a moment and covers nothing."""
+LAYER_OF: Final = np.array(LAYER, np.int64)
 LAYERS: Final = 6
 
 COLUMNS: Final = {

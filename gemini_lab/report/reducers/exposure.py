@@ -3,13 +3,16 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from gemini_lab.log.events import Collectives
 
 MAX_BUSY: Final = 100_000
 """Intervals of one node that are remembered for judging, if no iteration ever ends there."""
+SHORTEST_EXPOSED_S: Final = 0.0001
+"""Shorter exposed parts are counted like any other, but get no bar."""
 
 Interval = tuple[float, float]
 
@@ -38,15 +41,48 @@ class Judged:
         whole_s = self.sending.end_s - self.sending.start_s
         if not whole_s > 0:
             return self.sending.size_bytes if self.exposed else 0.0
-        return self.sending.size_bytes * sum(e - s for s, e in self.exposed) / whole_s
+        exposed_s = 0.0  # one after the other: `sum` rounds otherwise in some versions of Python
+        for start_s, end_s in self.exposed:
+            exposed_s += end_s - start_s
+        return self.sending.size_bytes * exposed_s / whole_s
+
+
+class Told(NamedTuple):
+    """An iteration's collectives on one node.
+
+    Attributes:
+        until_s: None of them ends later.
+        began_s: When the iteration began.
+        starts_us: When each call began since then.
+        durations_us: How long it took.
+    """
+
+    until_s: float
+    began_s: float
+    starts_us: Sequence[int]
+    durations_us: Sequence[int]
+
+    def times(self, from_s: float, to_s: float) -> list[Interval]:
+        """When each call that touches a time began and ended, in the order of calling."""
+        from_us, to_us = (1e6 * (at_s - self.began_s) for at_s in (from_s, to_s))
+        return [
+            (self.began_s + start_us / 1e6, self.began_s + (start_us + duration_us) / 1e6)
+            for start_us, duration_us in zip(self.starts_us, self.durations_us, strict=True)
+            if start_us <= to_us and start_us + duration_us >= from_us
+        ]
 
 
 class Busy:
-    """When training used one node's network, as far as it is still of interest."""
+    """When training used one node's network, as far as it is still of interest.
+
+    Attributes:
+        told: By iterations, in the order in which they were told.
+        count: Calls in all of them.
+    """
 
     def __init__(self) -> None:
-        self._told: list[tuple[float, Collectives]] = []  # until when there were any; they
-        self._count = 0
+        self.told: list[Told] = []
+        self.count = 0
 
     def add(self, event: Collectives, *, until_s: float) -> None:
         """Remember an iteration's collectives; where there are too many, the older half goes.
@@ -55,29 +91,31 @@ class Busy:
             event: They.
             until_s: None of them ends later.
         """
-        self._told.append((until_s, event))
-        self._count += len(event.order)
-        if self._count > MAX_BUSY:
-            self._keep(self._told[-(len(self._told) // 2) :])
+        starts_us = tuple(accumulate(event.gaps_us))
+        self.told.append(Told(until_s, event.began_s, starts_us, event.durations_us))
+        self.count += len(event.order)
+        if self.count > MAX_BUSY:
+            self.keep(self.told[-(len(self.told) // 2) :])
 
     def near(self, from_s: float, to_s: float) -> list[Interval]:
         """All that touch a time."""
         return [
             interval
-            for until_s, event in self._told
-            if event.began_s <= to_s and until_s >= from_s
-            for interval in event.times(from_s, to_s)
+            for told in self.told
+            if told.began_s <= to_s and told.until_s >= from_s
+            for interval in told.times(from_s, to_s)
         ]
 
     def forget(self, before_s: float) -> None:
         """Forget iterations whose collectives were over before a moment."""
-        kept = [told for told in self._told if told[0] > before_s]
-        if len(kept) < len(self._told):
-            self._keep(kept)
+        kept = [told for told in self.told if told.until_s > before_s]
+        if len(kept) < len(self.told):
+            self.keep(kept)
 
-    def _keep(self, told: list[tuple[float, Collectives]]) -> None:
-        self._told = told
-        self._count = sum(len(event.order) for _, event in told)
+    def keep(self, told: list[Told]) -> None:
+        """Remember these alone."""
+        self.told = told
+        self.count = sum(len(each.starts_us) for each in told)
 
 
 def judge(sendings: Iterable[Sending], busy: Iterable[Interval]) -> list[Judged]:

@@ -18,6 +18,7 @@ import xxhash
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.reducers.checks import whole
 
 OPEN: Final = 64
@@ -52,17 +53,19 @@ class _Column:
         self._number, self._mean = array("q"), array("d")
         self._count, self._digest = array("q"), array("Q")
 
-    def add(self, done: events.Iteration, value: float) -> bool:
-        """Take in a value; false for one that comes too late."""
-        number = whole(done.iteration)
+    def add(self, number: int, rank: int, told: tuple[int, bool, float]) -> bool:
+        """Take in what a rank told of an iteration: epoch, whether again, and the value.
+
+        It says whether it did not come too late.
+        """
         row = self.open.get(number)
         if row is None:
             if self._number and number <= self._number[-1]:
                 return False
             row = self.open[number] = {}
-        before = row.get(done.rank)
-        if before is None or before[1] or (done.epoch >= before[0] and not done.restored):
-            row[done.rank] = done.epoch, done.restored, value
+        before = row.get(rank)
+        if before is None or before[1] or (told[0] >= before[0] and not told[1]):
+            row[rank] = told
         if len(self.open) > OPEN:
             self._close(min(self.open))
         return True
@@ -153,6 +156,22 @@ class Logged:
                 if not self._is_lost(done):
                     self._add(done)
 
+    def takes(self, stretch: Stretch) -> bool:
+        """Whether it is of the newest try."""
+        return not self._plans or self._plans[-1][0] <= stretch.epoch
+
+    def take_stretch(self, stretch: Stretch) -> None:
+        """Take in a stretch of which `takes` says that it is as usual."""
+        done, epoch = stretch.done, stretch.epoch
+        numbers, ranks = done.iteration.tolist(), stretch.rank[done.line].tolist()
+        for number, rank, values in zip(numbers, ranks, done.values, strict=True):
+            for name, value in values.items():
+                column = self._column(name)
+                if column is not None and not column.add(
+                    number, rank, (epoch, False, float(value))
+                ):
+                    self.late += 1
+
     def _is_lost(self, done: events.Iteration) -> bool:
         """Whether a later epoch than its own started from before it."""
         for epoch, version in reversed(self._plans):
@@ -164,15 +183,21 @@ class Logged:
 
     def _add(self, done: events.Iteration) -> None:
         for name in done.values:
-            column = self._columns.get(name)
-            if column is None:
-                if len(self._columns) >= MOST_NAMES:
-                    self.left_out += 1
-                    continue
-                column = self._columns[name] = _Column()
-            value = done.value(name)
-            if value is not None and not column.add(done, value):
+            column, value = self._column(name), done.value(name)
+            if column is None or value is None:
+                continue
+            told = done.epoch, done.restored, value
+            if not column.add(whole(done.iteration), done.rank, told):
                 self.late += 1
+
+    def _column(self, name: str) -> _Column | None:
+        column = self._columns.get(name)
+        if column is None:
+            if len(self._columns) >= MOST_NAMES:
+                self.left_out += 1
+                return None
+            column = self._columns[name] = _Column()
+        return column
 
     # -- answers ---------------------------------------------------------------------------------
 
