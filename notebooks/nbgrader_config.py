@@ -7,6 +7,14 @@ c.CourseDirectory.course_id = "gemini_lab"
 c.ClearSolutions.code_stub = {"python": "# YOUR CODE HERE"}
 # A lab that starts nodes takes minutes, and so may one of its cells.
 c.ExecutePreprocessor.timeout = 900
+# A copied cell, or marks of another version, are its owner's affair alone.
+c.Autograde.sanitize_preprocessors = [
+    "nbgrader.preprocessors.ClearOutput",
+    "gemini_lab.exercises.grading.step.MarkAnew",
+    "nbgrader.preprocessors.OverwriteKernelspec",
+    "nbgrader.preprocessors.OverwriteCells",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
 # What is handed in is judged in a process that runs none of its code.
 c.Autograde.autograde_preprocessors = [
     "gemini_lab.exercises.grading.step.JudgeApart",

@@ -36,7 +36,7 @@ class Verdict(AbstractContextManager[None]):
             raise WrongAnswerError(
                 f"no answer yet: there is no `{error.name}`; run the cells above, then this one"
             ) from None
-        if isinstance(error, (Exception, SystemExit)):  # an interrupt has to interrupt
+        if error is not None and not isinstance(error, KeyboardInterrupt):
             raise WrongAnswerError(f"this answer could not be tried: {in_short(error)}") from None
 
 
@@ -104,7 +104,9 @@ def called(function: Callable[..., object], *arguments: float, name: str) -> obj
     """
     try:
         return function(*arguments)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         call = f"{name}({', '.join(f'{each:g}' for each in arguments)})"
         raise WrongAnswerError(f"`{call}` raised {in_short(error)}") from error
 

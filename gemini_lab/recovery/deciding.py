@@ -7,9 +7,12 @@ happens from a failure until training goes on; see `GuidedRoot`.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gemini_lab.errors import GeminiError, kind_of
+
+MOST_STATE: Final = 1 << 17
+"""Characters of `state`: all that is stored of a run is one record, which the store has to take."""
 
 
 class Kept(NamedTuple):
@@ -159,14 +162,19 @@ def as_text(state: dict[str, object]) -> str:
     """What `decide` wants to keep, as it is stored.
 
     Raises:
-        GuideError: It holds what JSON has no form for.
+        GuideError: It holds what JSON has no form for, or more than can be stored.
     """
     try:
-        return json.dumps(state)
+        text = json.dumps(state)
     except (TypeError, ValueError) as error:
         raise GuideError(
             f"`state` may hold numbers, texts, lists and dictionaries with text keys ({error})"
         ) from None
+    if len(text) > MOST_STATE:
+        raise GuideError(
+            f"`state` takes {len(text):,} characters, and at most {MOST_STATE:,} can be stored"
+        )
+    return text
 
 
 def told(said: Event | Action) -> str:

@@ -130,7 +130,9 @@ class GuidedRoot(RootAgent):
         try:
             actions = as_actions(self._guide(kept, event, self._cluster()))
             own = as_text(kept)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it raises
             said = str(error) if isinstance(error, GuideError) else f"it raised {_in_short(error)}"
             self.decisions.append((event, ()))
             yield from self._fail(at_s, f"root= was told {told(event)}: {said}", cause="script")

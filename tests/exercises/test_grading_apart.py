@@ -196,6 +196,11 @@ def test_only_code_counts():
     ]
 
 
+def test_of_copies_of_a_cell_the_first_is_the_exercises():
+    read = code_cells(notebook(("exercise-1", "a = 1"), ("exercise-1", "a = 2"), ("", "b = 3")))
+    assert [cell.grade_id for cell in read] == ["exercise-1", "", ""]
+
+
 # -- judging ---------------------------------------------------------------------------------------
 
 CHECK = """

@@ -1,7 +1,10 @@
 """Root agents of one's own in modelled labs: what breaks them, and what does not."""
 
+import signal
 import threading
+import time
 from collections import defaultdict
+from contextlib import suppress
 
 import pytest
 from gemini_lab_widgets.pictures import view
@@ -9,9 +12,9 @@ from gemini_lab_widgets.pictures import view
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises import WrongAnswerError
 from gemini_lab.exercises.attacks import attack
-from gemini_lab.exercises.attacks.roots import GROUPS, RETURN, SMALL, SPARE, cases
+from gemini_lab.exercises.attacks.roots import ALONE, GROUPS, LONG, RETURN, SMALL, SPARE, cases
 from gemini_lab.exercises.attacks.stories import of_function, of_the_lab, tell
-from gemini_lab.node.own_root import MOST_BYTES, packed, successor, unpacked
+from gemini_lab.node.own_root import MOST_BYTES, TooLong, limit, packed, successor, unpacked
 from gemini_lab.recovery.deciding import (
     Ask,
     Cluster,
@@ -169,6 +172,49 @@ def test_each_thing_that_is_not_taken_care_of_breaks_a_run(wrong, schedule, shap
     assert why in told_of(make(**wrong), schedule, shape).broken
 
 
+def first_recoveries(state, event, cluster):
+    state["failures"] = state.get("failures", 0) + isinstance(event, Failed)
+    return Wait("enough") if state["failures"] > 6 else right(state, event, cluster)
+
+
+def tires_of_waiting(state, event, cluster):
+    answer = right(state, event, cluster)
+    state["waits"] = state.get("waits", 0) + isinstance(answer, Wait)
+    return Start(None) if state["waits"] > 3 else answer
+
+
+def overlooks_the_second(state, event, cluster):
+    """Whoever was there at the failure has to answer, though one of them is lost since."""
+    match event:
+        case Failed(cause="node_lost") if state.get("all"):
+            return None
+        case Fenced(node=node):
+            state["fenced"].append(node)
+            return Ask() if {*state["fenced"]} >= {*state["all"]} else None
+        case Told():
+            answer = right(state, event, cluster) if {*state["all"]} <= {*cluster.living} else None
+            state["all"] = [] if isinstance(answer, Start) else state["all"]
+            return answer
+        case _:
+            state["all"] = list(cluster.living)
+            return right(state, event, cluster)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shape", "why"),
+    [
+        (first_recoveries, LONG, "the run never ends"),
+        (tires_of_waiting, SPARE, "progress is thrown away"),
+        (overlooks_the_second, ALONE, "the run never ends"),
+    ],
+)
+def test_what_shows_only_late_or_where_nobody_comes_is_among_the_cases(wrong, shape, why):
+    those = [case for case in cases() if case.shape == shape]
+    broken = [told_of(wrong, case.schedule, shape).broken for case in those]
+    assert any(each.startswith(why) for each in broken)
+    assert not any(told_of(right, case.schedule, shape).broken for case in those)
+
+
 def test_a_version_of_which_a_shard_is_missing_is_never_loaded():
     def newest(state, event, _):
         match event:
@@ -232,6 +278,8 @@ def test_the_smallest_cases_come_first():
     [
         ("1 / 0", "it raised ZeroDivisionError"),
         ("raise SystemExit('no')", "it raised SystemExit: no"),
+        ("raise GeneratorExit('no')", "it raised GeneratorExit: no"),
+        ("state['log'] = 'x' * 200_000; return Fence()", "`state` takes 200,011 characters"),
         ("return 'Fence'", "or nothing, and it is a str"),
         ("return [Fence(), 3]", "or nothing, and it has an int"),
         ("return Fence", "and it is the class Fence itself"),
@@ -255,6 +303,33 @@ def test_one_that_never_answers_is_stopped():
             pass
 
     assert "there is no answer after 2 s" in told_of(forever, CRASH).broken
+
+
+@pytest.mark.parametrize("naps_s", [0.01, 0])
+def test_one_that_catches_everything_is_stopped(naps_s):
+    def stubborn():
+        while True:
+            with suppress(BaseException):
+                time.sleep(naps_s)
+
+    begun_s = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(TooLong), limit(0.05):
+            stubborn()
+    assert time.monotonic() - begun_s < 30
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_one_that_returns_after_it_was_stopped_is_too_late():
+    def sly():
+        try:
+            while True:
+                pass
+        except:  # noqa: E722 - as it is written
+            return 1
+
+    with pytest.raises(TooLong), limit(0.05):
+        sly()
 
 
 # -- how it comes to the nodes ---------------------------------------------------------------------

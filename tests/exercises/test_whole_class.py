@@ -125,11 +125,24 @@ def test_labs_that_start_nodes_are_judged_one_after_the_other(course):
 
 def test_what_cannot_be_read_stops_nobody(course):
     hand_in(course, "ada", "answer = 7")
-    for student, text in (("ben", "no notebook"), ("eve", "[]"), ("dan", '{"cells": [1]}')):
+    old = '{"nbformat": 3, "metadata": {}, "worksheets": [{"cells": [{}]}]}'
+    texts = {"ben": "no notebook", "eve": "[]", "dan": '{"cells": [1]}', "kim": old}
+    for student, text in texts.items():
         folder = course / "submitted" / student / LAB
         folder.mkdir(parents=True)
         (folder / f"{LAB}.ipynb").write_text(text)
     assert [each.student for each in hand_ins(course, LAB)] == ["ada"]
+
+
+def test_a_notebook_of_an_older_format_is_judged_like_any_other(course):
+    hand_in(course, "ada", "answer = 7")
+    path = course / "submitted" / "ada" / LAB / f"{LAB}.ipynb"
+    cells = json.loads(path.read_text())["cells"]
+    of_code = {"language": "python", "collapsed": False, "outputs": []}
+    old = [{**cell, **of_code, "input": cell.pop("source")} for cell in cells]
+    of_3 = {"nbformat": 3, "nbformat_minor": 0, "metadata": {}, "worksheets": [{"cells": old}]}
+    path.write_text(json.dumps(of_3))
+    assert verdicts(course) == {"ada": [(True, "right: seven")]}
 
 
 def test_a_lab_that_is_not_there_is_named(tmp_path, capsys):

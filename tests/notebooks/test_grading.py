@@ -1,10 +1,13 @@
 """nbgrader takes the solutions' edition as a course, and grades what students hand in."""
 
+import copy
 import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -49,13 +52,19 @@ def hand_in(course: Path, student: str, changed: dict[str, str]) -> None:
 
 def take_out(course: Path, student: str, grade_ids: set[str]) -> None:
     """Cells that somebody deleted."""
+
+    def taken_out(cells: list[Any]) -> None:
+        ids = [cell.metadata.get("nbgrader", {}).get("grade_id") for cell in cells]
+        cells[:] = [c for c, own in zip(cells, ids, strict=True) if own not in grade_ids]
+
+    change(course, student, taken_out)
+
+
+def change(course: Path, student: str, how: Callable[[list[Any]], object]) -> None:
+    """Do something to the cells of a hand-in."""
     path = course / "submitted" / student / LAB / f"{LAB}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    notebook.cells = [
-        cell
-        for cell in notebook.cells
-        if cell.metadata.get("nbgrader", {}).get("grade_id") not in grade_ids
-    ]
+    how(notebook.cells)
     nbformat.write(notebook, path)
 
 
@@ -97,6 +106,23 @@ def test_a_class_is_graded_by_its_answers_and_not_by_edited_checks(course, solut
     assert told["eve", "check-1"] == "no answer: there is no `five`"
     assert told["eve", "check-3"].startswith("no answer")
     assert len(told) == 8
+
+
+def test_what_is_wrong_with_one_hand_in_costs_nobody_elses_points(course, solutions):
+    """Where nbgrader ends at a copied cell, and at strange marks, others get theirs."""
+    for student in ("amy", "ben", "kim", "zoe"):
+        hand_in(course, student, solutions)
+    (course / "submitted" / "amy" / LAB / f"{LAB}.ipynb").write_text("[]")
+    change(course, "ben", lambda cells: cells.extend(copy.deepcopy(cells)))
+    change(course, "kim", lambda cells: [c.metadata.pop("nbgrader", None) for c in cells[:-9]])
+    change(course, "kim", lambda cells: [c.metadata.update(nbgrader={}) for c in cells[-9:]])
+    reasons = grade(course, LAB)
+    with (course / "grades.csv").open() as grades:
+        points = {row["student_id"]: float(row["score"]) for row in csv.DictReader(grades)}
+    assert points == {"amy": 0.0, "ben": 4.0, "kim": 4.0, "zoe": 4.0}
+    with reasons.open() as said:
+        (amy,) = [row["said"] for row in csv.DictReader(said) if row["student"] == "amy"]
+    assert amy == "nothing that can be graded was handed in: it is no notebook"
 
 
 @pytest.mark.parametrize(

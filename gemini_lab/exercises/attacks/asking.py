@@ -42,5 +42,7 @@ def ask(
         return None, Fault(why=f"there is no answer after {limit_s:g} s")
     except NotOneError as error:
         return None, Fault(why=str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a stage of others raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever a stage of others raises
         return None, Fault(why=f"it raises {in_short(error)}")

@@ -33,6 +33,8 @@ from gemini_lab.recovery.model.world import Shape
 SMALL: Final = Shape(nodes=2, standbys=1, has_tier=False, iterations=3)
 SPARE: Final = Shape(nodes=2, standbys=2, has_tier=False, iterations=6)
 RETURN: Final = Shape(nodes=3, standbys=1, has_tier=False, iterations=6)
+ALONE: Final = replace(SPARE, is_refilled=False)
+LONG: Final = Shape(nodes=2, standbys=2, has_tier=False, iterations=60)
 GROUPS: Final = Shape(nodes=4, standbys=2, has_tier=False, iterations=6)
 LARGER: Final = (
     SMALL,
@@ -45,6 +47,8 @@ TRAINING: Final = range(230, 456, 18)
 """Moves, after which workers of the smallest lab have called `protect`, or are all but done."""
 MIDST: Final = 300
 """Of these, some in which a version is on its way."""
+SPARES_MIDST: Final = 480
+"""The same with two standbys, whom the modelled lab starts with, too."""
 RECOVERING: Final = range(0, 160, 16)
 """Moves after a failure in which it is being answered."""
 INSTRUCTIONS: Final = range(0, 22, 2)
@@ -78,9 +82,15 @@ ENDS: Final = {"kill": (1,), "fuse": (0,)}
 """How: a machine that is gone says so; and the root agent's dies."""
 HALFWAY: Final = 900
 """Moves in which a version is halfway at the latest."""
+BACK: Final = 600
+"""Moves in which training goes on again after a loss."""
+MANY: Final = 12
+"""Losses in one run, one after the other."""
+SMALLER_S: Final = 10.0
+"""How long to look for something smaller that breaks in the same way."""
 SEEDS: Final = 200
 """Random schedules."""
-SCOPE: Final = "labs of up to 4 nodes, up to 6 failures at random"
+SCOPE: Final = f"labs of up to 4 nodes, up to 6 failures at random or {MANY} losses in turn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +129,15 @@ def cases() -> Iterator[RootCase]:
         yield RootCase(shape=SMALL, schedule=(("go", SEED, moves), *fates))
     for schedule in _pairs():
         yield RootCase(shape=SMALL, schedule=schedule)
+    for later, second in itertools.product(RECOVERING, LOSSES):  # and nobody comes in its place
+        alone = ("go", SEED + 2, SPARES_MIDST), CRASH, ("go", SEED, later), second
+        yield RootCase(shape=ALONE, schedule=alone)
     for schedule in _silences():
         yield RootCase(shape=SPARE, schedule=schedule)
+    for schedule in _waits():
+        yield RootCase(shape=SPARE, schedule=schedule)
+    for count in (MANY // 2, MANY):
+        yield RootCase(shape=LONG, schedule=tuple(_losses(count)))
     for schedule in _returns():
         yield RootCase(shape=RETURN, schedule=schedule)
     for schedule in _elsewhere():
@@ -149,6 +166,25 @@ def _silences() -> Iterator[tuple[Fate, ...]]:
             one, then = ("freeze", node), ("go", seed, later)
             until = ("go", seed, later // 2)
             yield go, one, LEASE, then, back, until, everybody, LEASE, ("go", seed, 160)
+
+
+def _waits() -> Iterator[tuple[Fate, ...]]:
+    """Who trains falls silent, others come and go for long, and then all are back."""
+    for seed in range(SEED + 1, SEED + 4):
+        away = ("go", seed, SPARES_MIDST), ("freeze_group", 0), LEASE, ("go", seed, 300)
+        others: list[Fate] = []
+        for number in range(SPARE.nodes, SPARE.nodes + 4):
+            others += [("kill", number, 1), ("go", seed, 30), ("add",), ("go", seed, 300)]
+        yield *away, *others, ("thaw_all",), ("go", seed, 160)
+
+
+def _losses(count: int) -> Iterator[Fate]:
+    """One node after the other is lost, and each time another one comes."""
+    yield "go", SEED, SPARES_MIDST
+    for number in range(count):
+        yield "kill", number, 1
+        yield ("add",)
+        yield "go", SEED + number, BACK
 
 
 def _returns() -> Iterator[tuple[Fate, ...]]:
@@ -221,7 +257,8 @@ def _root_of(mine: Callable[..., object]) -> MakeRoot:
 
 def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexample:
     struck = [each for each in story.moments if each.kind == "failure"]
-    told_of = [each for each in struck if each.text != FAILURES["thaw"]]
+    last = max((i for i, one in enumerate(struck) if one.text != FAILURES["thaw"]), default=-1)
+    told_of = struck[: last + 1]  # who is back only at the end is no part of what broke it
     case = replace(case, struck=tuple(f"{each.node} {each.text}" for each in told_of))
     lost = tuple(each.node for each in struck if each.text == FAILURES["kill"])
 
@@ -246,10 +283,12 @@ def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexamp
 
 def smaller(case: RootCase, story: Story, make_root: MakeRoot) -> tuple[RootCase, Story]:
     """The same break with as few failures and moves as can be reached by taking away."""
-    best, has_shrunk = (case, story), True
+    best, has_shrunk, patience = (case, story), True, Patience(SMALLER_S)
     while has_shrunk:
         has_shrunk = False
         for schedule in _with_less(best[0].schedule):
+            if patience.is_over:
+                return best
             told = tell(case.shape, schedule, make_root)
             if told.broken[:20] == story.broken[:20]:
                 best, has_shrunk = (replace(best[0], schedule=schedule), told), True

@@ -195,6 +195,8 @@ def in_words(broken: str) -> str:
             f"progress is thrown away: training goes on from {origin} though version {thrown[2]} "
             "exists, or may come back"
         )
+    if broken.startswith("the root waits, but the last it said"):
+        return "it waits, and nobody is told for what: after it was elected it did not say `Wait`"
     return broken.removeprefix("a healthy run fails: ")
 
 

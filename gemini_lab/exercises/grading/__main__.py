@@ -19,10 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TextIO
 
+import nbformat
+
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.grading.apart import KEPT
 from gemini_lab.exercises.grading.hand_in import MADE_WITH
 from gemini_lab.exercises.grading.whole_class import hand_ins, judge_all, usual_jobs
+from gemini_lab.exercises.verdict import in_short
 
 HEAD: Final = ("student", "lab", "check", "points", "said", "made with", "judged with")
 UNREAD: Final = "nothing that can be graded was handed in"
@@ -32,17 +35,28 @@ NOTHING: Final = "nothing was handed in"
 def nbgrader(course: Path, *arguments: str) -> None:
     """Run it in the course's folder; of ten lines a hand-in it says those that tell of trouble.
 
+    Tracebacks are left out: why something cannot be read stands among the reasons.
+
     Raises:
         CalledProcessError: It failed.
     """
     # nbgrader calls alembic by its name.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-m", "nbgrader", *arguments, "--log-level=WARN"],
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "nbgrader", *arguments]
+    with subprocess.Popen(
+        [*command, "--log-level=WARN"],
         cwd=course,
         env=os.environ | {"PATH": path},
-        check=True,
-    )
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not line.startswith("    ") and "raceback" not in line:
+                print(line, end="", file=sys.stderr, flush=True)  # noqa: T201 - for who asked
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 def verdicts(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
@@ -67,8 +81,37 @@ def _unread(course: Path, lab: str) -> Iterator[tuple[str, ...]]:
     """A row for each student of this or another lab who handed in nothing that can be graded."""
     for folder in sorted(each for each in (course / "submitted").glob("*") if each.is_dir()):
         if not (course / "autograded" / folder.name / lab / f"{lab}.ipynb").exists():
-            why = UNREAD if (folder / lab).exists() else NOTHING
+            why = _why_unread(folder / lab / f"{lab}.ipynb")
             yield folder.name, lab, "all", "0", why, "unknown", "unknown"
+
+
+def _why_unread(path: Path) -> str:
+    if not path.exists():
+        return UNREAD if path.parent.exists() else NOTHING
+    try:
+        nbformat.validate(nbformat.read(path, as_version=4))
+    except (AttributeError, TypeError):
+        return f"{UNREAD}: it is no notebook"
+    except Exception as error:  # noqa: BLE001 - whatever nbformat raises of what is no notebook
+        return f"{UNREAD}: {in_short(error)}"
+    return UNREAD
+
+
+def autograde(course: Path, lab: str) -> None:
+    """Have nbgrader count the points of all who can be read, whatever becomes of anybody else.
+
+    It gives up at some of what is wrong with a hand-in: then each one that is left goes by itself.
+    """
+    students = [each.student for each in hand_ins(course.resolve(), lab)]
+    graded = course / "autograded"
+    for student in students:  # what an earlier grading left is none
+        shutil.rmtree(graded / student / lab, ignore_errors=True)
+    with suppress(subprocess.CalledProcessError):  # it fails if one hand-in cannot be read
+        nbgrader(course, "autograde", lab, "--force")
+    for student in students:
+        if not (graded / student / lab / f"{lab}.ipynb").exists():
+            with suppress(subprocess.CalledProcessError):
+                nbgrader(course, "autograde", lab, "--force", f"--student={student}")
 
 
 def _versions(notebook: dict[str, dict[str, dict[str, str]]], key: str) -> str:
@@ -95,8 +138,7 @@ def grade(course: Path, lab: str, *, jobs: int | None = None, told: TextIO = sys
         raise ConfigError(f"there is no {released}; `make solutions` writes a course")
     judge_all(list(hand_ins(course.resolve(), lab)), jobs=jobs or usual_jobs(released), told=told)
     nbgrader(course, "generate_assignment", lab, "--force")
-    with suppress(subprocess.CalledProcessError):  # it fails if one hand-in cannot be read
-        nbgrader(course, "autograde", lab, "--force")
+    autograde(course, lab)
     nbgrader(course, "export", "--to=grades.csv")
     reasons = course / "verdicts.csv"
     with reasons.open("w", newline="", encoding="utf-8") as file:

@@ -18,6 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import nbformat
+from nbformat import ValidationError
+
 import gemini_lab
 from gemini_lab.errors import GeminiError
 from gemini_lab.exercises.grading.cells import Cell, Notebook, code_cells, needed
@@ -67,11 +70,27 @@ def cells_of(notebook: Path) -> list[Cell]:
         ValueError: It is no notebook.
         OSError: It cannot be read.
     """
-    content: Notebook = json.loads(notebook.read_text(encoding="utf-8"))
+    text = notebook.read_text(encoding="utf-8")
+    content: Notebook = json.loads(text)
     try:
+        if "worksheets" in content:  # as notebooks were before version 4 of their format
+            content = _of_now(text)
         return code_cells(content)
     except (AttributeError, TypeError):
         raise ValueError(f"{notebook} is no notebook") from None
+
+
+def _of_now(text: str) -> Notebook:
+    """A notebook of an older format.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        found: Notebook = nbformat.reads(text, as_version=4)
+    except ValidationError as error:
+        raise ValueError(f"it is no notebook: {error}") from None
+    return found
 
 
 def starts_nodes(released: Path) -> bool:

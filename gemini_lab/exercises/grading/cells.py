@@ -3,7 +3,7 @@
 import ast
 import re
 import symtable
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,16 +91,23 @@ def _changed(node: ast.AST) -> str:
     return ""
 
 
+def grade_id_of(metadata: object) -> str:
+    """The name that nbgrader gives a cell with these metadata; empty if it has none."""
+    marks = metadata.get("nbgrader") if isinstance(metadata, Mapping) else None
+    return str(marks.get("grade_id", "")) if isinstance(marks, Mapping) else ""
+
+
 def code_cells(notebook: Notebook) -> list[Cell]:
-    """The cells with code, in order."""
+    """The cells with code, in order; of copies of one the first keeps nbgrader's name."""
     cells = notebook.get("cells")
-    found = []
+    found, known = [], {""}
     for each in cells if isinstance(cells, list) else []:
         if each.get("cell_type") == "code":
             source = each.get("source", "")
             text = source if isinstance(source, str) else "".join(source)
-            grader = each.get("metadata", {}).get("nbgrader", {})
-            found.append(Cell(text, str(grader.get("grade_id", ""))))
+            grade_id = grade_id_of(each.get("metadata"))
+            found.append(Cell(text, "" if grade_id in known else grade_id))
+            known.add(grade_id)
     return found
 
 

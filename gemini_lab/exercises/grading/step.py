@@ -1,7 +1,9 @@
-"""nbgrader's step that runs a handed-in notebook: here it is judged apart instead.
+"""nbgrader's steps that are the course's own: a hand-in is marked anew, and judged apart.
 
 The course's configuration puts `JudgeApart` in the place of nbgrader's `Execute`. What is said of
 an answer stands below its check, an error where it is not right: nbgrader counts points by that.
+`MarkAnew` is in the place of `DeduplicateIds`, whose way with a copied cell, as with marks of
+another version, ends the grading of all who come later.
 """
 
 from pathlib import Path
@@ -12,7 +14,24 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer
 
 from gemini_lab.exercises.grading.apart import LIMIT_S, Paper, UnjudgedError, verdict
-from gemini_lab.exercises.grading.cells import code_cells
+from gemini_lab.exercises.grading.cells import code_cells, grade_id_of
+
+
+class MarkAnew(NbGraderPreprocessor):  # type: ignore[misc]
+    """Gives each cell that was handed out its mark again, once, and takes all others away."""
+
+    def preprocess(
+        self, nb: nbformat.NotebookNode, resources: dict[str, Any]
+    ) -> tuple[nbformat.NotebookNode, dict[str, Any]]:
+        """Of copies of a cell the first one keeps the mark, as `code_cells` has it."""
+        handed_out = nbformat.read(_released(self.config, resources), as_version=4).cells
+        left = {_grade_id(cell): cell for cell in handed_out if _grade_id(cell)}
+        for cell in nb.cells:
+            own = left.pop(_grade_id(cell), None)
+            cell.metadata.pop("nbgrader", None)
+            if own is not None:
+                cell.metadata.nbgrader = own.metadata.nbgrader
+        return nb, resources
 
 
 class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
@@ -26,9 +45,7 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
         self, nb: nbformat.NotebookNode, resources: dict[str, Any]
     ) -> tuple[nbformat.NotebookNode, dict[str, Any]]:
         """Write below each check what is said of its answer."""
-        name = resources["nbgrader"]["notebook"]
-        course = Path(str(self.config.CourseDirectory.get("root", ".")))
-        released = course / "source" / name / f"{name}.ipynb"
+        released = _released(self.config, resources)
         found = self._judged(released, nb)
         said = {each["check"]: each for each in found.get("judged", [])}
         nb.cells += _missing(released, nb)
@@ -52,12 +69,24 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
             return {"lost": str(error)}
 
 
+def _released(config: Any, resources: dict[str, Any]) -> Path:
+    """The notebook that was handed out, with its solutions."""
+    name = resources["nbgrader"]["notebook"]
+    course = Path(str(config.CourseDirectory.get("root", ".")))
+    return course / "source" / name / f"{name}.ipynb"
+
+
+def _grade_id(cell: nbformat.NotebookNode) -> str:
+    """The name that nbgrader gives a cell; empty if it has none."""
+    return grade_id_of(cell.metadata)
+
+
 def _missing(released: Path, nb: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     """The checks that somebody took out: points are counted, and reasons told, by their cells."""
-    there = {cell.metadata.get("nbgrader", {}).get("grade_id") for cell in nb.cells}
+    there = {_grade_id(cell) for cell in nb.cells}
     handed_out = nbformat.read(released, as_version=4).cells
     checks = [cell for cell in handed_out if cell.metadata.get("nbgrader", {}).get("grade")]
-    return [cell for cell in checks if cell.metadata.nbgrader.grade_id not in there]
+    return [cell for cell in checks if _grade_id(cell) not in there]
 
 
 def _output(said: str, *, is_right: bool) -> nbformat.NotebookNode:

@@ -71,6 +71,8 @@ class Shape:
     persist_every: int = 2
     shrinks: bool = False
     follows: bool = False
+    is_refilled: bool = True
+    """Whether in the end new machines come for standbys, too, and not only where one is missing."""
 
 
 @dataclass(slots=True)
@@ -575,7 +577,8 @@ class World:
             self.do_join(number)
             if not node.is_alive:
                 node.refuses = True
-        while sum(node.is_alive for node in self.nodes.values()) < self.order.seats.machines:
+        enough = self.order.seats.machines if self.shape.is_refilled else self.shape.nodes
+        while sum(node.is_alive for node in self.nodes.values()) < enough:
             self._add_node()
 
     def _round(self) -> bool:
