@@ -66,7 +66,7 @@ class CurvesView(View):
         return (self.verdict, self.select, self._legend(), self.plot)
 
     def _drawn(self) -> Any:
-        plot = self._figure(height=300)
+        plot = self._growing(300)
         plot.xaxis.axis_label = "iteration"
         plot.extra_y_ranges = {"share": Range1d(0, 1)}
         where = {"source": self.marks, "y_range_name": "share", "color": "colour"}

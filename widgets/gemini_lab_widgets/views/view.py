@@ -49,7 +49,10 @@ class View:
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
         self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
-        self.root = column(self._head, *self._build(), sizing_mode="stretch_width")
+        self._is_growing = False
+        parts = self._build()
+        size = "stretch_both" if self._is_growing else "stretch_width"
+        self.root = column(self._head, *parts, sizing_mode=size)
         self._follow(self.root, stylesheets="sheets")
         self.root.html_attributes = {"role": "region", "aria-label": self.title}
         self._say("")
@@ -108,6 +111,13 @@ class View:
         for grid in plot.grid:
             self._follow(grid, grid_line_color="grid")
         self._figures.append(plot)
+        return plot
+
+    def _growing(self, least: int) -> Any:
+        """A figure of `least` pixels in height that takes what room its card has beyond that."""
+        plot = self._figure(height=least)
+        plot.sizing_mode, plot.height, plot.min_height = "stretch_both", None, least
+        self._is_growing = True
         return plot
 
     def _text(
