@@ -125,6 +125,16 @@ def test_on_a_phone_no_text_of_a_figure_is_cut_off(
         assert len(page.evaluate(TEXTS)) > 3
 
 
+def test_what_is_not_there_yet_takes_no_more_room_than_its_words(log: Path, page: Any) -> None:
+    """Beside a tall map of replicas a card without a recovery was hundreds of pixels high."""
+    write(log, lines_of_a_run(failures=0))
+    with shown(log, page):
+        wait_for(page, "Tap a node")
+        page.wait_for_function("() => document.querySelector('.replicas').clientHeight > 500")
+        page.get_by_text("No recovery yet").first.wait_for()
+        assert page.locator("section.recovery").evaluate("one => one.clientHeight") < 120
+
+
 def test_the_sliders_keys_go_to_the_start_and_to_the_newest_moment(log: Path, page: Any) -> None:
     """The end is where the run is now, not where it was when the page was loaded."""
     lines = lines_of_a_run()

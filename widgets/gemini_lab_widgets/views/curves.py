@@ -120,8 +120,7 @@ class CurvesView(View):
         stretch(self.plot.y_range, *bounds.get(self.select.value, (0.0, 1.0)))
         last = max((one.numbers[-1] for one in found if one.numbers), default=1)
         stretch(self.plot.x_range, 0.0, struck.last(table.marks, last) * 1.02 + 0.5)
-        self.plot.visible = bool(names)
-        self.root.css_classes = [] if names else ["nothing"]  # a page gives it less room
+        self._show(names, self.plot)
         runs = {_run(one): _colour(one, found) if one.run else "var(--gl-own)" for one in found}
         self._tell(legend.Key(label=run, colour=runs[run], mark="line") for run in runs)
         self._verdict(table.matches)

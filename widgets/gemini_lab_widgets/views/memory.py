@@ -108,7 +108,7 @@ class MemoryView(View):
             self.plot.height = 64 + (34 if len(names) <= FEW else 24) * max(2, len(names))
         stretch(self.plot.x_range, 0.0, ROOM * max(most, table.limit_bytes or 0, 1) / scale)
         self.plot.xaxis.axis_label = unit
-        self.plot.visible = bool(rows)
+        self._show(rows, self.plot)
         self._tell(
             legend.Key(label=label, colour=colour or "", hatch=hatch or "")
             for label, _, colour, hatch in PARTS

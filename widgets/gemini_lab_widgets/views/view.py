@@ -146,6 +146,11 @@ class View:
             self._keys.text = text
         self._keys.visible = bool(text)
 
+    def _show(self, drawn: Sequence[Any], plot: Any) -> None:
+        """Show a figure if there is anything in it; a page gives a view without it less room."""
+        plot.visible = bool(drawn)
+        self.root.css_classes = [] if drawn else ["nothing"]
+
     def _say(self, words: str, *, notes: Sequence[str] = (), brief: str = "") -> None:
         """Show a description in words, which stands for the figures where these are not seen.
 
