@@ -16,6 +16,31 @@ from logs_of_runs import lines_of_a_run, write
 HARM = "<img src=x onerror=window.harm=1>"
 
 
+TEXTS = """() => {
+    const found = [], pen = document.createElement("canvas").getContext("2d")
+    const look = (view, plot) => {
+        const {model} = view
+        if (model.type === "Figure") plot = view
+        if (model.type === "GlyphRenderer" && model.glyph.type === "Text" && model.visible) {
+            const {data} = model.data_source, {glyph} = model
+            const of = (spec, i) => "field" in spec ? data[spec.field][i] : spec.value
+            for (let i = 0; i < data[glyph.x.field].length; i++) {
+                const text = of(glyph.text, i), align = of(glyph.text_align, i)
+                pen.font = `${of(glyph.text_font_size, i)} ${of(glyph.text_font, i)}`
+                const {width} = pen.measureText(text)
+                const back = {left: 0, center: width / 2, right: width}[align]
+                const at = plot.frame.x_scale.compute(of(glyph.x, i)) + of(glyph.x_offset, i) - back
+                found.push({text, at, is_within: at >= 0 && at + width <= plot.model.outer_width})
+            }
+        }
+        for (const child of view.children()) look(child, plot)
+    }
+    for (const root of Bokeh.index.roots) look(root, null)
+    return found
+}"""
+"""What is written in the figures of a page, and whether all of it is within them."""
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "a-run" / "events.jsonl"
@@ -40,6 +65,8 @@ def test_news_arrives_while_the_log_grows(log: Path, page: Any) -> None:
     half = len(lines) // 2
     with shown(log, page):
         wait_for(page, "no run has begun yet")
+        wait_for(page, "No run yet")
+        assert not page.get_by_role("heading", name="Wasted time").count(), "empty cards"
         write(log, [*lines[:half], lines[half][:20]])
         wait_for(page, "a-run")
         assert not page.get_by_text("this is the whole run").count()
@@ -65,6 +92,47 @@ def test_both_columns_of_cards_end_at_one_height(
         )
         assert len(ends) == 2
         assert ends[0] == pytest.approx(ends[1], abs=1)
+
+
+def test_all_of_the_page_is_in_one_font_and_a_tile_has_its_name_on_one_line(
+    log: Path, open_page: Callable[..., Any]
+) -> None:
+    write(log, lines_of_a_run())
+    page = open_page(viewport={"width": 1440, "height": 900})
+    with shown(log, page):
+        name = page.get_by_text("failures survivable", exact=True)
+        name.wait_for()
+        assert name.evaluate(
+            "one => one.clientHeight < 1.6 * parseFloat(getComputedStyle(one).fontSize)"
+        )
+        fonts = page.locator("h1, h2, h3, dt, td, label, select, button, p").evaluate_all(
+            "all => [...new Set(all.map((one) => getComputedStyle(one).fontFamily))]"
+        )
+        assert len(fonts) == 1, fonts
+
+
+@pytest.mark.parametrize("standbys", [5, 12])
+def test_on_a_phone_no_text_of_a_figure_is_cut_off(
+    log: Path, open_page: Callable[..., Any], standbys: int
+) -> None:
+    """Names and numbers have to be within their figure, or not be drawn."""
+    write(log, lines_of_a_run(nodes=32, failures=standbys))
+    page = open_page(viewport={"width": 390, "height": 844})
+    with shown(log, page):
+        wait_for(page, "Memory for checkpoints")
+        page.wait_for_function(f"() => ({TEXTS})().length > 0")
+        page.wait_for_function(f"() => ({TEXTS})().every((one) => one.is_within)")
+        assert len(page.evaluate(TEXTS)) > 3
+
+
+def test_what_is_not_there_yet_takes_no_more_room_than_its_words(log: Path, page: Any) -> None:
+    """Beside a tall map of replicas a card without a recovery was hundreds of pixels high."""
+    write(log, lines_of_a_run(failures=0))
+    with shown(log, page):
+        wait_for(page, "Tap a node")
+        page.wait_for_function("() => document.querySelector('.replicas').clientHeight > 500")
+        page.get_by_text("No recovery yet").first.wait_for()
+        assert page.locator("section.recovery").evaluate("one => one.clientHeight") < 120
 
 
 def test_the_sliders_keys_go_to_the_start_and_to_the_newest_moment(log: Path, page: Any) -> None:

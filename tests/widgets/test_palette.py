@@ -35,3 +35,8 @@ def test_the_timeline_has_the_colours_of_the_palette(name: str) -> None:
     kinds = KINDS if name == "LIGHT" else {k: palette.ON_DARK[c] for k, c in KINDS.items()}
     expected = kinds | {area: getattr(theme, mine) for area, mine in AREAS.items()}
     assert {**told, **expected} == told
+
+
+def test_the_scripts_words_are_in_the_font_of_all_others() -> None:
+    pen = SCRIPT.with_name("pen.js").read_text(encoding="utf-8")
+    assert f'FAMILY = "{palette.FONT}"' in pen

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("bokeh")
 
 from bokeh.models import ColumnDataSource, DataRange1d, Div, FactorRange, GlyphRenderer, Range1d
+from gemini_lab_widgets.pictures.palette import ON_DARK
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.views import (
     VIEWS,
@@ -24,7 +25,8 @@ from gemini_lab_widgets.views import (
     iterations,
 )
 from gemini_lab_widgets.views.answers import chances
-from gemini_lab_widgets.views.palette import DARK, GREEN, LIGHT, RED, esc, shown
+from gemini_lab_widgets.views.palette import BLUE, DARK, GREEN, LIGHT, RED, esc, shown
+from gemini_lab_widgets.views.spent import percent
 from gemini_lab_widgets.views.view import switch
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_loss
 
@@ -226,8 +228,8 @@ def test_the_chip_of_a_node_whose_worker_failed_is_not_green() -> None:
 
 def test_only_a_live_run_says_what_it_survives_now() -> None:
     live = ToldRun().protect().train(1, 3)
-    assert "failures survivable now" in drawn(StatusView, live).strip.text
-    assert "failures survivable at its end" in drawn(StatusView, live.finish(3)).strip.text
+    assert "now: version 3 stays in memory" in drawn(StatusView, live).strip.text
+    assert "at its end: version 3 stays" in drawn(StatusView, live.finish(3)).strip.text
 
 
 def test_a_run_without_a_bug_shows_no_output() -> None:
@@ -411,9 +413,35 @@ def test_the_status_shows_who_is_to_leave_and_who_may() -> None:
 
 def test_the_status_has_the_same_overhead_as_the_bar() -> None:
     found = tables(with_one_loss())
-    share = f"{100 * found.spent.overhead:.1f} %"
+    share = percent(found.spent.overhead)
     assert share in drawn(StatusView, with_one_loss()).strip.text
     assert share in drawn(SpentView, with_one_loss())._head.text
+
+
+def test_while_nothing_is_known_of_a_run_no_number_is_made_up_for_it() -> None:
+    view = StatusView()
+    view.update(EventStore().tables())
+    assert "No run yet" in view.strip.text
+    assert "gemini-lab quickstart" in view.words
+    assert "0 ms" not in view.strip.text
+    view.update(EventStore(name=HOSTILE).tables())
+    assert "no events yet" in view.strip.text
+    assert "<img" not in view.strip.text
+    assert view.root.css_classes == ["nothing"]
+    assert drawn(StatusView, with_one_loss()).root.css_classes == []
+
+
+def test_a_runs_own_line_is_told_from_the_band_of_another_one_in_dark_too() -> None:
+    view = beside(logging(9), logging(9))
+    assert view.drawn_lines.data["is_own"] == [0.0, 1.0]
+    assert view.drawn_lines.data["is_other"] == [1.0, 0.0]
+    band, edge, own = (
+        one.glyph for one in view.plot.renderers if one.glyph.line_width in {8, 4.5, 2}
+    )
+    view.recolour(dark=True)
+    assert edge.line_color == DARK.paper
+    assert own.line_color == ON_DARK[BLUE]
+    assert band.line_width > edge.line_width > own.line_width
 
 
 def test_who_looks_back_is_not_told_of_now() -> None:
@@ -421,7 +449,7 @@ def test_who_looks_back_is_not_told_of_now() -> None:
     store.extend(ToldRun().protect().train(1, 3).entries)
     view = StatusView()
     view.update(tables_of(store.run, is_past=True))
-    assert "failures survivable then" in view.strip.text
+    assert "then: version 3 stays in memory" in view.strip.text
 
 
 # -- light and dark, and in words ------------------------------------------------------------------

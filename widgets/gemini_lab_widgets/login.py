@@ -30,7 +30,7 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
 <style>
   :root { color-scheme: light dark; }
   body { margin: 0; min-height: 100vh; display: grid; place-items: center;
-    font: 16px/1.5 system-ui, sans-serif;
+    font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
     background: light-dark(#f5f6f8, #14171c); color: light-dark(#1b1f24, #e8eaed); }
   form { width: min(22rem, 86vw); padding: 2rem; border-radius: 12px;
     background: light-dark(#fff, #1d2127); border: 1px solid light-dark(#dfe2e7, #333942); }

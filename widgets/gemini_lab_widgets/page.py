@@ -21,6 +21,7 @@ from gemini_lab_widgets.sheet import Sheet, looking_back
 from gemini_lab_widgets.store import tables_at
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab_widgets.tools import Tools
+from gemini_lab_widgets.views.palette import FONT
 
 TICK_MS: Final = 100
 """Between two pushes to the timeline."""
@@ -43,12 +44,12 @@ BEHIND_S: Final = 2.0
 FULL: Final = """
 {% block postamble %}<meta name="color-scheme" content="light dark">
 <style>body { min-height: 90vh; display: grid; place-items: center; text-align: center;
-  font: 17px/1.5 system-ui, sans-serif; }</style>{% endblock %}
+  font: 17px/1.5 FONT; }</style>{% endblock %}
 {% block contents %}<main><h1>All MOST places are taken</h1>
 <p>So many visitors are looking at this run already.<br>
 Try again when somebody has closed the page, or ask its owner for more <code>--visitors</code>.</p>
 </main>{% endblock %}
-"""
+""".replace("FONT", FONT)
 
 
 class Page:

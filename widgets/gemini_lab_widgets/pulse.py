@@ -13,7 +13,7 @@ AHEAD: Final = 2
 """Beats that may be on their way; with more, the page is sent nothing."""
 STYLE: Final = """
 p { margin: 0 0 12px; padding: .6rem 1rem; border-radius: 8px; background: #d55e00; color: #fff;
-    font: 600 15px/1.4 system-ui, sans-serif; }
+    font: 600 15px/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 """
 
 

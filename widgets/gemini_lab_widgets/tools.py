@@ -54,7 +54,7 @@ class MomentParts:
             value=1,
             step=0.001,
             format=CustomJSTickFormatter(code=CLOCK),
-            min_width=240,
+            min_width=280,
             sizing_mode="stretch_width",
         )
         self.before = Button(label="◀ failure", width=84)
@@ -110,8 +110,11 @@ class Tools:
         self._move = move
         self._failures: Sequence[float] = ()
         self._is_ours = False
-        self.run = Select(title="Run", options=[("", NEWEST)], value="", width=210)
-        self.beside = Select(title="Beside", options=[("", NOTHING)], value="", width=210)
+        self.run = Select(title="Run", options=[("", NEWEST)], value="")
+        self.beside = Select(title="Beside", options=[("", NOTHING)], value="")
+        for select in (self.run, self.beside):
+            select.sizing_mode = "stretch_width"
+            select.styles = {"flex": "1 1 130px", "max-width": "220px"}  # side by side on a phone
         self._parts = parts = MomentParts()
         self.slider, self.newest = parts.slider, parts.newest
         self.before, self.after = parts.before, parts.after

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { COLLECTIVE, ITERATION, TRANSFER } from "../../../widgets/gemini_lab_widgets/js/kinds.js";
+import { COLLECTIVE, ITERATION, TRANSFER, WAIT } from "../../../widgets/gemini_lab_widgets/js/kinds.js";
 import { Coverage } from "../../../widgets/gemini_lab_widgets/js/raster.js";
 import { LIGHT, rgb } from "../../../widgets/gemini_lab_widgets/js/theme.js";
 import { runOf } from "./packed.js";
@@ -42,6 +42,20 @@ test("the briefest bar is still seen", () => {
   const pixels = new Uint32Array(2 * COLUMNS);
   coverage.colour(pixels, LIGHT, run.rows);
   assert.notEqual(pixels[COLUMNS + 4], pixels[COLUMNS + 3]);
+});
+
+test("brief waits in every column do not fill a lane with their colour, one alone is seen", () => {
+  const wait = (start) => ({ kind: WAIT, start, duration: 0.01 });
+  const redness = (bars) => {
+    const { coverage } = covered(runOf(["node-0"], bars), 2);
+    const pixels = new Uint32Array(2 * COLUMNS);
+    coverage.colour(pixels, LIGHT, runOf(["node-0"], bars).rows);
+    return 255 - ((pixels[4] >> 16) & 255); // how much of its blue the surface has lost
+  };
+  const alone = redness([wait(4.5)]), everywhere = redness([...Array(10).keys()].map(wait));
+  assert.ok(alone > 120);
+  assert.ok(everywhere > 0);
+  assert.ok(everywhere < 40);
 });
 
 test("a full column has its layer's colour, an empty one the surface's", () => {

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { COLLECTIVE, EXPOSED, ITERATION, RESTORE, TRANSFER }
   from "../../../widgets/gemini_lab_widgets/js/kinds.js";
 import { toldMarks } from "../../../widgets/gemini_lab_widgets/js/marks.js";
+import { Run } from "../../../widgets/gemini_lab_widgets/js/run.js";
 import { barLabel, barWords, basis, hiddenShare, lag, summary }
   from "../../../widgets/gemini_lab_widgets/js/words.js";
 import { packed, runOf } from "./packed.js";
@@ -75,6 +76,7 @@ test("the share of hidden bytes adds up to a hundred", () => {
   assert.equal(share(998, 2), "hidden 99.8 %, exposed 0.2 %");
   assert.equal(hiddenShare(runOf(NODES, BARS)), "no checkpoint traffic judged yet");
   assert.equal(hiddenShare(runOf(NODES, [])), "no traffic yet");
+  assert.equal(hiddenShare(new Run()), "the traffic is loading …");
 });
 
 test("how far the viewer is behind is told until the run is over", () => {

@@ -26,11 +26,11 @@ export function drawAxis({ c, frame, theme }) {
 }
 
 // In place of both, before there is anything to show.
-export function drawNothing({ c, frame, theme }) {
+export function drawNothing({ c, run, frame, theme }) {
   c.font = SMALL;
   c.textAlign = "center";
   c.fillStyle = theme.muted;
-  c.fillText("nothing to draw yet", frame.width / 2, frame.bottom);
+  c.fillText(run.isLoading ? "loading …" : "nothing to draw yet", frame.width / 2, frame.bottom);
 }
 
 export function drawStrip(scene) {

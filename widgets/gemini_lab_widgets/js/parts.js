@@ -29,7 +29,7 @@ export class Parts {
     root.setAttribute("role", "group");
     make("style", "", root, STYLE);
     const head = make("div", "gl-head", root);
-    this.readout = make("span", "gl-readout", head, "no traffic yet");
+    this.readout = make("span", "gl-readout", head);
     this.basis = make("span", "gl-basis", head);
     this.lag = make("span", "gl-lag", head);
     this.addChoices(make("div", "gl-choices", head), acts);

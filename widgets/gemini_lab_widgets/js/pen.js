@@ -1,7 +1,8 @@
 // What several drawings share. A `scene` is what they are given: the run, the frame, the theme, the
 // raster, and the canvas's context as `c`.
 
-export const FONT = "12px system-ui, sans-serif", SMALL = "10.5px system-ui, sans-serif";
+export const FAMILY = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
+export const FONT = `12px ${FAMILY}`, SMALL = `10.5px ${FAMILY}`;
 
 export function fontFor(laneHeight) {
   return laneHeight < 15 ? SMALL : FONT;

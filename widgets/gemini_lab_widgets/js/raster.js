@@ -9,10 +9,11 @@ import { rgb } from "./theme.js";
 const LAYER = Int8Array.of(0, 1, 2, 3, 3, 4, -1, 5);
 const LAYERS = 6;
 // What lies over the tint of iterations in either half of a lane: layer, colour, and how strongly
-// the briefest bar is seen, so that none is lost between two pixels.
+// the briefest bar is seen, so that none is lost between two pixels. The last is for a lane that
+// has one in every column, where none could be lost, and so strong a colour would lie.
 const HALVES = [
-  [[1, "collective", 0.16], [2, "exposed", 0.6]],
-  [[3, "checkpoint", 0.35], [4, "exposed", 0.6], [5, "restore", 0.6]],
+  [[1, "collective", 0.16, 0.16], [2, "exposed", 0.6, 0.08]],
+  [[3, "checkpoint", 0.35, 0.35], [4, "exposed", 0.6, 0.08], [5, "restore", 0.6, 0.6]],
 ];
 
 export class Coverage {
@@ -91,11 +92,18 @@ export class Coverage {
     sums[line + c1] += weight * (x1 - c1);
   }
 
+  // Which share of the columns is touched at all in the line that begins at `line`.
+  spreadOf(line) {
+    let touched = 0;
+    for (let c = 0; c < this.columns; c++) touched += this.sums[line + c] > 0;
+    return touched / Math.max(1, this.columns);
+  }
+
   // The sums as colours, into RGBA `pixels`: line 2r is the upper half of row r, 2r+1 the lower.
   colour(pixels, theme, rows) {
     const surface = rgb(theme.surface), training = rgb(theme.training);
-    const halves = HALVES.map((half) => half.map(([layer, name, least]) =>
-      ({ layer, shade: rgb(theme[name]), least })));
+    const halves = HALVES.map((half) => half.map(([layer, name, alone, everywhere]) =>
+      ({ layer, shade: rgb(theme[name]), alone, everywhere })));
     for (let row = 0; row < this.rows; row++) {
       halves.forEach((half, lower) => {
         this.colourLine(pixels, 2 * row + lower, row, 1 / rows.list[row].size, half, surface,
@@ -106,7 +114,10 @@ export class Coverage {
 
   colourLine(pixels, line, row, share, half, surface, training) {
     const { columns, sums } = this, at = (layer) => (row * LAYERS + layer) * columns;
-    const tint = at(0), layers = half.map(({ layer, ...look }) => ({ from: at(layer), ...look }));
+    const tint = at(0), layers = half.map(({ layer, shade, alone, everywhere }) => {
+      const from = at(layer), least = alone + (everywhere - alone) * this.spreadOf(from);
+      return { from, shade, least };
+    });
     for (let c = 0; c < columns; c++) {
       const tinted = Math.min(1, sums[tint + c] * share);
       let r = surface[0] + (training[0] - surface[0]) * tinted;

@@ -56,6 +56,11 @@ export class Run {
     this.seen = this.bars;
   }
 
+  // Whether nobody has told anything of the run yet.
+  get isLoading() {
+    return this.meta.limit === undefined;
+  }
+
   // Whether there is nothing yet of which one could say when it was.
   get isEmpty() {
     return !this.rows.lanes.length && !this.marks.length;

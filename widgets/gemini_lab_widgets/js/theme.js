@@ -1,5 +1,7 @@
 // Colours and the style sheet; light or dark as the host shows itself.
 
+import { FAMILY } from "./pen.js";
+
 // The colours of `pictures/palette.py`, which a test compares; `training` and `button` are areas.
 export const LIGHT = {
   surface: "#ffffff", text: "#1b1b1b", muted: "#565656", grid: "#e3e6ea", training: "#eef1f4",
@@ -13,7 +15,7 @@ export const DARK = {
 };
 
 export const STYLE = `
-.gl-timeline{position:relative;box-sizing:border-box;width:100%;font:13px/1.4 system-ui,sans-serif;
+.gl-timeline{position:relative;box-sizing:border-box;width:100%;font:13px/1.4 ${FAMILY};
   color:var(--gl-text);background:var(--gl-surface);border:1px solid var(--gl-grid);
   border-radius:8px;padding:8px 10px 6px;outline:none}
 .gl-timeline:focus-visible{box-shadow:0 0 0 2px #0072b2}

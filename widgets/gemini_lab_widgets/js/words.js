@@ -48,6 +48,7 @@ export function markWords(mark) {
 
 // How much of the checkpoint traffic training did not feel.
 export function hiddenShare(run) {
+  if (run.isLoading) return "the traffic is loading …";
   const { meta, bars } = run, judged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0);
   if (!(judged > 0)) return bars.length ? "no checkpoint traffic judged yet" : "no traffic yet";
   const exposed = (100 * meta.exposed_bytes) / judged;

@@ -32,6 +32,7 @@ class Theme:
         grid: Lines behind the data.
         pale: Areas behind text.
         paper: The page.
+        own: The line of the run that is shown, over those of others.
         white: On strong colours.
     """
 
@@ -41,20 +42,28 @@ class Theme:
     grid: str
     pale: str
     paper: str
+    own: str
     white: str = "#ffffff"
 
     @property
     def sheets(self) -> list[str]:
-        """The colours as CSS variables, for what is shown and all that is in it."""
+        """Colours as CSS variables, and the font, for what is shown and all that is in it.
+
+        What is in it cannot say its own font: Bokeh has all of it take on its parent's.
+        """
         colours = (f"--gl-{name}: {colour};" for name, colour in asdict(self).items())
-        return [f":host {{ {' '.join(colours)} background: var(--gl-paper); }}"]
+        look = f"background: var(--gl-paper); font-family: {FONT};"
+        return [f":host {{ {' '.join(colours)} {look} }}"]
 
 
 LIGHT: Final = Theme(
-    ink="#1b1b1b", dim="#565656", rule="#9a9a9a", grid="#e3e6ea", pale="#eef1f4", paper="#ffffff"
-)
-DARK: Final = Theme(
-    ink="#f2f2f2", dim="#bdbdbd", rule="#7d7d7d", grid="#33383e", pale="#2a2f35", paper="#141414"
+    ink="#1b1b1b",
+    dim="#565656",
+    rule="#9a9a9a",
+    grid="#e3e6ea",
+    pale="#eef1f4",
+    paper="#ffffff",
+    own=BLUE,
 )
 ON_DARK: Final = {
     BLUE: "#4aa8e0",
@@ -68,6 +77,15 @@ ON_DARK: Final = {
     MARK: "#141414",
 }
 """What a colour of a static picture turns into on a dark page."""
+DARK: Final = Theme(
+    ink="#f2f2f2",
+    dim="#bdbdbd",
+    rule="#7d7d7d",
+    grid="#33383e",
+    pale="#2a2f35",
+    paper="#141414",
+    own=ON_DARK[BLUE],
+)
 
 TRAINING: Final = GREY
 """Training's own traffic and time."""

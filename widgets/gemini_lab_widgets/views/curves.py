@@ -12,7 +12,9 @@ from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, PI
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
 OTHERS: Final = (ORANGE, GREY, PINK)
-"""Earlier runs are drawn in these, wide, so that a curve that hides one shows that both agree."""
+"""Earlier runs are drawn in these, as bands: where both agree, the run's own line lies amid one."""
+DRAWN: Final = "name colour is_own is_other"
+"""Columns of a curve and of its end: two of them are how strongly it is drawn, as which."""
 CSS: Final = f"""
 :host {{ font-family: {FONT}; color: var(--gl-ink); }}
 p {{ margin: 0 0 6px; padding: 6px 12px; font-size: 15px; background: var(--gl-pale);
@@ -47,8 +49,8 @@ class CurvesView(View):
     title: ClassVar[str] = "Loss"
 
     def _build(self) -> Sequence[Any]:
-        self.lines, self.drawn_lines = (source("xs ys name run colour width alpha") for _ in "ab")
-        self.ends, self.drawn_ends = (source("x y name colour") for _ in "ab")
+        self.lines, self.drawn_lines = (source(f"xs ys run {DRAWN}") for _ in "ab")
+        self.ends, self.drawn_ends = (source(f"x y {DRAWN}") for _ in "ab")
         self.marks = source(struck.COLUMNS)
         self.spans = source("name low high")
         self.verdict = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
@@ -64,7 +66,7 @@ class CurvesView(View):
         return (self.verdict, self.select, self._legend(), self.plot)
 
     def _drawn(self) -> Any:
-        plot = self._figure(height=300)
+        plot = self._growing(300)
         plot.xaxis.axis_label = "iteration"
         plot.extra_y_ranges = {"share": Range1d(0, 1)}
         where = {"source": self.marks, "y_range_name": "share", "color": "colour"}
@@ -73,18 +75,21 @@ class CurvesView(View):
             plot.segment(x0="x", x1="x", y0=0, y1=1, **line, **where),
             plot.scatter("x", 0.97, marker="inverted_triangle", size=13, **where),
         ]
-        lines = plot.multi_line(
-            "xs",
-            "ys",
-            source=self.drawn_lines,
-            line_color="colour",
-            line_width="width",
-            line_alpha="alpha",
+        lines: dict[str, Any] = {"source": self.drawn_lines}
+        ends: dict[str, Any] = {"source": self.drawn_ends, "size": 8}
+        band = plot.multi_line(
+            "xs", "ys", line_color="colour", line_width=8, line_alpha="is_other", **lines
         )
-        plot.scatter("x", "y", size=8, color="colour", source=self.drawn_ends)
+        plot.scatter("x", "y", color="colour", alpha="is_other", **ends)
+        edge = plot.multi_line("xs", "ys", line_width=4.5, line_alpha="is_own", **lines)
+        own = plot.multi_line("xs", "ys", line_width=2, line_alpha="is_own", **lines)
+        end = plot.scatter("x", "y", alpha="is_own", **ends)
+        self._follow(edge.glyph, line_color="paper")  # on a band, too, the line is told from it
+        self._follow(own.glyph, line_color="own")
+        self._follow(end.glyph, fill_color="own", line_color="paper")
         hover(
             plot,
-            [lines],
+            [band],
             ("run", "@run"),
             ("iteration", "$data_x{0}"),
             ("mean", "$data_y{0.0[000]}"),
@@ -115,9 +120,8 @@ class CurvesView(View):
         stretch(self.plot.y_range, *bounds.get(self.select.value, (0.0, 1.0)))
         last = max((one.numbers[-1] for one in found if one.numbers), default=1)
         stretch(self.plot.x_range, 0.0, struck.last(table.marks, last) * 1.02 + 0.5)
-        self.plot.visible = bool(names)
-        self.root.css_classes = [] if names else ["nothing"]  # a page gives it less room
-        runs = {_run(one): _colour(one, found) for one in found}
+        self._show(names, self.plot)
+        runs = {_run(one): _colour(one, found) if one.run else "var(--gl-own)" for one in found}
         self._tell(legend.Key(label=run, colour=runs[run], mark="line") for run in runs)
         self._verdict(table.matches)
         self._say(describe(table), notes=table.notes, brief=_brief(table))
@@ -147,8 +151,8 @@ def _lines(curves: Sequence[Curve], found: Sequence[Curve]) -> dict[str, list[An
         "name": [shown(one.name) for one in curves],
         "run": [_run(one) for one in curves],
         "colour": [_colour(one, found) for one in curves],
-        "width": [6 if one.run else 2 for one in curves],
-        "alpha": [0.55 if one.run else 1.0 for one in curves],
+        "is_own": [float(not one.run) for one in curves],
+        "is_other": [float(bool(one.run)) for one in curves],
     }
 
 
@@ -159,6 +163,8 @@ def _ends(curves: Sequence[Curve], found: Sequence[Curve]) -> dict[str, list[Any
         "y": [one.means[-1] for one in ends],
         "name": [shown(one.name) for one in ends],
         "colour": [_colour(one, found) for one in ends],
+        "is_own": [float(not one.run) for one in ends],
+        "is_other": [float(bool(one.run)) for one in ends],
     }
 
 
@@ -201,7 +207,7 @@ def _brief(table: Curves) -> str:
         return ""
     over = f", the mean over {table.ranks:,} ranks" if table.ranks > 1 else ""
     beside = any(one.run for one in table.curves)
-    other = "; wide and pale beneath it the run that it is compared with" if beside else ""
+    other = "; the wide band beneath it is the run that it is compared with" if beside else ""
     marked = f"; {struck.words(table.marks)} marked" if table.marks else ""
     return f"What the script logged in each iteration{over}{marked}{other}."
 

@@ -132,7 +132,7 @@ class IterationsView(View):
         if any(one.count > len(one.numbers) for one in series):
             drawn, count = len(numbers), sum(one.count for one in series)
             notes.append(f"{drawn:,} of {count:,} iterations are drawn, the longest among them")
-        self.plot.visible = bool(numbers)
+        self._show(numbers, self.plot)
         self._say(describe(table), notes=notes if numbers else ())
 
     def _medians(self, series: Sequence[IterationSeries]) -> None:

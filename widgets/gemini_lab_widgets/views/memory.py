@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from bokeh.models import FactorRange
+from bokeh.models import CustomJS, FactorRange
 
 from gemini_lab.report.tables import Memory, MemoryRow, Tables
 from gemini_lab.units import format_bytes
@@ -16,6 +16,12 @@ from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 MOST: Final = 24
 """Bars, at most; nodes with the same numbers share one where there are more."""
 FEW: Final = 8
+ROOM: Final = 1.6
+"""The axis is as many times as long as the longest bar, so that its size can stand beside it."""
+FIT: Final = """
+    // On a phone long names may leave too little; the axis and the text above stay.
+    taken.visible = cb_obj.inner_width * (1 - 1 / ROOM) > 84
+""".replace("ROOM", str(ROOM))
 UNITS: Final = (("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40))
 PARTS: Final = (
     ("own shard, whole", "own_bytes", BLUE, None),
@@ -64,9 +70,9 @@ class MemoryView(View):
             line_dash="dashed",
             line_color="#d55e00",
         )
-        self._text(
-            self.plot, "taken", "node", self.bars, colour="dim", x_offset=8, text_baseline="middle"
-        )
+        beside = {"x_offset": 8, "text_baseline": "middle"}
+        taken = self._text(self.plot, "taken", "node", self.bars, colour="dim", **beside)
+        self.plot.js_on_change("inner_width", CustomJS(args={"taken": taken}, code=FIT))
         hover(
             self.plot,
             drawn,
@@ -100,9 +106,9 @@ class MemoryView(View):
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
             self.plot.height = 64 + (34 if len(names) <= FEW else 24) * max(2, len(names))
-        stretch(self.plot.x_range, 0.0, 1.6 * max(most, table.limit_bytes or 0, 1) / scale)
+        stretch(self.plot.x_range, 0.0, ROOM * max(most, table.limit_bytes or 0, 1) / scale)
         self.plot.xaxis.axis_label = unit
-        self.plot.visible = bool(rows)
+        self._show(rows, self.plot)
         self._tell(
             legend.Key(label=label, colour=colour or "", hatch=hatch or "")
             for label, _, colour, hatch in PARTS

@@ -99,7 +99,7 @@ class RecoveryView(View):
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
             self.plot.height = 72 + 52 * max(1, len(names))
-        self.plot.visible = bool(names)
+        self._show(names, self.plot)
         stretch(self.plot.x_range, 0.0, 1.02 * max(ends, default=1.0) or 1.0)
         text = "".join(
             printed.printed(f"{row.label}: {row.error}", row.output) for row in _raised(table)[::-1]

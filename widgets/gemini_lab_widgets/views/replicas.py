@@ -51,15 +51,17 @@ td { padding: 1px 14px 1px 0; font-variant-numeric: tabular-nums; }
 )
 FIT: Final = """
     // A narrow ring has no room beside it for names; numbers and the list of nodes stay.
-    const width = cb_obj.outer_width
+    const width = ring.outer_width, spares = standbys.data.x
     if (!(width > 0)) return
     const is_narrow = width < 400
     names.visible = !is_narrow
-    cb_obj.x_range.start = is_narrow ? -1.35 : -2.0
-    cb_obj.x_range.end = is_narrow ? 1.35 : 2.0
-    const across = width / (is_narrow ? 2.7 : 4)
+    standby_names.visible = !is_narrow || spares.length <= 3
+    const half = is_narrow ? Math.max(1.35, 0.15 - Math.min(0, ...spares)) : 2
+    ring.x_range.start = -half
+    ring.x_range.end = half
+    const across = width / (2 * half)
     marks.glyph.size = Math.max(16, Math.min(34, 5 * across / Math.max(1, nodes.length)))
-    cb_obj.height = is_narrow ? Math.round(width * 1.1) : HEIGHT
+    ring.height = is_narrow ? Math.round(width * 1.1) : HEIGHT
 """.replace("HEIGHT", str(HEIGHT))
 PICK: Final = """
     const [picked] = nodes.selected.indices
@@ -156,7 +158,18 @@ class ReplicasView(CrowdMap):
         self._groups(plot)
         self._arrows(plot)
         self._members(plot)
-        self._spares(plot)
+        standby_names = self._spares(plot)
+        args = {
+            "ring": plot,
+            "names": self.names,
+            "standby_names": standby_names,
+            "marks": self.marks,
+            "nodes": self.nodes,
+            "standbys": self.standbys,
+        }
+        fit = CustomJS(args=args, code=FIT)
+        plot.js_on_change("outer_width", fit)
+        self.standbys.js_on_change("data", fit)
         return plot
 
     def _groups(self, plot: Any) -> None:
@@ -228,8 +241,7 @@ class ReplicasView(CrowdMap):
             "text_font_size": value("14px"),
         }
         self.names = self._text(plot, "x", "y", self.labels, colour="ink", **around)
-        args = {"names": self.names, "marks": marks, "nodes": self.nodes}
-        plot.js_on_change("outer_width", CustomJS(args=args, code=FIT))
+        self.marks = marks
         hover(
             plot,
             [marks],
@@ -240,7 +252,8 @@ class ReplicasView(CrowdMap):
         )
         plot.add_tools(TapTool(renderers=[marks]))
 
-    def _spares(self, plot: Any) -> None:
+    def _spares(self, plot: Any) -> Any:
+        """Draw the standbys; gives their names."""
         marks = plot.scatter(
             "x",
             "y",
@@ -252,15 +265,8 @@ class ReplicasView(CrowdMap):
             line_dash=[4, 3],
         )
         self._follow(marks.glyph, line_color="rule")
-        self._text(
-            plot,
-            "x",
-            "label_y",
-            self.standbys,
-            colour="dim",
-            text_align="center",
-            text_baseline="top",
-        )
+        beneath = {"text_align": "center", "text_baseline": "top"}
+        return self._text(plot, "x", "label_y", self.standbys, colour="dim", **beneath)
 
     def _connect(self) -> None:
         args = {

@@ -156,8 +156,8 @@ def _line(row: SpentRow, table: Spent) -> str:
 
 
 def percent(share: float) -> str:
-    """A share; what is there at all is never shown as nothing."""
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+    """A share, on one line; what is there at all is never shown as nothing."""
+    return "<\u00a00.1\u00a0%" if 0 < share < 0.0005 else f"{100 * share:.1f}\u00a0%"
 
 
 def causes(table: Spent) -> str:

@@ -53,6 +53,10 @@ COLOURS: Final[dict[NodeHealth, str]] = {
     "left": GREY,
     "lost": RED,
 }
+NO_RUN: Final = (
+    "This page shows a run by itself as soon as one begins: gemini-lab quickstart starts one in "
+    "another terminal, lab.train in a notebook. Nothing has to be loaded again."
+)
 HEALTH: Final[dict[NodeHealth, str]] = {"failed": "its worker failed"}
 """Health in words, where it is not said by its own."""
 CSS: Final = """
@@ -76,6 +80,7 @@ li { font-size: 14px; border: 1px solid var(--gl-rule); border-radius: 14px; pad
 li i { font-style: normal; font-weight: 700; margin-right: 5px; }
 li small { color: var(--gl-dim); font-size: 12.5px; }
 p { margin: 0 0 3px; font-size: 13px; color: var(--gl-dim); }
+p.wait { font-size: 15px; max-width: 44em; }
 """.replace("FONT", FONT)
 
 
@@ -95,22 +100,41 @@ class StatusView(View):
     def update(self, tables: Tables) -> None:
         """Show a snapshot's status."""
         status = tables.status
+        is_empty = status.phase == "waiting for events" and not status.is_past
+        self.root.css_classes = ["nothing"] if is_empty else []  # a page shows nothing else then
+        if is_empty:
+            words = "Its log has no events yet." if status.run else NO_RUN
+            self._say(words)
+            self._write(_waiting(status, words))
+            return
         tiles = _tiles(status, tables.spent)
         self._say("; ".join(f"{name}: {value}, {note}" for name, value, note, _ in tiles))
-        text = "".join(
-            (
-                f"<h2>{esc(shown(status.run or 'no run yet', longest=80))}{_badge(status)}</h2>",
-                "<dl class=tiles>",
-                *(_tile(*tile) for tile in tiles),
-                "</dl>",
-                _failure(status),
-                _diverged(status),
-                f"<ul aria-label='Nodes'>{''.join(_node(node) for node in _named(status))}</ul>",
-                *(f"<p>{esc(line)}</p>" for line in _lines(status)),
-            )
+        nodes = "".join(map(_node, _named(status)))
+        parts = (
+            f"<h2>{esc(shown(status.run or 'a run', longest=80))}{_badge(status)}</h2>",
+            "<dl class=tiles>",
+            *(_tile(*tile) for tile in tiles),
+            "</dl>",
+            _failure(status),
+            _diverged(status),
+            f"<ul aria-label='Nodes'>{nodes}</ul>",
+            _paragraphs(status),
         )
+        self._write("".join(parts))
+
+    def _write(self, text: str) -> None:
         if self.strip.text != text:
             self.strip.text = text
+
+
+def _waiting(status: Status, words: str) -> str:
+    """What stands there while nothing is known of a run."""
+    name = shown(status.run, longest=80) or "No run yet"
+    return f"<h2>{esc(name)}</h2><p class=wait>{esc(words)}</p>{_paragraphs(status)}"
+
+
+def _paragraphs(status: Status) -> str:
+    return "".join(f"<p>{esc(line)}</p>" for line in _lines(status))
 
 
 def _failure(status: Status) -> str:
@@ -129,8 +153,6 @@ def _diverged(status: Status) -> str:
 
 
 def _badge(status: Status) -> str:
-    if not status.run or status.phase == "waiting for events":
-        return ""  # nothing tells where it ran
     kind = "simulated" if status.origin == "simulated" else "measured"
     return f"<span class='badge {kind}'>{esc(status.origin)}</span>"
 
@@ -151,7 +173,7 @@ def _tiles(status: Status, spent: Spent) -> list[tuple[str, str, str, str]]:
         ("phase", status.phase, _moment(status), busy),
         ("iteration", f"{status.iteration:,}", "done by every rank", ""),
         ("last whole version", *_whole(status), ""),
-        (f"failures survivable {_when(status)}", *_survivable(status)),
+        ("failures survivable", *_survivable(status)),
         ("nodes", *_nodes(status), ""),
         ("overhead", *_overhead(spent), ""),
         ("wasted time", *_wasted(status), ""),
@@ -179,7 +201,7 @@ def _whole(status: Status) -> tuple[str, str]:
 
 
 def _when(status: Status) -> str:
-    """When the other tiles hold: what is over, or looked back at, has no "now"."""
+    """When a tile holds: what is over, or looked back at, has no "now"."""
     if status.is_past:
         return "then"
     return "at its end" if status.phase in ENDED else "now"
@@ -189,16 +211,13 @@ def _survivable(status: Status) -> tuple[str, str, str]:
     most = status.survivable
     if most is None:
         return "unknown", "the log has no placement yet", ""
+    when = _when(status)
     if most < 0:
-        return "none", "no version is whole in memory", RED
-    note = f"version {status.survivable_version:,} stays in memory"
+        return "none", f"{when}: no version is whole in memory", RED
+    version = f"version {status.survivable_version:,}"
     if most == 0:
-        return (
-            "none",
-            f"whole but without a second copy: version {status.survivable_version:,}",
-            RED,
-        )
-    return f"any {most}", note, GREEN
+        return "none", f"{when}: {version} is whole, but without a second copy", RED
+    return f"any {most}", f"{when}: {version} stays in memory", GREEN
 
 
 def _nodes(status: Status) -> tuple[str, str]:

@@ -49,7 +49,10 @@ class View:
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
         self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
-        self.root = column(self._head, *self._build(), sizing_mode="stretch_width")
+        self._is_growing = False
+        parts = self._build()
+        size = "stretch_both" if self._is_growing else "stretch_width"
+        self.root = column(self._head, *parts, sizing_mode=size)
         self._follow(self.root, stylesheets="sheets")
         self.root.html_attributes = {"role": "region", "aria-label": self.title}
         self._say("")
@@ -110,6 +113,13 @@ class View:
         self._figures.append(plot)
         return plot
 
+    def _growing(self, least: int) -> Any:
+        """A figure of `least` pixels in height that takes what room its card has beyond that."""
+        plot = self._figure(height=least)
+        plot.sizing_mode, plot.height, plot.min_height = "stretch_both", None, least
+        self._is_growing = True
+        return plot
+
     def _text(
         self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
     ) -> Any:
@@ -135,6 +145,11 @@ class View:
         if self._keys.text != text:
             self._keys.text = text
         self._keys.visible = bool(text)
+
+    def _show(self, drawn: Sequence[Any], plot: Any) -> None:
+        """Show a figure if there is anything in it; a page gives a view without it less room."""
+        plot.visible = bool(drawn)
+        self.root.css_classes = [] if drawn else ["nothing"]
 
     def _say(self, words: str, *, notes: Sequence[str] = (), brief: str = "") -> None:
         """Show a description in words, which stands for the figures where these are not seen.

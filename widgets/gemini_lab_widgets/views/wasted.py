@@ -95,7 +95,7 @@ class WastedView(View):
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
             self.plot.height = 72 + 52 * max(1, len(names))
-        self.plot.visible = bool(names)
+        self._show(names, self.plot)
         stretch(self.plot.x_range, 0.0, 1.04 * max(reach, default=1.0) or 1.0)
         self._say(describe(table), notes=table.notes, brief=_brief(table))
 
