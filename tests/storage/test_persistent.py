@@ -241,7 +241,7 @@ def test_what_was_left_is_forgotten_with_the_last_version_of_its_run(tier):
     tier.disown([VersionId(version=12, lineage=Lineage(run=7, epoch=1))])
     for version in (13, 14):
         save(tier, version, lineage={"run": 8, "epoch": 1, "rewinds": 0})
-    assert not [name for name in tier._files("") if name.startswith("left")]
+    assert not [name for name in tier._files.listing() if name.startswith("left")]
     assert tier.versions() == [13, 14]
 
 

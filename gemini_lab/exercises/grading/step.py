@@ -71,7 +71,7 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
 
 def _released(config: Any, resources: dict[str, Any]) -> Path:
     """The notebook that was handed out, with its solutions."""
-    name = resources["nbgrader"]["notebook"]
+    name = str(resources["nbgrader"]["notebook"])
     course = Path(str(config.CourseDirectory.get("root", ".")))
     return course / "source" / name / f"{name}.ipynb"
 
