@@ -52,8 +52,10 @@ def told_of(run: Run) -> str:
             f"  no version of it has reached {url}: there is nothing new to go on from",
             "  SIGTERM, in place of Ctrl-C, has one saved first",
         ]
-    else:
+    elif "persistent_url" in run.course.settings:
         lines.append("  it has no persistent tier, so it cannot be gone on from")
+    else:
+        lines.append("  its script had not called protect yet: there is nothing new to go on from")
     return "\n".join(lines)
 
 

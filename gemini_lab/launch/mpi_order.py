@@ -20,6 +20,8 @@ MORE: Final = "gemini_lab: the next part"
 PART_CHARACTERS: Final = 1000  # of at most four bytes each
 ORDER_S: Final = 20.0
 """For a part to come, once rank 0 has asked for it."""
+TIDY_S: Final = 5.0
+"""For `mpiexec` to end by itself when it is told to; then it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def run_with_order(
 
         def end() -> None:
             late.set()
-            _end_group(process.pid)
+            _end(process)
 
         timer = threading.Timer(limit_s, end)
         timer.start()
@@ -108,7 +110,7 @@ def run_with_order(
             said = _converse(process.stdin, process.stdout, order)
             process.wait()
         except BaseException:
-            _end_group(process.pid)
+            _end(process)
             raise
         finally:
             timer.cancel()
@@ -133,6 +135,10 @@ def _converse(stdin: IO[str], stdout: IO[str], order: str) -> list[str]:
     return said
 
 
-def _end_group(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[str]) -> None:
+    """End `mpiexec` and its program; it takes away its files in /tmp and /dev/shm if it may."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TIDY_S)

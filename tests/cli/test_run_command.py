@@ -323,6 +323,9 @@ def test_ctrl_c_does_not_speak_of_resuming_where_nothing_was_saved(run):
     run.course.settings["persistent_url"] = None
     assert "no persistent tier" in (said := interrupted(run))
     assert "--resume" not in said
+    del run.course.settings["persistent_url"]
+    assert "had not called protect yet" in (said := interrupted(run))
+    assert "no persistent tier" not in said
 
 
 def test_a_batch_system_that_says_it_again_does_not_end_the_save(run):

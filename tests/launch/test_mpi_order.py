@@ -10,7 +10,7 @@ import pytest
 from gemini_lab.errors import LaunchError
 from gemini_lab.experiments.chaos.hosts import Hosts
 from gemini_lab.experiments.namespaces import why_not
-from gemini_lab.launch.mpi import mpi_command, mpi_environment, run_on_hosts
+from gemini_lab.launch.mpi import find_mpiexec, mpi_command, mpi_environment, run_on_hosts
 from gemini_lab.launch.mpi_order import parts_of, run_with_order
 
 ECHO = """
@@ -60,6 +60,15 @@ def test_a_program_that_takes_too_long_is_ended():
     script = "import time; time.sleep(600)"
     told = run_with_order([sys.executable, "-c", script], ORDER, env=os.environ, limit_s=0.5)
     assert told.is_late
+
+
+def test_an_mpi_program_that_is_ended_leaves_no_file(tmp_path):
+    script = "from mpi4py import MPI; open('up', 'w'); import time; time.sleep(600)"
+    environment = {**mpi_environment(), "TMPDIR": str(tmp_path)}
+    environment["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)
+    command = [find_mpiexec(), "-n", "2", "--wdir", str(tmp_path), sys.executable, "-c", script]
+    assert run_with_order(command, ORDER, env=environment, limit_s=15).is_late
+    assert [path.name for path in tmp_path.iterdir()] == ["up"]
 
 
 def test_what_mpi_says_of_a_program_that_is_not_there_is_in_the_error():
