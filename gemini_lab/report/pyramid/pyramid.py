@@ -237,9 +237,10 @@ class Pyramid:
             fresh: Bars that came after those that were added.
         """
         level = math.floor(math.log(max(to_s - from_s, 1e-9) / least_bins, FINER))
-        if self._base is not None and self.count(from_s, to_s) == sys.maxsize:
-            level = max(level, self._base)
         width = width_s(level)
+        if self._base is not None and self.count(from_s - width, to_s + width) == sys.maxsize:
+            level = max(level, self._base)
+            width = width_s(level)
         if self._base is None:
             self._origin_s = from_s
         first = math.floor((from_s - self._origin_s) / width)
