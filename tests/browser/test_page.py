@@ -125,6 +125,16 @@ def test_on_a_phone_no_text_of_a_figure_is_cut_off(
         assert len(page.evaluate(TEXTS)) > 3
 
 
+def test_the_form_for_the_password_fits_a_phone(log: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(viewport={"width": 390, "height": 844})
+    with Dashboard(lambda: log) as dashboard:
+        page.goto(dashboard.url)
+        form = page.locator("form").bounding_box()
+        assert form["x"] > 0
+        assert form["x"] + form["width"] < 390
+        page.goto("about:blank")
+
+
 def test_what_is_not_there_yet_takes_no_more_room_than_its_words(log: Path, page: Any) -> None:
     """Beside a tall map of replicas a card without a recovery was hundreds of pixels high."""
     write(log, lines_of_a_run(failures=0))

@@ -32,7 +32,7 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
   body { margin: 0; min-height: 100vh; display: grid; place-items: center;
     font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
     background: light-dark(#f5f6f8, #14171c); color: light-dark(#1b1f24, #e8eaed); }
-  form { width: min(22rem, 86vw); padding: 2rem; border-radius: 12px;
+  form { box-sizing: border-box; width: min(26rem, 92vw); padding: 2rem; border-radius: 12px;
     background: light-dark(#fff, #1d2127); border: 1px solid light-dark(#dfe2e7, #333942); }
   h1 { margin: 0 0 .25rem; font-size: 1.25rem; }
   p { margin: 0 0 1.25rem; color: light-dark(#57606a, #a2abb5); font-size: .9rem; }
@@ -45,14 +45,14 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
   :focus-visible { outline: 3px solid #56b4e9; outline-offset: 2px; }
   [role=alert] { margin: .75rem 0 0; color: light-dark(#b3400a, #ff9d5c); }
 </style></head><body>
-<form method="post">
+<main><form method="post">
   <h1>gemini_lab</h1>
   <p>The password stands in the terminal or notebook that serves this page.</p>
   <label for="password">Password</label>
   <input id="password" name="password" type="password" required autofocus
     autocomplete="current-password">
   <button>Look at the run</button>MESSAGE
-</form></body></html>
+</form></main></body></html>
 """
 TOO_MANY: Final = "Too many tries wait to be answered. Wait some seconds, then try again."
 
