@@ -73,7 +73,7 @@ def _released(config: Any, resources: dict[str, Any]) -> Path:
     """The notebook that was handed out, with its solutions."""
     name = str(resources["nbgrader"]["notebook"])
     course = Path(str(config.CourseDirectory.get("root", ".")))
-    return course / "source" / name / f"{name}.ipynb"
+    return course.joinpath("source", str(name), f"{name}.ipynb")
 
 
 def _grade_id(cell: nbformat.NotebookNode) -> str:
