@@ -206,7 +206,8 @@ def launch(options: argparse.Namespace) -> int:
             root=None,
             **settings,
         )
-        print(f"the run's folder is {run.folder}", flush=True)  # noqa: T201
+        taken = "" if options.name in {None, run.name} else f" ({options.name} was there already)"
+        print(f"the run's folder is {run.folder}{taken}", flush=True)  # noqa: T201
         with telling(run, options.metrics):
             return follow(run, options.notice)
 

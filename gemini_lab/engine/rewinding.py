@@ -177,8 +177,9 @@ class Rewinder:
         """Nothing will do: the same on all ranks."""
         mine = sorted({c.version for c in self._slab.copies() if c.shard == self._rank})
         why = wish.reason or f"the {wish.cause} asked for it"
+        wanted = f"up to {wish.version}" if wish.version >= 0 else "from before the first"
         text = (
-            f"{why}, but no version up to {wish.version} that "
+            f"{why}, but no version {wanted} that "
             f"was sealed at the loop's top is whole on every rank (in memory here: {mine}, of this "
             f"loop's epoch {epoch} or earlier ones); raise keep_in_memory to keep more"
         )

@@ -145,9 +145,10 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
             f"mpiexec did not start {program} in {count} places within {LAUNCH_S:.0f} s on "
             f"{where}; {advice}"
         )
+    said = told.text.strip()[-2000:]
     raise LaunchError(
-        f"mpiexec could not start {program} in {count} places on {where} (exit status "
-        f"{told.code}):\n{told.text[-2000:]}"
+        f"mpiexec could not start {program} in {count} places on {where} (exit status {told.code})"
+        + (f":\n{said}" if said else ", and said nothing")
     )
 
 
