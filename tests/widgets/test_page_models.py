@@ -48,7 +48,7 @@ def test_the_slider_shows_the_run_as_it_was_and_its_end_the_whole(log: Path) -> 
     page._tools.slider.value = 5.0
     text = look(page)
     assert "training" in text
-    assert "survivable then" in text
+    assert "then: version" in text
     assert "looking back" in page._sheet.state.text
     page._tools.slider.value = page._tools.slider.end
     assert "finished" in look(page)
@@ -130,7 +130,7 @@ def test_a_log_without_an_event_is_said_to_have_none(tmp_path: Path) -> None:
         text = look(page)
         assert words in page._sheet.state.text
         assert "measured here" not in text
-        assert "no recovery so far" in text
+        assert "<p class=wait>" in text  # in place of tiles of nothing
 
 
 def test_a_simulation_whose_log_was_cut_off_is_not_live(tmp_path: Path) -> None:
