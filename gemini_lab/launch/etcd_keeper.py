@@ -27,7 +27,6 @@ from gemini_lab.launch.certificate import Certificate
 from gemini_lab.launch.etcd_end import LabEnd
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
-from gemini_lab.priority import giving_way
 
 LOOK_S: Final = 0.5
 HEALTH_S: Final = 3.0
@@ -115,7 +114,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start it on whatever data there is."""
-        with (Path(self.folder) / LOG).open("ab") as log, giving_way():
+        with (Path(self.folder) / LOG).open("ab") as log:
             return subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )

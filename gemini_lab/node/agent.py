@@ -37,7 +37,6 @@ from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.priority import give_way
 from gemini_lab.recovery.messages import (
     CloseLab,
     Flush,
@@ -374,7 +373,6 @@ async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = s
 def main() -> None:
     """Run an agent from standard input's configuration until the lab ends."""
     config = msgspec.json.decode(sys.stdin.readline(), type=AgentConfig)
-    give_way()
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))
 

@@ -24,7 +24,6 @@ import msgspec
 
 from gemini_lab.node.cpu_facts import CpuFacts
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
-from gemini_lab.priority import take_turns
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -199,7 +198,6 @@ class WarmParent:
 
 def main() -> None:
     """Import, freeze, serve."""
-    take_turns()  # workers train; the agent, which started this, gives way to them
     fd, warm = int(sys.argv[1]), sys.argv[2] == "1"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gemini_lab.priority import giving_way
 from gemini_lab.transfer.sockets import Connections, can_be_found
 
 
@@ -38,8 +37,7 @@ class CheckpointGroup:
         self._changed = threading.Condition()
         self._at_work: set[int] = set()  # threads in `used`, but for those that wait
         self._connections = Connections()
-        opened = self._connections.opened() if can_be_found() else nullcontext()
-        with opened, giving_way():  # training's thread makes Gloo's threads, which are the group's
+        with self._connections.opened() if can_be_found() else nullcontext():
             self._group: Any = torch_distributed.ProcessGroupGloo(
                 torch_distributed.PrefixStore("gemini_lab", store),
                 rank,

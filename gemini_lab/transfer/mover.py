@@ -14,7 +14,6 @@ import torch
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
-from gemini_lab.priority import give_way
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.route import BackgroundRoute, Route
@@ -99,7 +98,9 @@ class VersionMover:
         self._route: Route = self._in_background
         self._sizes_bytes: dict[int, int] = {}  # of shards that are received
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="gemini-mover", initializer=self._enter
+            1,
+            thread_name_prefix="gemini-mover",
+            initializer=None if wire.lanes is None else wire.lanes.enter_thread,
         )
         self._under_way: Future[None] | None = None
         self._starting = threading.Lock()
@@ -219,11 +220,6 @@ class VersionMover:
             self._differences.close()
 
     # -- the mover's thread ----------------------------------------------------------------------
-
-    def _enter(self) -> None:
-        give_way()
-        if self._wire.lanes is not None:
-            self._wire.lanes.enter_thread()
 
     def _move(
         self, version: OutgoingVersion, buffers: VersionBuffers[WriteBuffer], moment: Moment

@@ -20,7 +20,6 @@ from typing import Any, Final
 import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.priority import give_way
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -74,9 +73,7 @@ class ScheduledRoute:
         largest = max((one.chunk.size_bytes for one in self._incoming), default=0)
         rooms = self._window if self._empty is not None else 0
         self._rooms = [torch.empty(largest, dtype=torch.uint8) for _ in range(rooms)]
-        self._receiver = ThreadPoolExecutor(
-            1, thread_name_prefix="gemini-receive", initializer=give_way
-        )
+        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="gemini-receive")
 
     def close(self) -> None:
         """End the receiving thread."""
