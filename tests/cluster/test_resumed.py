@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -23,6 +24,12 @@ ITERATIONS = 24
 def later_than(report, version):
     """A report's losses of the iterations after this one."""
     return {key: loss for key, loss in report.losses.items() if key[0] > version}
+
+
+def etcd_folders(process):
+    """The folder of an etcd's keeper; none of any other process."""
+    told = [word for word in process.cmdline() if word.startswith('{"binary"')]
+    return [json.loads(word)["folder"] for word in told]
 
 
 def test_who_goes_on_from_a_run_that_computed_wrong_begins_at_what_was_verified(
@@ -110,9 +117,12 @@ def test_a_run_that_was_rewound_and_then_lost_whole_goes_on_along_the_line_it_we
             time.sleep(0.01)
         said = told[0].event
         wait_for(run, iteration=said.version + further)
-        for process in processes_of_labs():
-            if not is_of(process, others):
-                os.kill(process.pid, signal.SIGKILL)
+        lost = [process for process in processes_of_labs() if not is_of(process, others)]
+        folders = [folder for process in lost for folder in etcd_folders(process)]
+        for process in lost:
+            os.kill(process.pid, signal.SIGKILL)
+    for folder in folders:  # who would have removed it was killed, too
+        shutil.rmtree(folder)
     taken = max(versions_at(url))
     assert taken <= said.version + further + 1
     # Where no later version is there the batches that were left come again: nothing tells of them.
