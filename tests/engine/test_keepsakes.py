@@ -141,3 +141,10 @@ def test_a_second_engine_is_refused_with_two_ways_out():
 def test_what_has_no_state_is_refused_by_its_name():
     with pytest.raises(ConfigError, match=r"also=\{'loss': \.\.\.\} is a float; give a generator"):
         keepsakes({"loss": 1.5})
+
+
+def test_a_version_that_says_only_what_a_state_dict_does_is_refused():
+    """As versions were before what is beside it was kept: the rest would be empty."""
+    thing = Beside()
+    with pytest.raises(ConfigError, match="only the state_dict of a Beside"):
+        keepsakes({"thing": thing})["thing"].put(thing.state_dict())

@@ -105,6 +105,11 @@ def _module(thing: torch.nn.Module) -> Keepsake:
         return {"said": _plain(thing.state_dict()), "unsaid": read_unsaid(thing)}
 
     def put(kept: Mapping[str, Any]) -> None:
+        if kept.keys() != {"said", "unsaid"}:
+            raise ConfigError(
+                f"the version has only the state_dict of a {type(thing).__name__} of `also`, which "
+                "keeps more: an earlier gemini_lab saved it; take a version that this one saved"
+            )
         thing.load_state_dict(kept["said"])
         put_unsaid(thing, kept["unsaid"])
 
